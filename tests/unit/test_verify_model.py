@@ -41,7 +41,7 @@ def test_a_key_is_computed_once_and_not_passed_on(monkeypatch: pytest.MonkeyPatc
     assert counted.calls == 2
 
 
-def test_messages_tools_and_a_schema_change_the_key() -> None:
+def test_messages_tools_pictures_a_schema_and_a_budget_change_the_key() -> None:
     load, prompt = CELL.load, CELL.prompts[0]
     said = msgspec.structs.replace(prompt, history=(Message(role="user", content="Hello."),))
     tool = Tool(name="add", description="Add.", parameters={"type": "object"})
@@ -49,8 +49,10 @@ def test_messages_tools_and_a_schema_change_the_key() -> None:
         msgspec.structs.replace(CELL, prompts=(said,)),
         msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, tools=(tool,))),
         msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, schema={"type": "object"})),
+        msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, thinking_budget=8)),
+        msgspec.structs.replace(CELL, prompts=(msgspec.structs.replace(prompt, images=("data:,",)),)),
     )
-    assert len({CELL.key, *(cell.key for cell in changed)}) == 4
+    assert len({CELL.key, *(cell.key for cell in changed)}) == 6
     for cell in changed:
         assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell).key == cell.key
 

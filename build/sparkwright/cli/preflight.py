@@ -15,6 +15,7 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
+    from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight import LinkFacts, PreflightReport
     from sparkwright.verify.options import VerifyOptions
 
@@ -112,13 +113,21 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
-    from sparkwright.base.events import warn
     from sparkwright.recipes import load_recipe
-    from sparkwright.serve.preflight import PreflightRequest, find_folder, require_clear, run_preflight
+    from sparkwright.verify.options import recipe_and_use
 
     if not options.recipe or options.url or options.simulator:
         return
-    recipe = load_recipe(options.recipe, options.use)
+    named = [(options.recipe, options.use)]
+    named += [recipe_and_use(options.against_recipe)] if options.against_recipe else []
+    for one in named:
+        _check_recipe(load_recipe(*one), options, offline=offline, force=force)
+
+
+def _check_recipe(recipe: Recipe, options: VerifyOptions, *, offline: bool, force: bool) -> None:
+    from sparkwright.base.events import warn
+    from sparkwright.serve.preflight import PreflightRequest, find_folder, require_clear, run_preflight
+
     network = {"HF_HUB_OFFLINE": "1"} if offline else {}
     environment = {**os.environ, **network}
     if recipe.made_up or find_folder(recipe.model, environment) is None:

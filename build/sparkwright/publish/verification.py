@@ -363,6 +363,7 @@ class _Reading:
                 because=f"the wheel was promoted to {statement.predicate.channel}, not to {self.channel}",
                 next_step=_ELSEWHERE,
             )
+        self._runtime(file, statement.predicate)
         for run in statement.predicate.evidence:
             path = f"{file.folder}/evidence/{run.digest.sha256}.json"
             self._require(path, run.digest.sha256, f"evidence about {file.filename}")
@@ -376,6 +377,18 @@ class _Reading:
         if root is not None:
             verify_envelope(opened, root, role="channels")
         _require_subject(_decoded(opened.payload, _Statement, what), file, what)
+
+    def _runtime(self, file: ListedWheel, predicate: _Predicate) -> None:
+        """Verify the locked runtime of a wheel, which channel and promotion name by the same digest."""
+        stated = predicate.runtime.digest.sha256 if predicate.runtime else ""
+        if stated != (file.runtime or ""):
+            raise TamperedError(
+                f"the runtime of {file.filename} is not the one that it was promoted with",
+                because=f"the channel names {file.runtime or 'none'}, its promotion {stated or 'none'}",
+                next_step=_ELSEWHERE,
+            )
+        if file.runtime:
+            self._require(file.runtime_path, file.runtime, f"the runtime of {file.filename}")
 
     def _attestations(self, file: ListedWheel, link: AttestationLink) -> None:
         """Verify that attestations of a wheel are those that were published, and are about its digest."""
@@ -439,6 +452,7 @@ class _NamedEvidence(msgspec.Struct):
 class _Predicate(msgspec.Struct):
     channel: str
     evidence: list[_NamedEvidence]
+    runtime: _NamedEvidence | None = None
 
 
 class _Statement(msgspec.Struct):

@@ -14,16 +14,21 @@ from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
+
+REFERENCE = "reference"
+"""Name of the check that `VerifyOptions.reference` adds."""
 
 
 class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: sizes and checks: ``full``, ``smoke``, ``demo`` or ``cpu``.
+        profile: sizes and checks: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
@@ -37,6 +42,8 @@ class VerifyOptions(Model, frozen=True):
         eager: start the recipe's server without CUDA graphs.
         against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
             comparison is made then.
+        against_recipe: a recipe to compare with, as ``RECIPE`` or ``RECIPE:USE``, served from the same wheel;
+            only that comparison is made then.
         simulator: start a simulator instead of a server.
         faults: of the simulator, as ``name`` or ``name=value``.
         dialect: vLLM release that the simulator imitates.
@@ -50,6 +57,9 @@ class VerifyOptions(Model, frozen=True):
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
+        reference: file with a reference of the checkpoint, to compare the server with.
+        protocol: one of the field, as `protocol.options.parse_protocol` reads it, which is carried out
+            instead of checks.
     """
 
     profile: str = "full"
@@ -65,6 +75,7 @@ class VerifyOptions(Model, frozen=True):
     runner: Literal["", "v1", "v2"] = ""
     eager: bool = False
     against: str = ""
+    against_recipe: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
     dialect: str = "0.24"
@@ -78,6 +89,8 @@ class VerifyOptions(Model, frozen=True):
     speed: float = 0.0
     seed: int = 0
     capacity: CapacityOptions | None = None
+    reference: str = ""
+    protocol: str = ""
 
     @property
     def title(self) -> str:
@@ -86,6 +99,11 @@ class VerifyOptions(Model, frozen=True):
             return "simulator"
         place = self.url.rpartition("@")[2].rpartition("://")[2]
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
+
+    @property
+    def compared(self) -> bool:
+        """True if the server is compared with another one of another wheel or another recipe."""
+        return bool(self.against or self.against_recipe)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -106,6 +124,12 @@ class VerifyOptions(Model, frozen=True):
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
 
 
+def recipe_and_use(text: str) -> tuple[str, str]:
+    """Return the name or path of a recipe and its use, from ``RECIPE`` or ``RECIPE:USE``."""
+    recipe, colon, use = text.rpartition(":")
+    return (recipe, use) if colon and "/" not in use and not use.endswith(".toml") else (text, "")
+
+
 def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     """Return the sizes that *options* select.
 
@@ -114,7 +138,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         base: sizes to start from instead of those of the named profile.
 
     Raises:
-        UnknownNameError: there is no such profile.
+        UnknownNameError: there is no such profile, or no such protocol.
+        ConfigError: the protocol cannot be read.
     """
     if base is None:
         if options.profile not in PROFILES:
@@ -128,11 +153,17 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             changes[name] = value
     if options.boots:
         changes["most_boots"] = options.boots
-    if options.against and not options.checks:
+    if options.compared and not options.checks:
         changes["checks"] = ("compare",)
     if options.capacity is not None:
         changes["checks"] = (CAPACITY,)
+    if options.protocol:
+        _ = parse_protocol(options.protocol)
+        changes["checks"] = (PROTOCOL,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
+    checks = changes.get("checks", base.checks)
+    if options.reference and not (options.against or options.capacity) and REFERENCE not in checks:
+        changes["checks"] = (*checks, REFERENCE)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)

@@ -32,7 +32,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\nRequires-Dist: n
 FILES = ("METADATA", "WHEEL", "RECORD")
 KEY = "a key that nobody guesses"
 # A clock so slow that a busy machine does not read whole answers at once, which no verdict would stand.
-SLOWER = ("--demo", "--speed", "10", "--checks")
+SLOWER = ("--demo", "--speed", "10", "--levels", "1,4", "--checks")
 
 
 def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -248,6 +248,15 @@ REFUSED = {
     ),
     "only a baseline": (("--demo", "--baseline-url", "http://127.0.0.1:9"), 10, "--baseline-url"),
     "a wheel against a simulator": (("--demo", "--against", __file__), 10, "--against"),
+    "a recipe against an address": (
+        ("--url", "http://127.0.0.1:9", "--against-recipe", "smoke"), 10, "addresses"
+    ),
+    "an unknown rival": (("--demo", "--recipe", "smoke", "--against-recipe", "soup"), 12, "soup"),
+    "two rivals": (
+        ("--demo", "--recipe", "smoke", "--against", "simulator", "--against-recipe", "smoke"),
+        10,
+        "exclude each other",
+    ),
 }  # fmt: skip
 
 

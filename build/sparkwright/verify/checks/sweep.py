@@ -29,6 +29,7 @@ from sparkwright.verify.checks.common import (
 from sparkwright.verify.checks.counts import positions_finding, tokens_finding
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ INVARIANCE = 0.10
 """Largest share that a mean acceptance length may be off the lowest level's. Other servers stay within
 3 % over c=1 to 64 (TensorRT-LLM#16914, sglang#16818)."""
 WIDEST = 0.20
-"""An interval wider than this to either side decides nothing."""
+"""An interval wider than this to either side decides nothing; of a quick run, twice as wide a one."""
 COLLAPSE = 0.75
 """Throughput below this share of a lower level's is a warning."""
 STAGGER_S = 0.02
@@ -91,7 +92,8 @@ class Sweep:
         findings += [positions_finding(seen), tokens_finding(seen, main_facts(context).speculative_method)]
         if len(sizes.categories) > 1:
             findings.append(_step_time(seen, grid, context))
-        return [*findings, _client(seen, grid, context)]
+        states = state_findings(seen, observations, speed)
+        return [*findings, _client(seen, grid, context), *states]
 
 
 CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "cpu": 30, "smoke": 20, "demo": 40})
@@ -166,7 +168,8 @@ def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
 def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     known = {key: found.acceptance for key, found in grid.items() if found.acceptance is not None}
     lowest = min(context.profile.levels, default=1)
-    against, measured = _compare_levels(known, lowest)
+    widest = 2 * WIDEST if context.profile.name == "quick" else WIDEST
+    against, measured = _compare_levels(known, lowest, widest)
     if unfit := not_speculating(main_facts(context)):
         against = unfit
     elif not known and not seen.troubles:
@@ -180,7 +183,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         passed=f"every level is within {INVARIANCE:.0%} of c={lowest}, as far as can be told apart from"
         " chance",
         threshold=f"fails where the whole interval lies beyond ±{INVARIANCE:.0%}; intervals err by chance in"
-        f" 1 % of runs, all comparisons together (Bonferroni); wider than ±{WIDEST:.0%} over all categories"
+        f" 1 % of runs, all comparisons together (Bonferroni); wider than ±{widest:.0%} over all categories"
         " decides nothing",
         measured=measured,
         lenient=True,
@@ -189,7 +192,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
 
 
 def _compare_levels(
-    known: Mapping[tuple[str, int], Acceptance], lowest: int
+    known: Mapping[tuple[str, int], Acceptance], lowest: int, widest: float
 ) -> tuple[list[Reason], dict[str, float | str]]:
     pairs = [
         (category, level, found, known[category, lowest])
@@ -213,7 +216,7 @@ def _compare_levels(
         if _beyond(low, high):
             against.append((Verdict.FAIL, f"{shown} ({low:.2f} to {high:.2f})"))
             continue
-        if math.exp(width * spread) > 1 + WIDEST:
+        if math.exp(width * spread) > 1 + widest:
             against.append((Verdict.INCONCLUSIVE, f"{shown}, but it may be {low:.2f} to {high:.2f}"))
         for category, found, base in of:
             if min(found.drafts, base.drafts) < FEW_DRAFTS:

@@ -165,6 +165,7 @@ class Exchange:
             request=reply.request,
             started=self._started,
             headers=self._headers,
+            responded=reply.responded,
             ended=self._ended,
             chunks=tuple(reply.chunks),
             prompt_tokens=reply.prompt_tokens,
@@ -290,6 +291,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     }
     if load.top_p is not msgspec.UNSET:
         body["top_p"] = load.top_p
+    if load.plain:
+        del body["temperature"], body["seed"]
     extended = EXTENSIONS not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True
@@ -301,6 +304,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
         body |= _features(load)
         if extended:  # templates of models that do not think ignore it
             body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
+            if load.thinking_budget:
+                body["thinking_token_budget"] = load.thinking_budget
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
@@ -312,14 +317,21 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     return msgspec.json.encode(body)
 
 
-def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, str]]:
+def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:
     """Return the messages of a chat; *salt* begins the first one of the user.
 
     A system message stays as it is: requests of one application share it, and so does their prefix cache.
     """
+    if prompt.images:
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": url}} for url in prompt.images
+        ]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": salted(prompt, salt)}]}]
     if not prompt.history:
         return [{"role": "user", "content": salted(prompt, salt)}]
-    messages = [{"role": message.role, "content": message.content} for message in prompt.history]
+    messages: list[dict[str, Any]] = [
+        {"role": message.role, "content": message.content} for message in prompt.history
+    ]
     messages.append({"role": "user", "content": prompt.text})
     if salt:
         first = next(message for message in messages if message["role"] == "user")

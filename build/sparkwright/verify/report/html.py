@@ -59,6 +59,11 @@ def render_html(run: Run) -> str:
     return page.strip() + "\n"
 
 
+def render_page(template: str, **values: Any) -> str:
+    """Return a page of another kind by its *template* in `TEMPLATES`, with the same style and filters."""
+    return _environment().get_template(template).render(**values).strip() + "\n"
+
+
 def _head(run: Run) -> dict[str, Any]:
     """Return the manifest's entries for the head of the page."""
     manifest = run.manifest

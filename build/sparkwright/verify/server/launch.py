@@ -45,6 +45,7 @@ def start_server(
     boot_s: float = BOOT_S,
     end_s: float = 30.0,
     known: BootFacts | None = None,
+    card: str = "",
 ) -> ServerProcess:
     """Return a server that starts when its block of ``async with`` begins.
 
@@ -63,6 +64,7 @@ def start_server(
         boot_s: limit of the boot, in the server's seconds.
         end_s: time from SIGTERM until it is killed, in real seconds.
         known: facts of a command's server that its log lacks, such as the card's memory.
+        card: path of a simulator's page with the readings of its card.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
@@ -95,6 +97,7 @@ def start_server(
             boot_s=boot_s,
             end_s=end_s,
             facts=facts,
+            card=card,
         )
     )
 

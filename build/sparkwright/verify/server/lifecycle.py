@@ -84,6 +84,7 @@ class Launch:
         boot_s: limit from start to the first response, in the server's seconds.
         end_s: time from SIGTERM until it is killed, in real seconds.
         facts: facts known beforehand that its log may lack.
+        card: see `Endpoint`.
     """
 
     argv: tuple[str, ...]
@@ -98,6 +99,7 @@ class Launch:
     boot_s: float
     end_s: float
     facts: BootFacts
+    card: str = ""
 
 
 class ServerProcess:
@@ -138,7 +140,7 @@ class ServerProcess:
         """Return the endpoint for requests."""
         from sparkwright.verify.client.endpoint import Endpoint
 
-        return Endpoint(self.url, self.model, self.launch.api_key)
+        return Endpoint(self.url, self.model, self.launch.api_key, card=self.launch.card)
 
     @property
     def restartable(self) -> bool:
