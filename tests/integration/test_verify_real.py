@@ -62,16 +62,23 @@ def test_n_gram_speculation_is_judged_and_loses_nothing(plain: Standing, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fault", "checks", "named"),
+    ("fault", "words", "named"),
     [
-        ("wrong-position", "prefix", r"prefix: .*depend on the prefix cache.* warm"),
-        ("dropped-token", "sweep", r"sweep: .*c=8"),
-        ("reused-block", "prefix", r"prefix: .*depend on the prefix cache.* warm"),
+        ("wrong-position", ("--checks", "prefix"), r"prefix: .*depend on the prefix cache.* warm"),
+        ("reused-block", ("--checks", "prefix"), r"prefix: .*depend on the prefix cache.* warm"),
+        (
+            "dropped-token",
+            ("--checks", "sweep", "--categories", "code", "--levels", "1,8"),
+            r"sweep: code.*c=8",
+        ),
     ],
+    ids=["wrong-position", "reused-block", "dropped-token"],
 )
-def test_a_fault_in_the_servers_code_is_named(fault: str, checks: str, named: str, tmp_path: Path) -> None:
+def test_a_fault_in_the_servers_code_is_named(
+    fault: str, words: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
     with Standing(make_server(fault), tmp_path / "server") as server:
-        run = verify(tmp_path / "run", "--url", server.url, *SIZES, "--checks", checks)
+        run = verify(tmp_path / "run", "--url", server.url, *SIZES, *words)
     show(fault, run)
     assert run.verdict["verdict"] == "fail", run.told
     causes = run.causes("fail")
