@@ -200,6 +200,18 @@ def test_model_lists_of_other_servers(body: str) -> None:
     assert look(pages={"models": answering(body)}, model="").model == "a"
 
 
+@pytest.mark.parametrize(
+    ("meta", "longest"),
+    [({"n_ctx": 4096, "n_ctx_train": 8192}, 4096), ({"n_ctx_train": 8192}, -1), ("x", -1)],
+)
+def test_the_context_of_llama_cpp(meta: Any, longest: int) -> None:
+    listed = json.dumps({"data": [{"id": "a", "meta": meta}]})
+    pages = {"models": answering(listed), "version": answering("{}", 404), "metrics": answering("{}", 404)}
+    found = look(pages=pages, model="")
+    assert found.max_model_len == longest
+    assert ("context-length" in found.lacks) == (longest < 0)
+
+
 def test_another_server_than_vllm() -> None:
     pages = {"version": answering("{}", 404), "metrics": answering("{}", 501)}
     found = look(pages=pages)

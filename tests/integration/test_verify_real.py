@@ -62,25 +62,36 @@ def test_n_gram_speculation_is_judged_and_loses_nothing(plain: Standing, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fault", "words", "named"),
+    ("fault", "words", "verdict", "named"),
     [
-        ("wrong-position", ("--checks", "prefix"), r"prefix: .*depend on the prefix cache.* warm"),
-        ("reused-block", ("--checks", "prefix"), r"prefix: .*depend on the prefix cache.* warm"),
+        (
+            "wrong-position",
+            ("--checks", "prefix"),
+            "fail",
+            r"in warm.*depend on the prefix cache",
+        ),
+        (
+            "reused-block",
+            ("--checks", "prefix"),
+            "fail",
+            r"depend on the prefix cache.*in (?:warm|again)",
+        ),
         (
             "dropped-token",
             ("--checks", "sweep", "--categories", "code", "--levels", "1,8"),
-            r"sweep: code.*c=8",
+            "invalid",  # a count of tokens that is not the requested one is not to be trusted
+            r"requests in code c=8 brought another number of tokens than requested",
         ),
     ],
     ids=["wrong-position", "reused-block", "dropped-token"],
 )
 def test_a_fault_in_the_servers_code_is_named(
-    fault: str, words: tuple[str, ...], named: str, tmp_path: Path
+    fault: str, words: tuple[str, ...], verdict: str, named: str, tmp_path: Path
 ) -> None:
     with Standing(make_server(fault), tmp_path / "server") as server:
         run = verify(tmp_path / "run", "--url", server.url, *SIZES, *words)
+    causes = run.causes(verdict)
     show(fault, run)
-    assert run.verdict["verdict"] == "fail", run.told
-    causes = run.causes("fail")
-    print(*causes, sep="\n  ")  # noqa: T201
-    assert all(re.search(named, cause) for cause in causes), causes
+    print("", *causes, sep="\n  ")  # noqa: T201
+    assert run.verdict["verdict"] == verdict, run.told
+    assert any(re.search(named, cause) for cause in causes), causes

@@ -39,9 +39,9 @@ MOST_COLD = 0.1
 LIMIT_KL = 0.1
 """Mean distance of an answer's distributions, in nats: rounding makes some thousandths."""
 ROUNDINGS = 10.0
-"""Mean distance of warm answers from cold ones, one at a time, in multiples of that between two batch sizes of
-warm ones, which rounding makes. A position that is off by one moves probabilities of bfloat16 no farther than
-rounding does, and those of float32 a thousand times as far."""
+"""Mean distance of warm answers from cold ones, one at a time, in multiples of that between two batch sizes,
+which rounding makes. A position that is off by one moves probabilities of bfloat16 no farther than rounding
+does, and those of float32 far beyond."""
 LEAST_KL = 1e-6
 MOST_LOST = 1
 
@@ -219,14 +219,12 @@ def _beyond_rounding(
     measured |= {"mean distance nat": float(f"{moved:.3g}"), "of rounding nat": float(f"{rounding:.3g}")}
     if rounding <= 0 or moved <= max(LEAST_KL, ROUNDINGS * rounding):
         return []
-    return [
-        (
-            Verdict.FAIL,
-            f"in {describe(alone.cell)} answers depend on the prefix cache: probabilities are {moved:.2g} nat"
-            f" from the cold ones in the mean, {moved / rounding:.0f} times as far as rounding puts them"
-            f" ({rounding:.2g} nat between two batch sizes)",
-        )
-    ]
+    cause = (
+        f"in {describe(alone.cell)} answers depend on the prefix cache: probabilities are {moved:.2g} nat"
+        f" from the cold ones in the mean, {moved / rounding:.0f} times as far as rounding puts them"
+        f" ({rounding:.2g} nat between two batch sizes)"
+    )
+    return [(Verdict.FAIL, cause)]
 
 
 def _mean_distance(reference: Observation, other: Observation) -> float:

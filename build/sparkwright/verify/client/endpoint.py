@@ -86,6 +86,13 @@ class _Model(msgspec.Struct):
     id: str = ""
     name: str = ""
     max_model_len: int | None = None
+    meta: Any = None
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest request, as vLLM names them, or llama.cpp for each of its slots."""
+        found = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
+        return self.max_model_len or (found if isinstance(found, int) and found > 0 else None)
 
 
 class _Models(msgspec.Struct):
@@ -327,7 +334,7 @@ def _listed(answer: _Answer) -> list[_Model]:
             because=f"it has neither `data` nor `models`; {answer.excerpt}",
             next_step="give the root of an OpenAI-compatible server, such as http://localhost:8000",
         )
-    return [_Model(model.id or model.name, model.name, model.max_model_len) for model in listed]
+    return [_Model(model.id or model.name, model.name, model.longest) for model in listed]
 
 
 def _choose(endpoint: Endpoint, served: list[_Model], *, foreign: bool) -> _Model:
