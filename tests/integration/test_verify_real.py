@@ -42,14 +42,14 @@ def test_a_server_without_a_drafter_passes_with_its_coverage_stated(plain: Stand
     assert "Coverage:" in run.told
 
 
-def test_n_gram_speculation_is_judged_and_loses_nothing(plain: Standing, tmp_path: Path) -> None:
+def test_n_gram_speculation_is_judged_and_loses_nothing(tmp_path: Path) -> None:
     server = make_server(REPAIR)
-    with Standing(server, tmp_path / "server", server.speculative) as speculating:
-        run = verify(
-            tmp_path / "run", "--url", speculating.url, "--baseline-url", plain.url, "--log", speculating.log,
-            "--require", "speculation,baseline", *SIZES,
-            "--checks", "boot,coherence,sweep,prefix,lossless,compile",
-        )  # fmt: skip
+    # By the recipe, since processes at an address cannot be watched for compilers.
+    run = verify(
+        tmp_path / "run", "--recipe", server.speculative, "--python", server.tree.python, *SIZES,
+        "--levels", "1,4", "--categories", "code,extraction",
+        "--checks", "boot,coherence,sweep,prefix,lossless,compile",
+    )  # fmt: skip
     show("n-gram", run)
     assert (run.status, run.verdict["verdict"]) == (0, "pass"), run.told
     passed = {one["name"] for one in run.findings if one["verdict"] == "pass"}
