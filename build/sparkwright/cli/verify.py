@@ -88,7 +88,7 @@ _OPTIONS = (
         metavar="RECIPE[:USE]",
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, quick, smoke or demo."),
+    click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
     click.option(
         "--protocol",
         default="",
