@@ -9,13 +9,13 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
@@ -198,11 +198,9 @@ def _make(
     folder: Path, python: Path, wanted: list[str | Path], overrides: Sequence[str], *, offline: bool
 ) -> None:
     """Create the environment and install *wanted*: by uv where it is installed, else by venv and pip."""
-    from sparkwright.base.process import run
+    from sparkwright.base.process import run, uv_program
 
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.exists() else shutil.which("uv")
-    if uv is not None:
+    if uv := uv_program():
         cached = ["--offline"] if offline else []
         run(
             [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
