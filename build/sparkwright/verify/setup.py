@@ -104,8 +104,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             next_step="give both wheels, the second one by --against",
         )
     require_one_rival(options)
-    if options.baseline_url and not options.url:
-        raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
+    _require_comparable(options)
     if options.simulator and options.against not in {"", "simulator"}:
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
@@ -117,12 +116,6 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         )
     if "arrivals" in profile.checks and not options.rates:
         raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
-    if options.reference and (options.compared or options.protocol or options.capacity):
-        raise ConfigError(
-            "--reference and a comparison of speed exclude each other",
-            because="that measures speed alone",
-            next_step="use the reference in a run of its own: sparkwright verify reference use",
-        )
     files = [
         options.reference,
         options.python,
@@ -135,6 +128,22 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             f"{missing[0]} cannot be used",
             because="there is no such file",
             next_step="name an existing file",
+        )
+
+
+def _require_comparable(options: VerifyOptions) -> None:
+    """Refuse a baseline without a server, and a reference in a run that measures speed alone.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if options.baseline_url and not options.url:
+        raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
+    if options.reference and (options.compared or options.protocol or options.capacity):
+        raise ConfigError(
+            "--reference and a comparison of speed exclude each other",
+            because="that measures speed alone",
+            next_step="use the reference in a run of its own: sparkwright verify reference use",
         )
 
 
