@@ -1,4 +1,4 @@
-"""The predicted memory of a real start on the CPU, and layouts of KV caches beside vLLM's own planning."""
+"""Layouts of KV caches beside vLLM's own planning; a real start is predicted in test_rehearsal_real.py."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal import RehearsalOptions, rehearse
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.rehearsal.tree import prepare
 from sparkwright.serve.ask_installed import ask_installed
-from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host, run_preflight
+from sparkwright.serve.preflight import PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
 from sparkwright.serve.preflight.kv_plan import KvOptions, plan_kv
 from sparkwright.serve.preflight.shape import Attention, model_shape
 from sparkwright.serve.settings import with_settings
-from sparkwright.verify.server import read_boot_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,34 +73,6 @@ def test_the_installed_release_is_asked_for_flags_and_variables(
     assert "--max-num-seq" in ill["options"]
     assert ill["dead-variable"] == "warn VLLM_GONE_SINCE has no effect"
     assert "refuses the command" in found({}, "max-num-seqs=many")["options"]
-
-
-def test_weights_and_cache_of_a_real_start(
-    opened: tuple[Job, MergeReport, ServedTree], tmp_path: Path
-) -> None:
-    job, report, served = opened
-    options = RehearsalOptions(checks=("boot",), out=tmp_path / "run", against_pristine=False)
-    assert rehearse(job, report, options).verdict == "passed"
-    recipe = load_recipe(served.recipe)
-    model = Path(recipe.model)
-    # Whatever card the tests' machine has, this server runs on the CPU.
-    host = replace(read_host({}, models=model), card=None)
-    request = PreflightRequest(recipe=recipe, python=served.python, host=host)
-    found = inspect_start(request)
-    assert not [one for one in found.findings if one.check not in {"kv-requests", "available", "swap"}]
-
-    weights = model / "model.safetensors"
-    with weights.open("rb") as stream:
-        header = int.from_bytes(stream.read(8), "little")
-    assert found.budget.demand.weights == weights.stat().st_size - 8 - header
-
-    (log,) = (tmp_path / "run").rglob("server.log")
-    boot = read_boot_log(log.read_text(encoding="utf-8"))
-    plan = found.budget.demand.plan
-    assert plan is not None
-    assert plan.tokens(found.budget.pool(), 4096) == boot.kv_tokens
-    requests = found.budget.pool() // plan.block_bytes / plan.request_blocks(4096)
-    assert round(requests, 2) == boot.max_concurrency
 
 
 DRAFTERS = ((), (Attention(5, 8, 128),), (Attention(4, 8, 128, 2048), Attention(1, 8, 128)))

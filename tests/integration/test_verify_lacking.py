@@ -158,6 +158,38 @@ def test_tools_and_schemas_that_a_server_refuses_are_not_applicable(
     assert {observation.cell.name for observation in run.observations} >= {"turn 1", "turn 2", "turn 3"}
 
 
+USERS = msgspec.structs.replace(SIZES, checks=("sampling", "thinking", "image", "mixed", "limit"))
+THINKING = {"no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"}
+PICTURES = {"pictures are in the prompt", "pictures are seen"}
+LENGTHS = {"requests of full length are answered", "longer requests are refused"}
+
+
+@pytest.mark.parametrize(
+    ("server", "lacks", "left_out"),
+    [
+        (("--reasoning", "--no-images"), {"images"}, PICTURES),
+        (
+            ("--server", "llama.cpp", "--reasoning", "--fault", "seed-ignored"),
+            {"seeds"},
+            {"a seed gives one answer", "reasoning keeps its budget"} | LENGTHS,
+        ),
+        (
+            ("--server", "transformers", "--no-images"),
+            {"images"},
+            {"pictures are in the prompt", "pictures are seen"} | THINKING | LENGTHS,
+        ),
+    ],
+    ids=["vllm", "llama.cpp", "transformers"],
+)
+def test_pictures_seeds_and_reasoning_that_a_server_lacks_are_not_applicable(
+    tmp_path: Path, server: tuple[str, ...], lacks: set[str], left_out: set[str]
+) -> None:
+    run = verified(tmp_path, "--k", "0", *server, sizes=USERS)
+    assert run.verdict is Verdict.PASS, told(run)
+    assert {"images", "seeds"} & set(run.lacks) == lacks
+    assert {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE} == left_out
+
+
 def test_a_required_tool_parser_is_tried_without_the_check(tmp_path: Path) -> None:
     sizes = msgspec.structs.replace(SIZES, checks=("boot",))
     with pytest.raises(EndpointError, match="lacks what is required: tools") as caught:

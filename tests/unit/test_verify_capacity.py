@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -18,13 +17,11 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.fit import fit_crossing
 from sparkwright.verify.capacity.options import CapacityOptions
-from sparkwright.verify.capacity.prompts import read_prompts
 from sparkwright.verify.capacity.search import MOST_REPEATS, NextStep, Outcome, SearchPlan, Step, decide
 from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
 from sparkwright.verify.capacity.step import grows, lateness_s, step_of
 from sparkwright.verify.check import Context
 from sparkwright.verify.client.load import arrivals
-from sparkwright.verify.client.request import messages_of
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import (
     BootFacts,
@@ -38,8 +35,6 @@ from sparkwright.verify.model import (
 from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sparkwright.verify.model import Finding
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
@@ -217,47 +212,6 @@ def test_a_high_percentile_has_enough_requests() -> None:
     assert CapacityOptions(slo="ttft_p99=2s").plan.requests == 1000
     assert CapacityOptions(slo="ttft_p95=2s").plan.requests == 200
     assert CapacityOptions(slo="tpot_p95=50ms").plan.longest_s == 0
-
-
-TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
-SHARE = [
-    {"from": "human", "value": "Hi."},
-    {"from": "gpt", "value": "Yes?"},
-    {"from": "human", "value": "Why?"},
-]
-
-
-def test_prompts_are_read_in_each_form(tmp_path: Path) -> None:
-    lines, whole = tmp_path / "own.jsonl", tmp_path / "share.json"
-    lines.write_text(json.dumps({"messages": TALK}) + "\n\n" + json.dumps({"prompt": "Sum up."}) + "\n")
-    whole.write_text(json.dumps([{"id": "1", "conversations": [*SHARE, {"from": "gpt", "value": "So."}]}]))
-    talk, plain = read_prompts(lines)
-    assert messages_of(talk, "") == TALK
-    assert messages_of(talk, "7") == [TALK[0], {"role": "user", "content": "[7]\nHello."}]
-    assert (plain.text, plain.history, plain.category) == ("Sum up.", (), "own")
-    (shared,) = read_prompts(whole)
-    assert [message.role for message in shared.history] == ["user", "assistant"]
-    assert {talk.category, shared.category} == {"own chats"}
-    assert shared.text == "Why?"
-
-
-@pytest.mark.parametrize(
-    ("text", "because"),
-    [
-        ("", "no prompt"),
-        ("[]", "no prompt"),
-        ("{", "line 1 is not JSON"),
-        ('{"prompt": ""}', "line 1 has no prompt"),
-        ('\n{"messages": [{"role": "robot", "content": "x"}]}', "line 2 has a message of 'robot'"),
-        ('{"messages": [{"role": "user", "content": [1]}]}', "no text"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message of a user"),
-    ],
-)
-def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str, because: str) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=because):
-        read_prompts(path)
 
 
 # The findings --------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Prompt(Model, frozen=True):
         expect: a string that a right answer holds (a needle, a result), or empty.
         prefix: prompts with the same non-empty value begin with the same text.
         history: messages of the conversation before `text`; sent by chat requests alone.
+        images: pictures that stand before `text`, as ``data:`` addresses; sent by chat requests alone.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Prompt(Model, frozen=True):
     expect: str = ""
     prefix: str = ""
     history: tuple[Message, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 class Load(Model, frozen=True):
@@ -85,6 +87,8 @@ class Load(Model, frozen=True):
         top_p: of sampling; all tokens, if unset.
         tools: functions that the model may call; chat requests alone.
         schema: JSON schema that answers must fit, if not empty; chat requests alone.
+        plain: leave temperature and seed to the server, as clients that set neither do.
+        thinking_budget: tokens of reasoning at the most; no limit if 0. A field of vLLM's chat requests.
     """
 
     shape: Literal["closed", "burst", "drain", "open"] = "closed"
@@ -106,11 +110,22 @@ class Load(Model, frozen=True):
     top_p: float | UnsetType = UNSET
     tools: tuple[Tool, ...] = ()
     schema: dict[str, Any] = field(default_factory=dict)
+    plain: bool = False
+    thinking_budget: int = 0
 
 
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
-_LATER = frozenset({"history", "tools", "schema"})
+LISTED = "listing"
+"""The tag of cells before which the duration of requests for the model list is measured."""
+CONNECTED = "connections"
+"""The tag of cells whose connections are opened before the first request, so that all are sent at once."""
+REFUSED = "refused"
+"""The tag of cells whose requests a sound server refuses as the client's fault.
+
+``must``: every request; ``may``: every one, or none.
+"""
+_LATER = frozenset({"history", "tools", "schema", "plain", "images", "thinking-budget"})
 
 
 class Cell(Model, frozen=True, dict=True):

@@ -67,6 +67,7 @@ class Run:
         findings: by check, in order.
         floors: the client's own error, by concurrency.
         lacks: reasons by the capability that the server lacks and need not have.
+        duration: ``estimated`` and ``actual`` seconds of the run, starts and calibration included.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Run:
     findings: Sequence[Finding] = ()
     floors: Sequence[Floor] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    duration: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:

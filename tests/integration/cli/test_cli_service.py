@@ -17,10 +17,10 @@ import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
 from service_kit import vllm_wheel
 
+from sparkwright.base.ports import free_port
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.manager import canary_failure
-from sparkwright.verify.server.lifecycle import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,6 +14,8 @@ from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, no
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.states import state_findings
+from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Verdict
 
@@ -34,7 +36,7 @@ INVARIANCE = 0.10
 """Largest share that a mean acceptance length may be off the lowest level's. Other servers stay within
 3 % over c=1 to 64 (TensorRT-LLM#16914, sglang#16818)."""
 WIDEST = 0.20
-"""An interval wider than this to either side decides nothing."""
+"""An interval wider than this to either side decides nothing; of a quick run, twice as wide a one."""
 COLLAPSE = 0.75
 """Throughput below this share of a lower level's is a warning."""
 STAGGER_S = 0.02
@@ -55,7 +57,7 @@ class Sweep:
         """Return one cell for each category and level, levels of a category in order."""
         return tuple(
             cell(context, category, level)
-            for category in context.profile.categories
+            for category in context.sweep_categories
             for level in context.profile.levels
         )
 
@@ -67,7 +69,7 @@ class Sweep:
             (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
         }
         sizes = context.profile
-        findings = [_category(seen.tagged(category=name), name, grid) for name in sizes.categories]
+        findings = [_category(seen.tagged(category=name), name, grid) for name in context.sweep_categories]
         definition = (
             "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted."
         )
@@ -75,9 +77,10 @@ class Sweep:
         if len(sizes.levels) > 1:
             findings.append(_invariance(seen, grid, context))
         findings += [_positions(seen), _tokens(seen)]
-        if len(sizes.categories) > 1:
+        if len(context.sweep_categories) > 1:
             findings.append(_step_time(seen, grid, sizes))
-        return [*findings, _client(seen, grid, context)]
+        states = state_findings(seen, observations, speed)
+        return [*findings, _client(seen, grid, context), *states]
 
 
 CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40})
@@ -92,6 +95,7 @@ def cell(context: Context, category: str, level: int) -> Cell:
     sizes = context.profile
     requests = max(sizes.least_requests, sizes.requests_per_client * level)
     name = f"{category} c={level}"
+    prompts = context.prompts_of(category, requests, f"sweep {name}")
     return Cell(
         check="sweep",
         name=name,
@@ -102,8 +106,9 @@ def cell(context: Context, category: str, level: int) -> Cell:
             max_tokens=sizes.max_tokens,
             stagger_s=STAGGER_S,
             seed=sizes.seed,
+            chat=any(prompt.category == CHATS for prompt in prompts),
         ),
-        prompts=context.corpus.prompts(category, requests, sizes.seed, f"sweep {name}"),
+        prompts=prompts,
         tags={"category": category, "level": str(level)},
     )
 
@@ -152,7 +157,8 @@ def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
 def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     known = {key: found.acceptance for key, found in grid.items() if found.acceptance is not None}
     lowest = min(context.profile.levels, default=1)
-    against, measured = _compare_levels(known, lowest)
+    widest = 2 * WIDEST if context.profile.name == "quick" else WIDEST
+    against, measured = _compare_levels(known, lowest, widest)
     if unfit := not_speculating(main_facts(context)):
         against = unfit
     elif not known and not seen.troubles:
@@ -166,7 +172,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         passed=f"every level is within {INVARIANCE:.0%} of c={lowest}, as far as can be told apart from"
         " chance",
         threshold=f"fails where the whole interval lies beyond ±{INVARIANCE:.0%}; intervals err by chance in"
-        f" 1 % of runs, all comparisons together (Bonferroni); wider than ±{WIDEST:.0%} over all categories"
+        f" 1 % of runs, all comparisons together (Bonferroni); wider than ±{widest:.0%} over all categories"
         " decides nothing",
         measured=measured,
         lenient=True,
@@ -175,7 +181,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
 
 
 def _compare_levels(
-    known: Mapping[tuple[str, int], Acceptance], lowest: int
+    known: Mapping[tuple[str, int], Acceptance], lowest: int, widest: float
 ) -> tuple[list[Reason], dict[str, float | str]]:
     pairs = [
         (category, level, found, known[category, lowest])
@@ -199,7 +205,7 @@ def _compare_levels(
         if _beyond(low, high):
             against.append((Verdict.FAIL, f"{shown} ({low:.2f} to {high:.2f})"))
             continue
-        if math.exp(width * spread) > 1 + WIDEST:
+        if math.exp(width * spread) > 1 + widest:
             against.append((Verdict.INCONCLUSIVE, f"{shown}, but it may be {low:.2f} to {high:.2f}"))
         for category, found, base in of:
             if min(found.drafts, base.drafts) < FEW_DRAFTS:

@@ -48,6 +48,7 @@ class Endpoint:
         api_key: bearer token that it requires, if any.
         insecure: accept any TLS certificate.
         lacks: names of the capabilities that it lacks; requests are sent accordingly.
+        card: path of its page with the readings of a simulated card; empty for a real server.
     """
 
     url: str
@@ -55,6 +56,7 @@ class Endpoint:
     api_key: str = field(default="", repr=False)
     insecure: bool = False
     lacks: frozenset[str] = frozenset()
+    card: str = ""
 
     def __post_init__(self) -> None:
         root = self.url.strip().rstrip("/").removesuffix("/v1").rstrip("/")

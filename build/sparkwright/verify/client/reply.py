@@ -106,6 +106,7 @@ class Reply:
         logprobs: log-probabilities received, by token.
         prompt_tokens: from usage.
         cached_tokens: from usage, or -1.
+        responded: time at which the first event with a choice came, also one without output; 0 before.
     """
 
     def __init__(self) -> None:
@@ -117,6 +118,7 @@ class Reply:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_tokens = 0
         self.cached_tokens = -1
+        self.responded = 0
         self._usage: int | None = None
         self._running_usage = False  # whether usage comes with each chunk
         self._seen_choice = self._seen_ids = False
@@ -173,6 +175,8 @@ class Reply:
         if message.error is not None or message.object == "error":
             raise _in_band(message.error if message.error is not None else message.message)
         self.request = self.request or message.id
+        if message.choices:
+            self.responded = self.responded or at
         grown = self._take_usage(message.usage, with_choice=bool(message.choices))
         for choice in message.choices:
             self._take_choice(choice, grown, at)

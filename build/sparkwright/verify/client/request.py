@@ -78,6 +78,8 @@ class Exchange:
         counted: the sample belongs to the measurement.
         salt: makes the prompt unique; see `salted`.
         due: time at which an open loop means to send it; 0 for other loads.
+        refusable: a sound server may refuse it. vLLM closes the connection of some requests that it refuses
+            without a word of it, so that the next one on it would break: it gets a connection of its own.
     """
 
     endpoint: Endpoint
@@ -90,6 +92,7 @@ class Exchange:
     counted: bool = True
     salt: str = ""
     due: int = 0
+    refusable: bool = False
 
     def __post_init__(self) -> None:
         lacks = self.endpoint.lacks
@@ -101,6 +104,9 @@ class Exchange:
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
+        self._head = {"Content-Type": "application/json"}
+        if self.refusable:
+            self._head["Connection"] = "close"
         self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
         self._reply = Reply()
@@ -125,7 +131,7 @@ class Exchange:
                 session.post(
                     self._url,
                     data=self._body,
-                    headers={"Content-Type": "application/json"},
+                    headers=self._head,
                     timeout=timeout,
                     allow_redirects=False,
                     trace_request_ctx=self._note_sent,
@@ -158,6 +164,7 @@ class Exchange:
             request=reply.request,
             started=self._started,
             headers=self._headers,
+            responded=reply.responded,
             ended=self._ended,
             chunks=tuple(reply.chunks),
             prompt_tokens=reply.prompt_tokens,
@@ -282,6 +289,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     }
     if load.top_p is not msgspec.UNSET:
         body["top_p"] = load.top_p
+    if load.plain:
+        del body["temperature"], body["seed"]
     extended = EXTENSIONS not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True
@@ -293,6 +302,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
         body |= _features(load)
         if extended:  # templates of models that do not think ignore it
             body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
+            if load.thinking_budget:
+                body["thinking_token_budget"] = load.thinking_budget
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
@@ -304,14 +315,21 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     return msgspec.json.encode(body)
 
 
-def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, str]]:
+def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:
     """Return the messages of a chat; *salt* begins the first one of the user.
 
     A system message stays as it is: requests of one application share it, and so does their prefix cache.
     """
+    if prompt.images:
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": url}} for url in prompt.images
+        ]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": salted(prompt, salt)}]}]
     if not prompt.history:
         return [{"role": "user", "content": salted(prompt, salt)}]
-    messages = [{"role": message.role, "content": message.content} for message in prompt.history]
+    messages: list[dict[str, Any]] = [
+        {"role": message.role, "content": message.content} for message in prompt.history
+    ]
     messages.append({"role": "user", "content": prompt.text})
     if salt:
         first = next(message for message in messages if message["role"] == "user")

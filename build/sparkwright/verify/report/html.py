@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from sparkwright.base.config import to_builtins
 from sparkwright.base.text import clean
 from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.report.field import field_section
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import flat, headline, highlights
 from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
@@ -54,9 +55,15 @@ def render_html(run: Run) -> str:
             files=list(_files(run)),
             floors=_floor_table(run),
             worst=worst,
+            field=field_section(run),
         )
     )
     return page.strip() + "\n"
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Return a page of another kind by its *template* in `TEMPLATES`, with the same style and filters."""
+    return _environment().get_template(template).render(**values).strip() + "\n"
 
 
 def _head(run: Run) -> dict[str, Any]:
