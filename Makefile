@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-verify lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-verify test-verify-real lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -127,6 +127,9 @@ test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the whe
 
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
 	$(BIN)/python scripts/verify_faults.py --seeds 20
+
+test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and without n-gram drafts, and with faults in its code
+	$(BIN)/pytest --quiet --capture no -m walk tests/integration/test_verify_real.py $(ARGS)
 
 releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write docs/upstream-releases.md
 	$(BIN)/python scripts/upstream_releases.py $(ARGS)

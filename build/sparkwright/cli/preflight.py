@@ -142,16 +142,6 @@ def _check_recipe(recipe: Recipe, options: VerifyOptions, *, offline: bool, forc
     require_clear(found, force=force)
 
 
-def _asking() -> AskOptions:
-    """Return the question to a release for its options, with the store that records its answers."""
-    from functools import partial
-
-    from sparkwright.serve.ask_installed import ask_installed
-    from sparkwright.store import open_store
-
-    return partial(ask_installed, open_store())
-
-
 def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
     """Return why *recipe* should not be started with the vLLM of *python* on this machine, or empty."""
     refused = (one for one in _found(recipe, python, None, offline=offline) if one.level == "refuse")
@@ -167,8 +157,18 @@ def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: 
     if recipe.made_up or find_folder(recipe.model, environment) is None:
         return ()
     return run_preflight(
-        PreflightRequest(recipe, python=python, wheel=wheel, environment=environment, ask=_asking())
+        PreflightRequest(recipe=recipe, python=python, wheel=wheel, environment=environment, ask=_asking())
     )
+
+
+def _asking() -> AskOptions:
+    """Return the question to a release for its options, with the store that records its answers."""
+    from functools import partial
+
+    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.store import open_store
+
+    return partial(ask_installed, open_store())
 
 
 def _gib(gib: float | None, low: float | None, high: float | None) -> str:

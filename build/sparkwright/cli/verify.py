@@ -38,6 +38,7 @@ _SUBCOMMANDS = {
     "tune": "sparkwright.cli.verify_tune",
     "export": "sparkwright.cli.verify_export",
     "schema": "sparkwright.cli.verify_schema",
+    "history": "sparkwright.cli.verify_history",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
@@ -87,7 +88,7 @@ _OPTIONS = (
         metavar="RECIPE[:USE]",
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, quick, smoke or demo."),
+    click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
     click.option(
         "--protocol",
         default="",

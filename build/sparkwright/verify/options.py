@@ -31,7 +31,7 @@ class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: sizes and checks: ``full``, ``quick``, ``smoke`` or ``demo``.
+        profile: sizes and checks: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.

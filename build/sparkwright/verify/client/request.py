@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.verify.arrival import arrivals_of
-from sparkwright.verify.capabilities import COMPLETIONS, EXTENSIONS, FIXED_LENGTH, LOGPROBS, TOKEN_COUNTS
+from sparkwright.verify.capabilities import (
+    COMPLETIONS,
+    END_MARK,
+    EXTENSIONS,
+    FIXED_LENGTH,
+    LOGPROBS,
+    TOKEN_COUNTS,
+)
 from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
@@ -222,6 +229,7 @@ class Exchange:
             max_tokens=self.max_tokens,
             natural_stop=self.load.natural_stop,
             countless=TOKEN_COUNTS in self.endpoint.lacks,
+            unmarked=END_MARK in self.endpoint.lacks,
         )
         if reply.done:
             await _read_to_end(response, deadline)
