@@ -5,7 +5,8 @@
 A surface has a random effect for each value of four settings and for each pair of values; each start draws
 its own luck. Halving is the strategy of ``sparkwright verify tune``; the grid gives three starts to each
 configuration; random search gives three starts to random configurations, as many starts as halving took. A
-miss is an answer more than 3 % below the best point. On flat surfaces every configuration is the same, and
+miss is an answer more than 3 % below the best point; *kept* are misses that kept the recipe as it is, because
+nothing was surely better. On flat surfaces every configuration is the same, and
 any answer but the recipe as it is counts as a miss.
 """
 
@@ -30,7 +31,7 @@ from sparkwright.verify.tune.strategy import (
 
 MISS = 0.03
 SHAPES = {8: (4, 2), 12: (3, 2, 2), 24: (3, 2, 2, 2), 48: (4, 3, 2, 2)}
-HEAD = ("spread", "search", "starts", "hours", "of the grid", "misses", "worst", "mean loss")
+HEAD = ("spread", "search", "starts", "hours", "of the grid", "misses", "kept", "worst", "mean loss")
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ def _compare(given: argparse.Namespace, spread: float) -> None:
         losses = [one.loss(answer) for one, (answer, _) in zip(surfaces, found, strict=True)]
         starts = fmean(starts for _, starts in found)
         missed = sum(loss > MISS for loss in losses)
+        kept = sum(loss > MISS and answer == OWN for loss, (answer, _) in zip(losses, found, strict=True))
         row = (
             f"{100 * spread:.1f} %", name, f"{starts:.1f}", f"{starts * given.minutes / 60:.1f}",
-            f"{starts / of_grid:.2f}", f"{missed}/{len(losses)}", f"{100 * max(losses):.1f} %",
+            f"{starts / of_grid:.2f}", f"{missed}/{len(losses)}", str(kept), f"{100 * max(losses):.1f} %",
             f"{100 * fmean(losses):.2f} %",
         )  # fmt: skip
         print("  ".join(f"{word:>11}" for word in row), flush=True)
@@ -128,7 +130,7 @@ def _flat(given: argparse.Namespace, spread: float) -> None:
     alarms = sum(answer != OWN for answer, _ in found)
     starts = fmean(starts for _, starts in found)
     row = (f"{100 * spread:.1f} %", "all equal", f"{starts:.1f}", f"{starts * given.minutes / 60:.1f}",
-           f"{starts / 3 / len(flat):.2f}", f"{alarms}/{given.seeds}", "", "")  # fmt: skip
+           f"{starts / 3 / len(flat):.2f}", f"{alarms}/{given.seeds}", "", "", "")  # fmt: skip
     print("  ".join(f"{word:>11}" for word in row), flush=True)
 
 

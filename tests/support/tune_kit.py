@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 RECIPE = "qwen3.8-27b-mtp"
 TOKENS = "num-speculative-tokens"
-Settings = "Mapping[str, Any]"
 
 
 class StoppedError(Exception):
@@ -141,7 +141,11 @@ def options(**changes: Any) -> TuneOptions:
 
 
 def searched(
-    folder: Path, surface: Surface, monkeypatch: pytest.MonkeyPatch, asked: TuneOptions | None = None
+    folder: Path,
+    surface: Surface,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: TuneOptions | None = None,
+    **more: Any,
 ) -> Known:
     """Run the search in *folder* on *surface*, or what is left of it."""
 
@@ -149,6 +153,6 @@ def searched(
         return server.measure(cell)
 
     monkeypatch.setattr(search_module, "measure", measure)
-    search, manifest = prepare_search(asked or options(), folder)
-    replaced = search_module.Search(search.options, search.space, search.corpus, surface.start)  # type: ignore[arg-type]
+    search, manifest = prepare_search(asked or options(), folder, **more)
+    replaced = dataclasses.replace(search, start=surface.start)  # type: ignore[arg-type]
     return asyncio.run(run_search(replaced, folder, manifest))

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tune_kit import TOKENS, StoppedError, Surface, options, searched
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.verify_tune import _refusals
 from sparkwright.recipes import incompatibilities, load_recipe
 from sparkwright.verify.journal import read_journal
+from sparkwright.verify.server import ServerFailedError
+from sparkwright.verify.server.failures import diagnose
+from sparkwright.verify.tune import setup
 from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search
 from sparkwright.verify.tune.result import Outcome, Payoff, conclude_search, say_payoff
+from sparkwright.verify.tune.search import _reason
 from sparkwright.verify.tune.strategy import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
+    from sparkwright.recipes import Recipe
     from sparkwright.verify.tune.result import TuneResult
 
 SEQS = "max-num-seqs"
@@ -111,6 +118,44 @@ def test_one_that_does_not_start_is_left_out_with_the_reason(
     assert result.chosen is not None
 
 
+def test_the_line_of_the_log_is_told_where_the_cause_has_no_words_of_its_own(tmp_path: Path) -> None:
+    line = "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'nonsense'"
+    log = f"INFO starting\n{line}"
+    error = ServerFailedError("the server ended", diagnose(log, 2), 2, log, tmp_path)
+    assert _reason(error) == f"vLLM refused its options ({line})"
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    error = ServerFailedError("the server ended", diagnose(memory, 1), 1, memory, tmp_path)
+    assert _reason(error) == f"CUDA out of memory ({memory})"
+
+
+def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+        assert python == Path(sys.executable)
+        return ["unknown choice" if one.flags[SEQS] == 32 else "" for one in recipes]
+
+    monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (Path(sys.executable), {"wheel": "none"}))
+    surface = Surface()
+    asked = options(simulator=False, python=sys.executable, vary={SEQS: (16, 24, 32)})
+    known = searched(tmp_path, surface, monkeypatch, asked, ask=ask)
+    result = conclude_search(known)
+    refused = [row for row in result.rows if row.standing.state is State.REFUSED]
+    assert [row.configuration.settings[SEQS] for row in refused] == [32]
+    assert refused[0].standing.why == "unknown choice"
+    assert not any(place.startswith(refused[0].configuration.key) for place in surface.starts)
+
+    def never(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+        raise AssertionError("it was asked before")
+
+    searched(tmp_path, Surface(), monkeypatch, asked, ask=never)
+
+
+def test_a_release_that_cannot_be_asked_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path))
+    assert _refusals(Path(sys.executable), [load_recipe("smoke")], offline=True) == [""]
+
+
 def test_one_that_breaks_a_limit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = Surface(slower=best, later=lambda settings: 40.0 if settings[SEQS] == 32 else 1.0)
     result = conclude_search(searched(tmp_path, late, monkeypatch, options(slo="ttft_p95=2s")))
@@ -136,6 +181,16 @@ def test_one_with_worse_answers_is_left_out(tmp_path: Path, monkeypatch: pytest.
     sound = conclude_search(searched(tmp_path / "sound", healthy, monkeypatch, asked))
     assert sound.chosen is not None
     assert (sound.chosen.configuration.settings[TOKENS], sound.chosen.checked) == (1, True)
+
+
+def test_answers_of_made_up_weights_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = Surface(
+        slower=lambda settings: 0.5 if settings[SEQS] == 32 else 1.0, wrong=lambda settings: True
+    )
+    asked = options(recipe="smoke", vary={SEQS: (32, 64)}, quality=True)
+    result = conclude_search(searched(tmp_path, faster, monkeypatch, asked))
+    assert result.chosen is not None
+    assert (result.chosen.configuration.settings[SEQS], result.chosen.checked) == (32, False)
 
 
 def test_nothing_is_recommended_where_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +267,15 @@ def test_the_sentence_on_speculation(ratios: tuple[tuple[int, float, float], ...
 def test_where_drafts_stop_paying_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = searched(tmp_path, Surface(), monkeypatch, options(vary={TOKENS: (0, 3)}))
     result = conclude_search(known)
-    assert result.pair == ("the recipe as it is", "num-speculative-tokens 0")
-    assert [one.level for one in result.payoffs] == [1, 8]
-    assert all(one.ratio.low > 1.5 for one in result.payoffs)
-    assert result.paying.startswith("speculation pays up to c = 8")
+    (own,) = result.speculation
+    assert (own.configuration, own.without) == ("the recipe as it is", "num-speculative-tokens 0")
+    assert [one.level for one in own.payoffs] == [1, 8]
+    assert all(one.ratio.low > 1.5 for one in own.payoffs)
+    assert own.said.startswith("speculation pays up to c = 8")
     without = conclude_search(
         searched(tmp_path / "without", Surface(), monkeypatch, options(vary={SEQS: (16, 32)}))
     )
-    assert (without.payoffs, without.paying) == ((), "")
+    assert without.speculation == ()
 
 
 def test_the_front_holds_what_nothing_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,16 +122,29 @@ def test_tokens_without_a_drafter_are_refused() -> None:
 
 
 def test_defaults_follow_the_recipe() -> None:
+    alone = load_recipe("smoke")
+    assert default_vary(alone, 32) == {TOKENS: (0, 4, 7), "kv-cache-dtype": ("auto", "fp8")}
     vary = default_vary(MTP, 32)
-    assert vary[TOKENS] == (0, 2, 3)
+    assert vary[METHOD][:2] == ("mtp:2", "mtp:3")
+    assert {"dflash:8", "none"} <= set(vary[METHOD])
+    assert TOKENS not in vary
     assert vary["kv-cache-dtype"] == ("fp8", "auto")
     assert vary["max-num-batched-tokens"] == (8192, 16384)
     assert "max-num-seqs" not in vary  # of the uses only `many` takes 32 requests
     assert default_vary(MTP, 8)["max-num-seqs"] == (16, 64)
-    several = default_vary(load_recipe("gemma-4-26b-dflash"), 8)
-    assert (METHOD in several) is not (TOKENS in several)
     made = with_defaults(TuneOptions(recipe="qwen3.8-27b-mtp", simulator=True))
     assert made.vary == default_vary(MTP, 32)
+
+
+def test_a_plain_recipe_tries_drafters_of_other_recipes_of_its_model() -> None:
+    vary = default_vary(load_recipe("gpt-oss-120b"), 8)
+    assert vary[METHOD][-1] == "none"
+    assert len(vary[METHOD]) > 1
+
+
+def test_what_vllm_chooses_by_itself_is_no_other_configuration() -> None:
+    space = make_space(load_recipe("smoke"), {"kv-cache-dtype": ("auto", "fp8")})
+    assert [one.name for one in space.configurations] == ["the recipe as it is", "kv-cache-dtype fp8"]
 
 
 def test_a_space_in_a_file(tmp_path: Path) -> None:

@@ -112,8 +112,12 @@ def test_starts_on_a_disturbed_machine_count_for_nothing() -> None:
     planned = next_start([trial(100), slowed], Rules(), pairs={})
     assert planned is not None
     assert (planned.index, planned.number) == (1, 1)
-    thrice = Trial(tuple(start(10, disturbed="power brake") for _ in range(2)))
-    assert standings([trial(100), thrice], Rules())[1].state is State.UNKNOWN
+    always = Trial(tuple(start(10, disturbed="power brake") for _ in range(6)))
+    found = standings([trial(100), always], Rules())[1]
+    assert found.state is State.UNKNOWN
+    assert "disturbed in each of its 6 starts: power brake" in found.why
+    after = next_start([trial(100, 100), always], Rules(), pairs={})
+    assert after is None or after.index == 0
 
 
 # What is started next ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ from sparkwright.base.errors import ConfigError, VerdictError
 from sparkwright.cli.options import Names, Numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.recipes import Recipe
     from sparkwright.verify.tune.options import TuneOptions
     from sparkwright.verify.tune.report import TuneFiles
 
@@ -127,6 +131,8 @@ def command(
             return
         folder = (resume or out or _new_folder(options)).absolute()
         log(folder)
+        if not (quiet or as_json):
+            click.echo(_extent(options), err=True)
         files = _run(options, folder, offline=offline)
     _show(files, options, as_json=as_json)
 
@@ -182,9 +188,59 @@ def _run(options: TuneOptions, folder: Path, *, offline: bool) -> TuneFiles:
     from sparkwright.verify.tune.search import run_search
     from sparkwright.verify.tune.setup import prepare_search
 
-    search, manifest = prepare_search(options, folder, offline=offline)
+    search, manifest = prepare_search(
+        options, folder, offline=offline, ask=partial(_refusals, offline=offline)
+    )
     known = asyncio.run(run_search(search, folder, manifest))
     return write_search(known, folder, manifest)
+
+
+def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:
+    """Return for each of *recipes* why it should not be started; empty where nothing speaks against it."""
+    from sparkwright.cli.preflight import refusal_of
+
+    return [
+        f"this release does not take its options: {why}"
+        if why
+        else refusal_of(recipe, python, offline=offline)
+        for recipe, why in zip(recipes, _not_taken(python, recipes), strict=True)
+    ]
+
+
+def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+    """Return for each of *recipes* what the own parser of the vLLM of *python* does not take of it."""
+    from sparkwright.base.errors import SparkwrightError
+    from sparkwright.base.events import warn
+    from sparkwright.recipes import serve_arguments
+    from sparkwright.recipes.release_options import problems
+    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.serve.preflight.engine import read_installed
+    from sparkwright.store import open_store
+
+    lines = [serve_arguments(recipe, host="localhost", port=8000) for recipe in recipes]
+    answer = None
+    try:
+        answer = ask_installed(open_store(), python, read_installed(python), lines)
+    except SparkwrightError as error:
+        warn(f"{error}; servers that refuse their options will say so when they are started")
+    if answer is None:
+        return [""] * len(recipes)
+    return [
+        "; ".join(str(one) for one in problems(recipe, answer.options, parsed, {}) if one.refuses)
+        for recipe, parsed in zip(recipes, answer.parsed, strict=True)
+    ]
+
+
+def _extent(options: TuneOptions) -> str:
+    """Return the numbers of configurations and of starts."""
+    from sparkwright.verify.tune.space import load_base, make_space
+
+    space = make_space(load_base(options.recipe, options.use), options.vary, options.methods)
+    count = len(space.configurations)
+    least, most = (
+        (count * options.starts,) * 2 if options.strategy == "grid" else (count, count * options.most_starts)
+    )
+    return f"{count} configurations: at least {least} starts, at most {most}"
 
 
 def _show_plan(options: TuneOptions, *, as_json: bool) -> None:
@@ -198,8 +254,7 @@ def _show_plan(options: TuneOptions, *, as_json: bool) -> None:
     for one in space.configurations:
         settings = ", ".join(f"{name} {value}" for name, value in one.settings.items())
         click.echo(f"{one.key}  {settings or one.name}{'  (the recipe)' if one.own else ''}")
-    starts = len(space.configurations)
-    click.echo(f"{starts} configurations: at least {starts} starts, at most {starts * options.most_starts}")
+    click.echo(_extent(options))
 
 
 def _show(files: TuneFiles, options: TuneOptions, *, as_json: bool) -> None:
@@ -224,8 +279,8 @@ def _show(files: TuneFiles, options: TuneOptions, *, as_json: bool) -> None:
         for row in (row for row in result.rows if row.standing.state in LEFT_OUT):
             click.echo(printable(f"{row.standing.state}: {row.configuration.name}: {row.standing.why}"))
         click.echo(printable(f"result   {result.said}"))
-        if result.paying:
-            click.echo(printable(f"         {result.paying}"))
+        for one in result.speculation:
+            click.echo(printable(f"         {one.configuration}: {one.said}"))
         for path, size, sha256 in files.files:
             click.echo(f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}")
         click.echo(f"next     open {files.folder / 'report.html'}")

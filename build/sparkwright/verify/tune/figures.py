@@ -78,7 +78,8 @@ def start_figures(seen: Sequence[Observation], options: TuneOptions, speed: floa
         slo = parse_slo(options.slo)
         times = {name: tuple(_time(one, name, slo.share, speed) for one in seen) for name in slo.limits}
     memory = [s.memory_available_mib for one in seen for s in one.host if s.memory_available_mib >= 0]
-    slowed = [words for one in seen for words in disturbances(one)]
+    # A simulator's steps last as long on a machine that swaps.
+    slowed = [] if options.simulator else [words for one in seen for words in disturbances(one)]
     return StartFigures(score, rates, times, min(memory, default=-1), slowed[0] if slowed else "")
 
 

@@ -154,7 +154,7 @@ def require_usable(options: TuneOptions) -> None:
         )
     if any(level < 1 for level in options.levels) or not options.levels:
         raise ConfigError("--levels takes concurrencies from 1 on")
-    if any(weight < 0 for weight in options.weights) or not math.fsum(options.weighted):
+    if options.weights and (min(options.weights) < 0 or not any(options.weights)):
         raise ConfigError("--weights takes numbers of which none is negative and one is not 0")
     if options.objective == GOODPUT and not options.slo:
         raise ConfigError(

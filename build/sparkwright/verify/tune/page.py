@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.verify.tune.options import TuneOptions
-    from sparkwright.verify.tune.result import LevelFigures, Row, TuneResult
+    from sparkwright.verify.tune.result import LevelFigures, Row, Speculation, TuneResult
 
 LEFT_OUT = {State.REFUSED, State.BREAKS, State.WORSE, State.UNKNOWN}
 _VERDICTS = {Outcome.OTHER: Verdict.PASS, Outcome.KEEP: Verdict.PASS, Outcome.NONE: Verdict.FAIL}
@@ -61,7 +61,7 @@ def render_tune(result: TuneResult, options: TuneOptions, told: Mapping[str, str
         told: provenance by name.
         seconds: that all cells took, in the client's time.
     """
-    sentences = [result.said, *filter(None, [result.paying and f"{result.paying} ({result.pair[0]})"])]
+    sentences = [result.said, *(f"{one.configuration}: {one.said}" for one in result.speculation)]
     running = [row for row in result.rows if row.standing.state not in LEFT_OUT]
     out = [row for row in result.rows if row.standing.state in LEFT_OUT]
     values: dict[str, Any] = {
@@ -115,7 +115,9 @@ def _meaning(result: TuneResult, options: TuneOptions) -> str:
 def _charts(result: TuneResult) -> list[Chart]:
     running = [row for row in result.rows if row.standing.state not in LEFT_OUT and row.levels]
     charts = [_front(running, result)] if running else []
-    return charts + ([_speculation(result)] if len(result.payoffs) > 1 else [])
+    return charts + [
+        _speculation(one, number_) for number_, one in enumerate(result.speculation) if len(one.payoffs) > 1
+    ]
 
 
 def _front(rows: Sequence[Row], result: TuneResult) -> Chart:
@@ -157,10 +159,11 @@ def _series(rows: Sequence[Row], front: Sequence[LevelFigures], result: TuneResu
     named: dict[str, Row] = {}
     if result.chosen is not None:
         named["to serve"] = result.chosen
+    plain = {one.without for one in result.speculation}
     for row in rows:
         if row.index == OWN and row is not result.chosen:
             named["the recipe"] = row
-        elif row.configuration.name == result.pair[1] and row is not result.chosen:
+        elif row.configuration.name in plain and row is not result.chosen:
             named["no speculation"] = row
     series = [Series("front", 0, tuple(_point(one, "on the front") for one in front))]
     series += [
@@ -177,14 +180,14 @@ def _point(one: LevelFigures, name: str, *, apart: bool = False) -> Point:
     return Point(_ms(one), one.rate, words, apart=apart)
 
 
-def _speculation(result: TuneResult) -> Chart:
-    ratios = [(one.level, one.ratio) for one in result.payoffs]
+def _speculation(of: Speculation, number_: int) -> Chart:
+    ratios = [(one.level, one.ratio) for one in of.payoffs]
     parts = (("at most", 1, "high"), ("with over without", 0, "value"), ("at least", 2, "low"))
     return Chart(
-        key="speculation",
-        title="Speed with speculation over that without",
-        lead=f"{result.paying}.",
-        meaning=f"Tokens a second of {result.pair[0]} over those of {result.pair[1]}, by concurrency, with"
+        key=f"speculation-{number_}",
+        title=f"Speed with speculation over that without: {of.configuration}",
+        lead=f"{of.said[:1].upper()}{of.said[1:]}.",
+        meaning=f"Tokens a second of {of.configuration} over those of {of.without}, by concurrency, with"
         " 95 % intervals. Speculation pays above 1.",
         widths=WHOLE,
         draw=lambda width: lines(

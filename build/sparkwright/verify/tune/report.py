@@ -108,9 +108,14 @@ def describe_result(result: TuneResult) -> dict[str, Any]:
     return {
         "outcome": result.outcome.name.lower(),
         "result": result.said,
-        "speculation": result.paying,
-        "speculation-by-level": [
-            {"level": one.level, **_ratio(one.ratio)} for one in result.payoffs
+        "speculation": [
+            {
+                "configuration": one.configuration,
+                "without": one.without,
+                "result": one.said,
+                "levels": [{"level": level.level, **_ratio(level.ratio)} for level in one.payoffs],
+            }
+            for one in result.speculation
         ],
         "to-serve": result.chosen.configuration.key if result.chosen is not None else None,
         "not-told-apart": list(result.open),

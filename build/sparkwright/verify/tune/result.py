@@ -97,6 +97,23 @@ class Payoff:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """What one configuration gains and loses by speculation.
+
+    Attributes:
+        configuration: its name.
+        without: name of the one that differs by having no speculation.
+        payoffs: by level.
+        said: the same in one sentence.
+    """
+
+    configuration: str
+    without: str
+    payoffs: tuple[Payoff, ...]
+    said: str
+
+
+@dataclass(frozen=True)
 class TuneResult:
     """The result of a search.
 
@@ -105,9 +122,8 @@ class TuneResult:
         said: the result in one sentence, with figures.
         rows: all configurations, the best first.
         chosen: the row to serve; `None` if none can be recommended.
-        payoffs: of speculation, by level; empty where it was not measured with and without.
-        paying: the same in one sentence.
-        pair: names of the configurations with and without speculation.
+        speculation: of the configuration to serve and of the recipe as it is, as far as they were measured
+            with it and without.
         starts: servers that were started.
         noise: spread between starts.
         open: names of configurations that are not told apart from the chosen one.
@@ -117,9 +133,7 @@ class TuneResult:
     said: str
     rows: tuple[Row, ...]
     chosen: Row | None
-    payoffs: tuple[Payoff, ...]
-    paying: str
-    pair: tuple[str, str]
+    speculation: tuple[Speculation, ...]
     starts: int
     noise: Noise
     open: tuple[str, ...]
@@ -127,24 +141,19 @@ class TuneResult:
 
 def conclude_search(known: Known) -> TuneResult:
     """Return the result of what is known, also of an unfinished search."""
-    trials, rules = known.trials(), rules_of(known.search.options)
+    trials, rules = known.trials(), rules_of(known.search)
     found, rivals = standings(trials, rules), contenders(trials, rules)
     noise = objective_noise(trials, rules)
     rows = _with_front(_rows(known, trials, found, noise))
     by_index = {row.index: row for row in rows}
     chosen = by_index[recommended(rivals)] if rivals else None
-    pair = _pair(known, trials, chosen)
-    payoffs = _payoffs(trials, pair, rules, known.search.options.levels) if pair else ()
-    names = [known.search.space.configurations[i].name for i in pair or ()]
     outcome, said = _said(chosen, by_index, rivals)
     return TuneResult(
         outcome=outcome,
         said=said,
         rows=rows,
         chosen=chosen,
-        payoffs=payoffs,
-        paying=say_payoff(payoffs) if payoffs else "",
-        pair=(names[0], names[1]) if names else ("", ""),
+        speculation=_speculation(known, trials, chosen, rules),
         starts=len(known.facts),
         noise=noise,
         open=tuple(by_index[i].configuration.name for i in rivals if chosen and i != chosen.index),
@@ -273,23 +282,30 @@ def _why_none(rows: Sequence[Row]) -> str:
 # With and without speculation ---------------------------------------------------------------------------
 
 
-def _pair(known: Known, trials: Sequence[Trial], chosen: Row | None) -> tuple[int, int] | None:
-    """Return the configurations with and without speculation that are compared; `None` if there are none.
+def _speculation(
+    known: Known, trials: Sequence[Trial], chosen: Row | None, rules: Rules
+) -> tuple[Speculation, ...]:
+    """Return the payoff of speculation of the configuration to serve, and of the recipe as it is."""
+    configurations, levels = known.search.space.configurations, known.search.options.levels
+    made = []
+    for with_ in _drafting(known, trials, chosen):
+        pair = with_, pairs_of(known.search.space)[with_]
+        payoffs = _payoffs(trials, pair, rules, levels)
+        names = [configurations[index].name for index in pair]
+        made.append(Speculation(names[0], names[1], payoffs, say_payoff(payoffs)))
+    return tuple(made)
 
-    The one to serve if it drafts, else the fastest that drafts.
-    """
-    pairs = {
-        index: plain
+
+def _drafting(known: Known, trials: Sequence[Trial], chosen: Row | None) -> list[int]:
+    """Return the configurations whose speculation is judged; the fastest that drafts if no other does."""
+    measured = [
+        index
         for index, plain in pairs_of(known.search.space).items()
-        if trials[index].scores and trials[plain].scores
-        and not trials[index].refused and not trials[plain].refused
-    }  # fmt: skip
-    if not pairs:
-        return None
-    if chosen is not None and chosen.index in pairs:
-        return chosen.index, pairs[chosen.index]
-    best = max(pairs, key=lambda index: math.fsum(trials[index].scores) / len(trials[index].scores))
-    return best, pairs[best]
+        if all(trials[one].scores and not trials[one].refused for one in (index, plain))
+    ]
+    named = [index for index in (chosen.index if chosen else OWN, OWN) if index in measured]
+    fastest = sorted(measured, key=lambda index: -math.fsum(trials[index].scores) / len(trials[index].scores))
+    return list(dict.fromkeys(named or fastest[:1]))
 
 
 def _payoffs(

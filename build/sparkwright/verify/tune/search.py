@@ -6,6 +6,7 @@ stopped in; nothing else is measured again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from sparkwright.base.errors import SparkwrightError
     from sparkwright.verify.cell import Cell
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Contents, Manifest
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from sparkwright.verify.tune.space import Configuration, Space
     from sparkwright.verify.tune.strategy import Planned
 
-REFUSED = "refused"
+_LONGEST = 300  # characters of a line of a log
+REFUSED, ASKED = "refused", "asked before any start"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Search:
         corpus: prompts.
         start: returns one start of a configuration, given the name of its folder.
         made_up: whether the model's weights are made up.
+        refused: asked once, before the first start: reasons by the key of a configuration that should not be
+            started.
     """
 
     options: TuneOptions
@@ -54,10 +59,12 @@ class Search:
     corpus: Corpus
     start: Callable[[Configuration, str], AbstractAsyncContextManager[MeasuredServer]]
     made_up: bool = False
+    refused: Callable[[], Mapping[str, str]] | None = None
 
 
-def rules_of(options: TuneOptions) -> Rules:
-    """Return the rules that *options* select."""
+def rules_of(search: Search) -> Rules:
+    """Return the rules of *search*: those of its options, without quality where weights are made up."""
+    options = search.options
     return Rules(
         strategy=options.strategy,
         starts=options.starts,
@@ -66,7 +73,7 @@ def rules_of(options: TuneOptions) -> Rules:
         spread=options.spread,
         limits=parse_slo(options.slo).limits if options.slo else {},
         reserve_mib=options.reserve_gib * 1024,
-        quality=options.quality,
+        quality=options.quality and not search.made_up,
     )
 
 
@@ -94,6 +101,7 @@ class Known:
     refused: dict[str, str] = field(default_factory=dict)
     facts: dict[tuple[str, int], BootFacts] = field(default_factory=dict)
     _cells: dict[tuple[str, int], tuple[Cell, ...]] = field(default_factory=dict)
+    _figures: dict[tuple[str, int], StartFigures] = field(default_factory=dict)
 
     @classmethod
     def of(cls, search: Search, contents: Contents) -> Known:
@@ -139,7 +147,10 @@ class Known:
             refused = next((why for why in map(trouble_of, seen) if why), "")
             if refused or len(seen) < len(cells):
                 break
-            starts.append(start_figures(seen, options, speed))
+            place = key, len(starts)
+            if place not in self._figures:
+                self._figures[place] = start_figures(seen, options, speed)
+            starts.append(self._figures[place])
         found = judged.get(key)
         return Trial(tuple(starts), refused, found.worse if found is not None else None)
 
@@ -167,10 +178,20 @@ async def run_search(search: Search, folder: Path, manifest: Manifest) -> Known:
     """
     with Journal(folder, manifest) as journal:
         known = Known.of(search, read_journal(folder))
-        rules, pairs = rules_of(search.options), pairs_of(search.space)
+        if search.refused is not None and ASKED not in read_journal(folder).notes:
+            _note_refused(known, journal, search.refused())
+        rules, pairs = rules_of(search), pairs_of(search.space)
         while (planned := next_start(known.trials(), rules, pairs=pairs)) is not None:
             await _Start(search, known, journal, planned).make()
     return known
+
+
+def _note_refused(known: Known, journal: Journal, refused: Mapping[str, str]) -> None:
+    """Write down the configurations that are not started."""
+    for key, because in refused.items():
+        journal.write(Noted(name=f"{REFUSED} {key}", data={"because": because}))
+        known.refused[key] = because
+    journal.write(Noted(name=ASKED, data={"refused": len(refused)}))
 
 
 @dataclass
@@ -222,9 +243,18 @@ class _Start:
         error: ServerError | EndpointError | IncompatibleOptionsError,
     ) -> None:
         """Write down why a configuration cannot be started; it is not started again."""
-        cause = error.cause.because if isinstance(error, ServerFailedError) else error.because
-        because = f"{error.what}: {' '.join(cause.split())}"
+        because = f"{error.what}: {_reason(error)}"
         because = because if kind == "start 0" else f"{kind}: {because}"
         self.journal.write(Noted(name=f"{REFUSED} {configuration.key}", data={"because": because}))
         self.known.refused[configuration.key] = because
         emit("verify.refused", configuration=configuration.name, because=because)
+
+
+def _reason(error: SparkwrightError) -> str:
+    """Return the cause of a failed start, with the line of the log that shows it."""
+    if not isinstance(error, ServerFailedError):
+        return " ".join(error.because.split())
+    cause, lines = error.cause, error.log_excerpt.splitlines()
+    shown = [line for line in lines if cause.sign and re.search(cause.sign, line, re.IGNORECASE)]
+    told = " ".join(cause.because.split())
+    return told if not shown or "(" in told else f"{told} ({' '.join(shown[-1].split())[:_LONGEST]})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,13 +26,15 @@ from sparkwright.verify.tune.search import Search
 from sparkwright.verify.tune.space import Configuration, default_vary, load_base, make_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from sparkwright.recipes import Recipe
     from sparkwright.verify.measure import MeasuredServer
+    from sparkwright.verify.tune.space import Space
 
+    Ask = Callable[[Path, Sequence[Recipe]], Sequence[str]]
     Start = Callable[[Configuration, str], AbstractAsyncContextManager[MeasuredServer]]
 
 
@@ -48,8 +51,17 @@ def with_defaults(options: TuneOptions) -> TuneOptions:
     return msgspec.structs.replace(options, vary=vary)
 
 
-def prepare_search(options: TuneOptions, folder: Path, *, offline: bool = False) -> tuple[Search, Manifest]:
+def prepare_search(
+    options: TuneOptions, folder: Path, *, offline: bool = False, ask: Ask | None = None
+) -> tuple[Search, Manifest]:
     """Return the search that *options* select; servers' files are written below *folder*.
+
+    Args:
+        options: of the user.
+        folder: of the search.
+        offline: fetch nothing.
+        ask: returns for each recipe why it should not be started with the vLLM of an interpreter, empty where
+            nothing speaks against it; without it every configuration is started.
 
     Raises:
         ConfigError: options contradict each other, or the space cannot be made.
@@ -60,28 +72,39 @@ def prepare_search(options: TuneOptions, folder: Path, *, offline: bool = False)
     require_usable(options)
     recipe = load_base(options.recipe, options.use)
     space = make_space(recipe, options.vary, options.methods)
+    refused: Callable[[], Mapping[str, str]] | None = None
     if options.simulator:
         start, identity = _simulated(options, folder)
     else:
-        start, identity = _from_wheel(options, folder, offline=offline)
-    search = Search(options, space, load_corpus(), start, made_up=recipe.made_up)
-    manifest = Manifest(
+        python, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
+        start = _from(python, options, folder, offline=offline)
+        refused = partial(_refused, ask, python, space) if ask is not None else None
+    search = Search(options, space, load_corpus(), start, made_up=recipe.made_up, refused=refused)
+    identity |= {
+        "recipe": digest_of(to_builtins(recipe))[:16],
+        "configurations": str(len(space.configurations)),
+    }
+    return search, _manifest(options, folder, recipe, identity)
+
+
+def _manifest(options: TuneOptions, folder: Path, recipe: Recipe, identity: dict[str, str]) -> Manifest:
+    return Manifest(
         run=folder.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         server=f"configurations of {recipe.title}",
-        identity={
-            **identity,
-            "recipe": digest_of(to_builtins(recipe))[:16],
-            "configurations": str(len(space.configurations)),
-        },
+        identity=identity,
         options=options.recorded,
         client={"sparkwright": __version__},
     )
-    return search, manifest
 
 
-def _from_wheel(options: TuneOptions, folder: Path, *, offline: bool) -> tuple[Start, dict[str, str]]:
-    python, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
+def _refused(ask: Ask, python: Path, space: Space) -> dict[str, str]:
+    """Return reasons by the key of a configuration that should not be started."""
+    answers = ask(python, [one.recipe for one in space.configurations])
+    return {one.key: why for one, why in zip(space.configurations, answers, strict=True) if why}
+
+
+def _from(python: Path, options: TuneOptions, folder: Path, *, offline: bool) -> Start:
     profile = options.profile
 
     def start(configuration: Configuration, place: str) -> AbstractAsyncContextManager[MeasuredServer]:
@@ -93,7 +116,7 @@ def _from_wheel(options: TuneOptions, folder: Path, *, offline: bool) -> tuple[S
             deadlines=profile.deadlines,
         )
 
-    return start, identity
+    return start
 
 
 def _simulated(options: TuneOptions, folder: Path) -> tuple[Start, dict[str, str]]:

@@ -30,6 +30,7 @@ MOST = 200
 _FORMAT = 1
 _NGRAM_TOKENS = 4
 _SPECULATIVE = "speculative."
+_DEFAULT = "auto"  # of a flag that is not set: what vLLM chooses
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 
@@ -190,7 +191,7 @@ def default_vary(recipe: Recipe, most: int) -> dict[str, tuple[Any, ...]]:
     """
     vary: dict[str, tuple[Any, ...]] = {}
     methods = {name: one for name, one in methods_of(recipe).items() if name not in {NONE, "ngram"}}
-    if len(methods) > 1:
+    if methods and (len(methods) > 1 or not recipe.speculative):
         drafting = [f"{name}:{few}" for name, one in methods.items() for few in _fewer(one.speculative)]
         vary[METHOD] = (*drafting, NONE)
     elif methods:
@@ -291,7 +292,7 @@ def apply_settings(recipe: Recipe, settings: Mapping[str, Any], methods: Mapping
             speculative["num_speculative_tokens"] = value
         elif name.isupper():
             environment[name] = str(value)
-        elif name != METHOD:
+        elif name != METHOD and not (value == _DEFAULT and name not in flags):
             flags[name] = value
     if settings.get(METHOD) == NONE or settings.get(TOKENS) == 0:
         drafter, speculative = "", {}

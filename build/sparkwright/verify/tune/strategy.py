@@ -171,7 +171,11 @@ def _out(trial: Trial) -> Standing | None:
         return Standing(State.REFUSED, trial.refused)
     if trial.worse:
         return Standing(State.WORSE, trial.worse)
-    return None if trial.scores else Standing(State.UNKNOWN)
+    if trial.scores:
+        return None
+    slowed = [start.disturbed for start in trial.starts]
+    why = f"the machine was disturbed in each of its {len(slowed)} starts: {slowed[0]}" if slowed else ""
+    return Standing(State.UNKNOWN, why)
 
 
 def _best(trials: Sequence[Trial], kept: Mapping[int, bool | None], running: Sequence[int]) -> int:
@@ -256,14 +260,17 @@ def next_start(trials: Sequence[Trial], rules: Rules, *, pairs: Mapping[int, int
 
 
 def _first(trials: Sequence[Trial], rules: Rules) -> list[int]:
-    """Return configurations without the starts that each gets, whatever its figures are."""
+    """Return configurations without the starts that each gets, whatever its figures are.
+
+    Starts on a disturbed machine are repeated, but not for ever.
+    """
     least = rules.starts if rules.strategy == "grid" else 1
-    return [i for i, one in enumerate(trials) if not one.refused and _attempts(one, least) < least]
-
-
-def _attempts(trial: Trial, least: int) -> int:
-    """Return the starts that count; all of them once disturbed ones are as many as those asked for."""
-    return len(trial.counted) if len(trial.starts) < 2 * least else len(trial.starts)
+    most = max(2 * least, rules.most_starts)
+    return [
+        index
+        for index, one in enumerate(trials)
+        if not one.refused and len(one.counted) < least and len(one.starts) < most
+    ]
 
 
 def _further(trials: Sequence[Trial], rules: Rules) -> list[int]:

@@ -52,25 +52,6 @@ def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
     if row is None:
         return ""
     recipe = row.configuration.recipe
-    evidence = Evidence(
-        grade="tuned here",
-        where=occasion.where,
-        by="sparkwright verify tune",
-        source=f"{occasion.run}: {_figures(row)}",
-        date=occasion.date,
-    )
-    older = [
-        msgspec.structs.replace(
-            one, differs="; ".join(filter(None, (one.differs, f"before tuning: {base.name}")))
-        )
-        for one in base.evidence
-    ]
-    why = {name: base.why.get(name, f"as in {base.name}") for name in _names(recipe)}
-    why |= {
-        name: reason
-        for setting in row.configuration.settings
-        for name, reason in _reasons(setting, result, recipe)
-    }
     tuned = msgspec.structs.replace(
         recipe,
         name=f"{base.name}-tuned",
@@ -79,11 +60,36 @@ def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
         band="",
         reference=(),
         profile={},
-        why=why,
-        evidence=(evidence, *(older if row.index != OWN else base.evidence)),
+        why={
+            **{name: base.why.get(name, f"as in {base.name}") for name in _names(recipe)},
+            **{
+                name: reason
+                for setting in row.configuration.settings
+                for name, reason in _reasons(setting, result, recipe)
+            },
+        },
+        evidence=(_evidence(row, occasion), *_older(base, row)),
     )
-    comment = f"{result.said}.\nObjective: {occasion.objective}. {result.paying}".strip()
-    return recipe_text(tuned, comment)
+    told = [f"{one.configuration}: {one.said}." for one in result.speculation]
+    return recipe_text(tuned, "\n".join([f"{result.said}.", f"Objective: {occasion.objective}.", *told]))
+
+
+def _evidence(row: Row, occasion: Occasion) -> Evidence:
+    return Evidence(
+        grade="tuned here",
+        where=occasion.where,
+        by="sparkwright verify tune",
+        source=f"{occasion.run}: {_figures(row)}",
+        date=occasion.date,
+    )
+
+
+def _older(base: Recipe, row: Row) -> Iterator[Evidence]:
+    """Yield the evidence of the recipe before, which is of another configuration unless that is kept."""
+    for one in base.evidence:
+        differs = one.differs if row.index == OWN else f"before tuning: {base.name}"
+        told = "; ".join(dict.fromkeys(filter(None, (one.differs, differs))))
+        yield msgspec.structs.replace(one, differs=told)
 
 
 def _figures(row: Row) -> str:
