@@ -113,13 +113,13 @@ test-integration: $(VENV)/.ready-test ## Run the integration tests that are not 
 test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, every probe, the fault matrix, more seeds
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
 
-test: lint docs ## Lint, build the documents, then every test: units, slow ones, real sdists and wheels, every probe
+test: lint docs ## Lint, build the documents, then all tests but the longest: units, slow ones, real sdists and wheels, probes
 	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
-test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in every order of steps, two wheels on a cluster, and others
+test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in every order of steps, real engines that end, more seeds, and others
 	$(BIN)/pytest $(PARALLEL) -m walk --ignore tests/integration/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)

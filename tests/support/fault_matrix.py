@@ -35,9 +35,8 @@ HASTY = Deadlines(first_token_s=120.0, stall_s=120.0, canary_s=120.0, quiesce_s=
 
 SMALL = Profile(
     name="small",
-    checks=tuple(
-        name for name in checks_of("full") if name != "bands"
-    ),  # which has a server of its own below
+    # Two have a server of their own below.
+    checks=tuple(name for name in checks_of("full") if name not in {"bands", "traffic"}),
     categories=("code", "prose"),
     levels=(1, 8, 32),
     requests_per_client=1,
@@ -60,6 +59,9 @@ REAL_TIME = msgspec.structs.replace(TINY, name="smoke", speed=1.0)
 
 # A burst outlasts the arrival of its requests from a busy machine, so that all of them run at a time.
 BURSTS = msgspec.structs.replace(SMALL, name="bursts", speed=6.0)
+
+# Short answers are not read at once by a busy machine, which would take them for held back.
+CHATS = msgspec.structs.replace(SMALL, name="chats", speed=15.0)
 
 # Clocks on which a step takes longer than the delays of a busy machine, on a server that is too fast too.
 ONE_BY_ONE = msgspec.structs.replace(SMALL, name="one by one", levels=(1,), least_requests=8, speed=20.0)
@@ -204,6 +206,7 @@ def seeds(count: int) -> tuple[Case, ...]:
     kinds: tuple[tuple[str, Profile, Mapping[str, Any], int], ...] = (
         ("", SMALL, {}, count),
         ("bands", ONE_BY_ONE, BANDED, count),
+        ("traffic", CHATS, {}, max(1, count // 4)),
         ("parity", SMALL, {}, max(1, count // 4)),
         ("prefix", SMALL, {}, max(1, count // 4)),
         ("compile", TINY, {}, max(1, count // 4)),

@@ -9,7 +9,6 @@ import msgspec
 
 from sparkwright.verify.capacity.search import Step
 from sparkwright.verify.capacity.slo import times_of
-from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.statistics import percentile, theil_sen
 
 if TYPE_CHECKING:
@@ -40,6 +39,9 @@ def step_of(observation: Observation, slo: Slo, speed: float) -> Step:
         slo: the objective.
         speed: server's seconds in one of the client's.
     """
+    # One of the checks, which are all imported with any of them, imports this module.
+    from sparkwright.verify.checks.machine import disturbances
+
     load = observation.cell.load
     counted = [sample for sample in observation.samples if sample.counted]
     durations = [times_of(sample, speed)["e2e"] for sample in counted if sample.failure is None]
