@@ -139,7 +139,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     if options.capacity is not None:
         changes["checks"] = (CAPACITY,)
     if options.protocol:
-        _ = parse_protocol(options.protocol)
+        wait_s = max(base.deadlines.first_token_s, parse_protocol(options.protocol).patience_s)
+        changes["deadlines"] = msgspec.structs.replace(base.deadlines, first_token_s=wait_s)
         changes["checks"] = (PROTOCOL,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
