@@ -118,7 +118,7 @@ def test_what_is_odd_but_right_counts(tmp_path: Path, fault: str) -> None:
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_a_model_thinks_only_where_the_load_lets_it(tmp_path: Path, *, thinking: bool) -> None:
-    load = Load(requests=2, max_tokens=40, chat=True, thinking=thinking)
+    load = Load(requests=2, max_tokens=160, chat=True, thinking=thinking)
     samples = measure(tmp_path, load=load, reasoning=True)
     kinds = [chunk.kind for chunk in samples[0].chunks]
     assert ("reasoning" in kinds) is thinking

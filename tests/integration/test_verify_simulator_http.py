@@ -79,7 +79,7 @@ def test_a_chat_begins_with_a_role_and_goes_on_with_content(tmp_path: Path) -> N
 
 
 def test_thoughts_are_reasoning(tmp_path: Path) -> None:
-    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 80, "ignore_eos": True}
+    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 160, "ignore_eos": True}
     events = on(tmp_path, lambda server: server.events(ask, "/v1/chat/completions"), reasoning=True)
     kinds = [next(iter(choice["delta"])) for choice in choices(events)[1:]]
     assert kinds.count("reasoning") > 2

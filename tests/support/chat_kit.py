@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from simulator_kit import settings
 from verify_kit import Server
 
+from sparkwright.verify.check import AdaptiveCheck
 from sparkwright.verify.client.endpoint import Endpoint
 from sparkwright.verify.client.reply import Reply
 from sparkwright.verify.client.request import body_of
-from sparkwright.verify.model import Observation, Sample
-from sparkwright.verify.simulator.api import ResponseBuilder, parse_params, usage_of
+from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Sample
+from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.engine import StreamDelta
-from sparkwright.verify.simulator.generate import make_request
 from sparkwright.verify.simulator.language import EOS
+from sparkwright.verify.simulator.making import make_request
+from sparkwright.verify.simulator.params import ApiError, parse_params
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.verify.cell import Cell, Prompt
-    from sparkwright.verify.check import AdaptiveCheck, Context
+    from sparkwright.verify.check import Check, Context
     from sparkwright.verify.model import Finding
     from sparkwright.verify.simulator.settings import Settings
 
@@ -31,7 +34,8 @@ TOKENS = 3  # in a chunk, as with speculation
 
 def observe(cell: Cell, server: Settings) -> Observation:
     """Return the observation of *cell* on a server with these settings."""
-    samples = tuple(answer(cell, prompt, server, number) for number, prompt in enumerate(cell.prompts, 1))
+    first = crc32(cell.key.encode()) % 100_000 + 1  # a server counts the requests of all cells
+    samples = tuple(answer(cell, prompt, server, number) for number, prompt in enumerate(cell.prompts, first))
     counters = Server(k=0)
     return Observation(cell=cell, samples=samples, before=counters.snapshot(), after=counters.snapshot())
 
@@ -41,9 +45,15 @@ def answer(cell: Cell, prompt: Prompt, server: Settings, number: int) -> Sample:
     load, reply = cell.load, Reply()
     body = json.loads(body_of(Endpoint("http://simulated", server.model), prompt, "", load, load.max_tokens))
     at = number
-    for event in events(body, server, number):
-        at += STEP_NS
-        reply.take(json.dumps(event).encode(), at)
+    try:
+        for event in events(body, server, number):
+            at += STEP_NS
+            reply.take(json.dumps(event).encode(), at)
+    except ApiError as error:
+        failure = RequestFailure(kind=FailureKind.STATUS, detail=str(error), status=error.status)
+        return Sample(
+            prompt=prompt.name, category=prompt.category, started=number, ended=at + 1, failure=failure
+        )
     reply.take(b"[DONE]", at)
     return Sample(
         prompt=prompt.name,
@@ -81,10 +91,10 @@ def events(body: dict[str, Any], server: Settings, number: int = 1) -> Iterator[
     yield builder.event([], usage_of(request, server))
 
 
-def judged(check: AdaptiveCheck, context: Context, *faults: str, **changes: Any) -> dict[str, Finding]:
+def judged(check: Check, context: Context, *faults: str, **changes: Any) -> dict[str, Finding]:
     """Return the findings of *check* on a server with *faults*, by name; cells that it adds are measured."""
     server = settings(*faults, **changes)
     seen = [observe(cell, server) for cell in check.plan(context)]
-    while more := check.extend(context, seen):
+    while isinstance(check, AdaptiveCheck) and (more := check.extend(context, seen)):
         seen += [observe(cell, server) for cell in more]
     return {finding.name: finding for finding in check.judge(context, seen)}

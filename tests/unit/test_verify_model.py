@@ -10,6 +10,7 @@ import msgspec
 from sparkwright.base.digests import digest_of
 from sparkwright.verify import cell as cells
 from sparkwright.verify.cell import Cell, Load, Message, Prompt, Tool
+from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Sample
 
 if TYPE_CHECKING:
     import pytest
@@ -41,7 +42,7 @@ def test_a_key_is_computed_once_and_not_passed_on(monkeypatch: pytest.MonkeyPatc
     assert counted.calls == 2
 
 
-def test_messages_tools_and_a_schema_change_the_key() -> None:
+def test_messages_tools_pictures_a_schema_and_a_budget_change_the_key() -> None:
     load, prompt = CELL.load, CELL.prompts[0]
     said = msgspec.structs.replace(prompt, history=(Message(role="user", content="Hello."),))
     tool = Tool(name="add", description="Add.", parameters={"type": "object"})
@@ -49,8 +50,10 @@ def test_messages_tools_and_a_schema_change_the_key() -> None:
         msgspec.structs.replace(CELL, prompts=(said,)),
         msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, tools=(tool,))),
         msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, schema={"type": "object"})),
+        msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, thinking_budget=8)),
+        msgspec.structs.replace(CELL, prompts=(msgspec.structs.replace(prompt, images=("data:,",)),)),
     )
-    assert len({CELL.key, *(cell.key for cell in changed)}) == 4
+    assert len({CELL.key, *(cell.key for cell in changed)}) == 6
     for cell in changed:
         assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell).key == cell.key
 
@@ -69,3 +72,27 @@ def test_thinking_is_part_of_the_key_of_chats_alone() -> None:
 
     assert key() == key(thinking=True)
     assert key(chat=True) != key(chat=True, thinking=True)
+
+
+def test_rightly_refused_requests_are_none_that_failed() -> None:
+    def seen(how: str, *statuses: int) -> Observation:
+        failures = [
+            RequestFailure(kind=FailureKind.STATUS, detail="no", status=status) if status else None
+            for status in statuses
+        ]
+        samples = tuple(
+            Sample(prompt="p", category="c", started=0, ended=1, failure=failure) for failure in failures
+        )
+        tags = {cells.REFUSED: how} if how else {}
+        return Observation(cell=msgspec.structs.replace(CELL, tags=tags), samples=samples)
+
+    def counts(observation: Observation) -> tuple[int, int]:
+        return len(observation.refused), len(observation.failed)
+
+    assert counts(seen("", 400, 400)) == (0, 2)
+    assert counts(seen("must", 400, 422)) == (2, 0)
+    assert counts(seen("must", 400, 500)) == (1, 1)
+    assert counts(seen("must", 400, 0)) == (1, 0)
+    assert counts(seen("may", 400, 400)) == (2, 0)
+    assert counts(seen("may", 400, 0)) == (0, 1)
+    assert counts(seen("may", 0, 0)) == (0, 0)

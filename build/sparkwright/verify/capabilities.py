@@ -31,6 +31,9 @@ GPU: Final = "gpu"
 CONTEXT_LENGTH: Final = "context-length"
 TOOLS: Final = "tools"
 STRUCTURED: Final = "structured-output"
+IMAGES: Final = "images"
+SEEDS: Final = "seeds"
+END_MARK: Final = "end-mark"
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,6 +53,9 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         TOOLS: "chats may offer tools, and calls come parsed (--tool-call-parser)",
         STRUCTURED: "answers fit a JSON schema on request (response_format)",
         GPU: "the log names memory of a GPU",
+        IMAGES: "chats may hold pictures",
+        SEEDS: "sampling draws the same for the same seed, one request at a time",
+        END_MARK: "streams end with [DONE]",
     }
 )
 """Every capability by its name, with its meaning."""

@@ -50,6 +50,7 @@ class Prompt(Model, frozen=True):
         expect: a string that a right answer holds (a needle, a result), or empty.
         prefix: prompts with the same non-empty value begin with the same text.
         history: messages of the conversation before `text`; sent by chat requests alone.
+        images: pictures that stand before `text`, as ``data:`` addresses; sent by chat requests alone.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Prompt(Model, frozen=True):
     expect: str = ""
     prefix: str = ""
     history: tuple[Message, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 class Load(Model, frozen=True):
@@ -86,6 +88,7 @@ class Load(Model, frozen=True):
         tools: functions that the model may call; chat requests alone.
         schema: JSON schema that answers must fit, if not empty; chat requests alone.
         plain: leave temperature and seed to the server, as clients that set neither do.
+        thinking_budget: tokens of reasoning at the most; no limit if 0. A field of vLLM's chat requests.
     """
 
     shape: Literal["closed", "burst", "drain", "open"] = "closed"
@@ -108,6 +111,7 @@ class Load(Model, frozen=True):
     tools: tuple[Tool, ...] = ()
     schema: dict[str, Any] = field(default_factory=dict)
     plain: bool = False
+    thinking_budget: int = 0
 
 
 WATCHED = "watch"
@@ -116,7 +120,12 @@ LISTED = "listing"
 """The tag of cells before which the duration of requests for the model list is measured."""
 CONNECTED = "connections"
 """The tag of cells whose connections are opened before the first request, so that all are sent at once."""
-_LATER = frozenset({"history", "tools", "schema", "plain"})
+REFUSED = "refused"
+"""The tag of cells whose requests a sound server refuses as the client's fault.
+
+``must``: every request; ``may``: every one, or none.
+"""
+_LATER = frozenset({"history", "tools", "schema", "plain", "images", "thinking-budget"})
 
 
 class Cell(Model, frozen=True, dict=True):

@@ -17,6 +17,7 @@ from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
 from sparkwright.verify.server import sample_host
 from sparkwright.verify.server.compiling import CompileWatch
+from sparkwright.verify.server.host import is_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,7 @@ _SERIES_S = 5.0
 _LEAST_S = 0.25
 # Polls, and seconds between them, in which a server that no longer answers may turn out to have ended.
 _LOOKS, _LOOK_S = 40, 0.05
+_HEALTH_S = 10.0
 
 # Errors of unreadable counters; other observations show what is wrong with the server.
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
@@ -118,6 +120,7 @@ async def measure(
         why = await canary(session, server.endpoint, deadlines, speed)
         if why:
             await _until_reaped(server)
+        health = await _health(session, server) if why and server.died is None else -1
     return Observation(
         cell=cell,
         samples=tuple(sorted(samples, key=lambda sample: sample.started)),
@@ -133,6 +136,7 @@ async def measure(
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
         compiled=compilers.compiled if compilers is not None else None,
         listing_ms=listing,
+        health=health,
     )
 
 
@@ -156,6 +160,31 @@ async def _counters(
         return None, str(error) or type(error).__name__
 
 
+async def _card_reading(session: aiohttp.ClientSession, server: MeasuredServer) -> str | None:
+    """Return readings of a simulated card, `None` for the card of this machine, empty for one elsewhere."""
+    import aiohttp
+
+    endpoint = server.endpoint
+    if not endpoint.card:
+        return None if server.pid is not None or is_here(endpoint.url) else ""
+    try:
+        async with session.get(f"{endpoint.url}{endpoint.card}") as response:
+            return await response.text() if response.ok else ""
+    except (*_UNREADABLE, aiohttp.ClientError):
+        return ""
+
+
+async def _health(session: aiohttp.ClientSession, server: MeasuredServer) -> int:
+    """Return the HTTP status of the server's own word on its health; -1 without an answer."""
+    import aiohttp
+
+    try:
+        async with asyncio.timeout(_HEALTH_S), session.get(f"{server.endpoint.url}/health") as response:
+            return response.status
+    except (*_UNREADABLE, aiohttp.ClientError):
+        return -1
+
+
 @contextlib.asynccontextmanager
 async def _watching(
     session: aiohttp.ClientSession, server: MeasuredServer, speed: float
@@ -169,7 +198,7 @@ async def _watching(
             if METRICS not in server.endpoint.lacks:
                 with contextlib.suppress(*_UNREADABLE):
                     watch.series.append(await fetch_snapshot(session, server.endpoint))
-            watch.host.append(await sample_host(server.pid))
+            watch.host.append(await sample_host(server.pid, await _card_reading(session, server)))
 
     looking = asyncio.create_task(look())
     try:

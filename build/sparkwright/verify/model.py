@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import field
 
 from sparkwright.base.config import Model
-from sparkwright.verify.cell import Cell
+from sparkwright.verify.cell import REFUSED, Cell
 
 # What is seen -------------------------------------------------------------------------------------------
 
@@ -35,6 +35,10 @@ class FailureKind(StrEnum):
     COUNT = "count"  # usage and token ids disagree
     LENGTH = "length"  # another number of tokens than requested, or ``abort``
     CANCELLED = "cancelled"  # stopped by this client
+
+
+REFUSALS = frozenset({400, 404, 405, 413, 415, 422, 501})
+"""Statuses that say that the request, not the server, is at fault."""
 
 
 class RequestFailure(Model, frozen=True):
@@ -220,6 +224,8 @@ class HostSample(Model, frozen=True):
         gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
         swap_used_mib: of the whole machine.
         memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
+        gpu_utilization: percent of the last moments in which a kernel ran.
+        gpu_clock_max_mhz: the highest clock of the multiprocessors that the card offers.
     """
 
     at: int
@@ -231,6 +237,8 @@ class HostSample(Model, frozen=True):
     gpu_slowed_by: int = -1
     swap_used_mib: float = -1
     memory_pressure: float = -1
+    gpu_utilization: float = -1
+    gpu_clock_max_mhz: float = -1
 
 
 class BootFacts(Model, frozen=True):
@@ -268,6 +276,7 @@ class BootFacts(Model, frozen=True):
         seconds: from the start of the process to the first good answer.
         words_per_token: of the corpus's documents, by its own tokenizer; -1 if it was not measured.
         uncounted: failure of its ``POST /tokenize``, though it has one; else empty.
+        block_sizes: tokens in a block of the KV cache, of each kind of block, in ascending order.
     """
 
     version: str = ""
@@ -300,6 +309,7 @@ class BootFacts(Model, frozen=True):
     seconds: float = -1
     words_per_token: float = -1
     uncounted: str = ""
+    block_sizes: tuple[int, ...] = ()
 
 
 class Observation(Model, frozen=True):
@@ -322,6 +332,7 @@ class Observation(Model, frozen=True):
             where they were not watched.
         listing_ms: durations of requests for the model list before the first request, in ms of the client's
             clock; empty where they were not measured.
+        health: HTTP status of ``GET /health`` where the canary stayed without an answer; -1 where unknown.
     """
 
     cell: Cell
@@ -338,6 +349,7 @@ class Observation(Model, frozen=True):
     clock_step_s: float = 0.0
     compiled: tuple[str, ...] | None = None
     listing_ms: tuple[float, ...] = ()
+    health: int = -1
 
     @property
     def counted(self) -> tuple[Sample, ...]:
@@ -353,9 +365,19 @@ class Observation(Model, frozen=True):
         return (max(sample.ended for sample in self.samples) - begin) / 1e9
 
     @property
+    def refused(self) -> tuple[Sample, ...]:
+        """Requests that were refused, in a cell whose requests must or may be (see `cell.REFUSED`)."""
+        how = self.cell.tags.get(REFUSED, "")
+        if not how:
+            return ()
+        found = tuple(one for one in self.samples if one.failure and one.failure.status in REFUSALS)
+        return found if how == "must" or len(found) == len(self.samples) else ()
+
+    @property
     def failed(self) -> tuple[Sample, ...]:
-        """Requests that failed, warm-ups included."""
-        return tuple(sample for sample in self.samples if sample.failure is not None)
+        """Requests that failed, warm-ups included, and without those that are rightly refused."""
+        refused = {id(sample) for sample in self.refused}
+        return tuple(one for one in self.samples if one.failure is not None and id(one) not in refused)
 
 
 # What is concluded --------------------------------------------------------------------------------------

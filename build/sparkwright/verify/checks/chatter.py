@@ -7,13 +7,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.text import excerpt
+from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sparkwright.verify.cell import Tool
-    from sparkwright.verify.model import Sample, ToolCall
+    from sparkwright.verify.checks.common import CheckedCells, Reason
+    from sparkwright.verify.model import Observation, Sample, ToolCall
 
 _ROLES = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|endoftext)\|>"
@@ -42,6 +45,25 @@ class Described:
 
     name: str
     schema: Mapping[str, Any]
+
+
+def against_each(seen: CheckedCells, find: Callable[[Observation, Sample], str]) -> list[Reason]:
+    """Return a reason for each cell in which *find* finds something, with the first answer that has it."""
+    against = []
+    for observation in seen.sound:
+        found = [(s, what) for s in observation.counted if (what := find(observation, s))]
+        if found:
+            sample, what = found[0]
+            count = f"{len(found)} of {len(observation.counted)} answers"
+            against.append(
+                (Verdict.FAIL, f"{describe(observation.cell)}: {count}, first to {sample.prompt}: {what}")
+            )
+    return against
+
+
+def answers_in(seen: CheckedCells) -> int:
+    """Return the number of answers in the sound cells."""
+    return sum(len(observation.counted) for observation in seen.sound)
 
 
 def role_mark(answer: str) -> str:

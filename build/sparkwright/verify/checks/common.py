@@ -272,7 +272,7 @@ def _signatures(log: Sequence[str]) -> str:
 
 def _failures(observation: Observation) -> list[Reason]:
     """Return failed requests by kind, the most frequent first."""
-    failed = [(sample, sample.failure) for sample in observation.samples if sample.failure is not None]
+    failed = [(sample, sample.failure) for sample in observation.failed if sample.failure is not None]
     found = []
     for kind, count in Counter(failure.kind for _, failure in failed).most_common():
         sample, failure = next((sample, failure) for sample, failure in failed if failure.kind is kind)
@@ -309,7 +309,7 @@ def _counters(observation: Observation) -> list[Reason]:
 def _incomplete(observation: Observation) -> list[Reason]:
     """Return the reason if a cell was cut short."""
     load, where = observation.cell.load, describe(observation.cell)
-    counted = len(observation.counted)
+    counted = len(observation.counted) + len(observation.refused)
     if not load.seconds and counted < load.requests:
         return [(Verdict.INVALID, f"only {counted} of {load.requests} requests of {where} were recorded")]
     if not counted:
@@ -331,6 +331,14 @@ def _unstreamed(observation: Observation) -> list[Reason]:
     cause = f"not streamed: in {describe(observation.cell)} the tokens of an answer came within {rest} of"
     cause += f" each other, {first} after the request: a proxy on the way holds answers back until their end"
     return [(Verdict.INVALID, cause)]
+
+
+def all_refused(observation: Observation) -> str:
+    """Return the server's words if it refused every request of a cell that it may refuse, else ``""``."""
+    failures = [sample.failure for sample in observation.refused if sample.failure is not None]
+    if not failures or observation.died is not None or observation.canary:
+        return ""
+    return _short(failures[0].detail)
 
 
 def in_flight(observation: Observation) -> int:

@@ -15,6 +15,8 @@ from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     Described,
+    against_each,
+    answers_in,
     broken_characters,
     misfit,
     reasoning_mark,
@@ -35,7 +37,7 @@ from sparkwright.verify.checks.dialogues import (
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sparkwright.verify.cell import Prompt, Tool
     from sparkwright.verify.check import Context
@@ -83,7 +85,7 @@ class Traffic:
         ]
 
 
-CHECK = RegisteredCheck(Traffic(), profiles={"full": 25}, tries=(TOOLS, STRUCTURED))
+CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS, STRUCTURED))
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -130,24 +132,6 @@ def _planned(check: Traffic, context: Context, observations: Sequence[Observatio
 # Judging ------------------------------------------------------------------------------------------------
 
 
-def _against(seen: CheckedCells, find: Callable[[Observation, Sample], str]) -> list[Reason]:
-    """Return a reason for each cell in which *find* finds something, with the first answer that has it."""
-    against = []
-    for observation in seen.sound:
-        found = [(s, what) for s in observation.counted if (what := find(observation, s))]
-        if found:
-            sample, what = found[0]
-            count = f"{len(found)} of {len(observation.counted)} answers"
-            against.append(
-                (Verdict.FAIL, f"{describe(observation.cell)}: {count}, first to {sample.prompt}: {what}")
-            )
-    return against
-
-
-def _answers(seen: CheckedCells) -> int:
-    return sum(len(observation.counted) for observation in seen.sound)
-
-
 def _passed(context: Context, text: str) -> str:
     return "not judged: the model's weights are made up" if context.made_up else text
 
@@ -159,10 +143,10 @@ def _template(context: Context, seen: CheckedCells) -> Finding:
         "answers are in the chat template",
         "No answer holds markers of roles or goes on with messages of its own, as it does where chats are"
         " sent to the model without its template.",
-        against=[] if context.made_up else _against(seen, lambda _, sample: role_mark(sample.answer)),
-        passed=_passed(context, f"{_answers(seen)} answers hold no marker of a role"),
+        against=[] if context.made_up else against_each(seen, lambda _, sample: role_mark(sample.answer)),
+        passed=_passed(context, f"{answers_in(seen)} answers hold no marker of a role"),
         threshold="none",
-        measured={"answers": _answers(seen), "ended by themselves": ended},
+        measured={"answers": answers_in(seen), "ended by themselves": ended},
         warnings=seen.notes,
     )
 
@@ -203,8 +187,8 @@ def _characters(context: Context, seen: CheckedCells) -> Finding:
         "characters are whole",
         "No answer holds U+FFFD, or the characters that UTF-8 read as Latin-1 makes; the prompts ask for"
         " characters of two to four bytes.",
-        against=[] if context.made_up else _against(seen, find),
-        passed=_passed(context, f"{_answers(seen)} answers hold none"),
+        against=[] if context.made_up else against_each(seen, find),
+        passed=_passed(context, f"{answers_in(seen)} answers hold none"),
         threshold="none, but at the end of an answer that was cut",
         lenient=True,
     )
@@ -215,8 +199,10 @@ def _reasoning(context: Context, seen: CheckedCells) -> Finding:
         seen,
         "reasoning stays out of the answer",
         "No answer holds a mark at which reasoning begins or ends.",
-        against=[] if context.made_up else _against(seen, lambda _, sample: reasoning_mark(sample.answer)),
-        passed=_passed(context, f"{_answers(seen)} answers hold no mark of reasoning"),
+        against=[]
+        if context.made_up
+        else against_each(seen, lambda _, sample: reasoning_mark(sample.answer)),
+        passed=_passed(context, f"{answers_in(seen)} answers hold no mark of reasoning"),
         threshold="none",
         lenient=True,
     )
@@ -226,7 +212,7 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
     tools = {tool.name: tool for tool in TOOLS_OFFERED}
     calls = sum(len(sample.tool_calls) for o in seen.sound for sample in o.counted)
     several = sum(len(sample.tool_calls) > 1 for o in seen.sound for sample in o.counted)
-    against = _against(seen, lambda _, sample: tool_flaw(sample, tools))
+    against = against_each(seen, lambda _, sample: tool_flaw(sample, tools))
     if context.made_up:
         against = []
     elif not calls and not against and seen.sound:
@@ -238,7 +224,7 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
         "Calls name a tool that was offered, their streamed arguments are JSON that fits the tool's schema,"
         " and none is left in the answer's text.",
         against=against,
-        passed=_passed(context, f"{calls} calls in {_answers(seen)} answers fit their schemas"),
+        passed=_passed(context, f"{calls} calls in {answers_in(seen)} answers fit their schemas"),
         threshold="all",
         measured={"calls": calls, "answers with several calls": several},
         warnings=["no answer holds several calls, so that parallel ones were not seen"] if alone else [],
@@ -250,7 +236,7 @@ def _uncalled(seen: CheckedCells) -> str:
     """Return the cause where no tool was called: too short prompts, or the model."""
     offered = sum(len(json.dumps(tool.parameters) + tool.description) for tool in TOOLS_OFFERED)
     longest = max(sample.prompt_tokens for o in seen.sound for sample in o.counted)
-    cause = f"the model called no tool in {_answers(seen)} answers, though each prompt asks for it"
+    cause = f"the model called no tool in {answers_in(seen)} answers, though each prompt asks for it"
     if 0 < longest < offered / _LONG_TOKEN:
         cause += (
             f"; prompts have {longest} tokens at the most, so that the chat template leaves the tools out"
@@ -265,16 +251,16 @@ def _structured(seen: CheckedCells) -> Finding:
         return misfit(sample.answer, Described("answer", observation.cell.load.schema))
 
     cut = sum(sample.finish_reason == "length" for o in seen.sound for sample in o.counted)
-    against = _against(seen, find)
-    if not against and seen.sound and cut == _answers(seen):
+    against = against_each(seen, find)
+    if not against and seen.sound and cut == answers_in(seen):
         against = [(Verdict.INCONCLUSIVE, f"all {cut} answers were cut at the longest output")]
     return conclude(
         seen,
         "structured output fits its schema",
         "Answers to requests with a JSON schema are JSON that fits it.",
         against=against,
-        passed=f"{_answers(seen) - cut} answers fit",
+        passed=f"{answers_in(seen) - cut} answers fit",
         threshold="all that were not cut at the longest output",
-        measured={"answers": _answers(seen), "cut": cut},
+        measured={"answers": answers_in(seen), "cut": cut},
         needs=(STRUCTURED,),
     )

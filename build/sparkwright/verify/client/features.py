@@ -1,6 +1,7 @@
-"""Trial requests for what a server may do in chats: tools, and output by a schema.
+"""Trial requests for what a server may do in chats: tools, output by a schema, pictures, seeds.
 
-Only a server that refuses every one of several requests lacks a feature. vLLM that answers is taken at its
+Only a server that refuses every one of several requests lacks a feature, or one whose prompts are as long
+without tools as with them: its chat template leaves them out. vLLM that answers is otherwise taken at its
 word, so that a broken parser is found by the check; of another server, a field that it ignores is lacking.
 """
 
@@ -9,10 +10,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import STRUCTURED, TOOLS
+import msgspec
+
+from sparkwright.verify.capabilities import IMAGES, SEEDS, STRUCTURED, TOOLS
 from sparkwright.verify.cell import Load, Prompt, Tool
 from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import Exchange
+from sparkwright.verify.corpus.pictures import draw_colour
 from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
@@ -42,6 +46,14 @@ _TRIALS = {
     STRUCTURED: (
         Load(chat=True, natural_stop=True, schema=_SCHEMA),
         Prompt(name="trial", category="trial", text="Name a city as JSON."),
+    ),
+    IMAGES: (
+        Load(chat=True, natural_stop=True),
+        Prompt(name="trial", category="trial", text="Say yes.", images=(draw_colour("white"),)),
+    ),
+    SEEDS: (
+        Load(chat=True, natural_stop=True, temperature=1.0, seed=1),
+        Prompt(name="trial", category="trial", text="Invent a short story about a bird and a clock."),
     ),
 }
 
@@ -80,9 +92,23 @@ async def _try(
 ) -> str:
     """Return the reason for which one request shows no such feature; empty if it may have it."""
     load, prompt = _TRIALS[name]
-    exchange = Exchange(endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0)
-    sample = await exchange.run(session)
-    if sample.failure is not None and sample.failure.kind is FailureKind.STATUS:
+    if name == SEEDS and not foreign:
+        return ""  # vLLM promises it
+
+    async def send(load: Load = load) -> Sample:
+        exchange = Exchange(
+            endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0, refusable=True
+        )
+        return await exchange.run(session)
+
+    sample = await send()
+    if name == SEEDS and sample.failure is None and (await send()).text != sample.text:
+        return "two requests with the same seed are answered otherwise"
+    if name == TOOLS and sample.failure is None and not sample.tool_calls:
+        without = (await send(msgspec.structs.replace(load, tools=()))).prompt_tokens
+        if sample.prompt_tokens == without > 0:
+            return f"the chat template leaves tools out: a prompt has {without} tokens with and without them"
+    if sample.failure is not None and sample.failure.kind in {FailureKind.STATUS, FailureKind.IN_BAND}:
         refused = sample.failure.status in _REFUSED
         return f"requests for {name} are refused: {sample.failure.detail}" if refused else ""
     if foreign and sample.failure is None and not _shown(name, sample):
@@ -93,6 +119,8 @@ async def _try(
 def _shown(name: str, sample: Sample) -> bool:
     if name == TOOLS:
         return bool(sample.tool_calls)
+    if name != STRUCTURED:
+        return True
     try:
         return isinstance(json.loads(sample.answer), dict)
     except ValueError:

@@ -1,195 +1,23 @@
-"""Requests and responses of the OpenAI API, as the two vLLM releases read and write them."""
+"""Responses of the OpenAI API, as the two vLLM releases write them; `params` reads requests."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.simulator.chat import CallWriter, broken, content_of, plan_calls, schema_of, template
-from sparkwright.verify.simulator.language import encode, text_of
+from sparkwright.verify.simulator.chat import CallWriter, broken
+from sparkwright.verify.simulator.language import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from sparkwright.verify.simulator.engine import Request, StreamDelta
     from sparkwright.verify.simulator.language import Choice
+    from sparkwright.verify.simulator.params import RequestParams
     from sparkwright.verify.simulator.settings import Settings
 
-_COMPLETION_TOKENS = 16  # default of OpenAI's API
 
-
-class ApiError(Exception):
-    """A request that cannot be served.
-
-    Args:
-        status: status of the response.
-        kind: the error's type, as vLLM names it.
-        message: the error's message.
-        parameter: the offending field of the body.
-    """
-
-    def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.message, self.parameter = status, kind, message, parameter
-
-    def body(self) -> dict[str, Any]:
-        """Return the response's JSON."""
-        error = {"message": self.message, "type": self.kind, "param": self.parameter, "code": self.status}
-        return {"error": error}
-
-
-@dataclass(frozen=True)
-class RequestParams:
-    """The parameters of one request for text.
-
-    Attributes:
-        chat: sent to the chat endpoint.
-        thinking: the chat template lets the model think.
-        model: the requested model name.
-        text: the prompt, or all messages in the chat template.
-        tokens: the same as tokens.
-        max_tokens: the longest output.
-        stream: respond with events rather than one body.
-        usage: send a last event with the count.
-        continuous: send a count in each event.
-        token_ids: send ids beside the text.
-        logprobs: alternatives for each token; -1 for no log-probabilities.
-        ids_as_tokens: write tokens as ``token_id:N`` there.
-        ignore_eos: continue after the end of sequence.
-        temperature: sampling temperature.
-        seed: sampling seed.
-        named: the request id that the client gave.
-        question: text of a chat's last message.
-        schema: JSON schema that the answer must fit; empty for none.
-        calls: names and arguments of the tool calls that answer it.
-    """
-
-    chat: bool
-    thinking: bool
-    model: str
-    text: str
-    tokens: tuple[int, ...]
-    max_tokens: int
-    stream: bool
-    usage: bool
-    continuous: bool
-    token_ids: bool
-    logprobs: int
-    ids_as_tokens: bool
-    ignore_eos: bool
-    temperature: float
-    seed: int
-    named: str
-    question: str = ""
-    schema: Mapping[str, Any] = field(default_factory=dict)
-    calls: tuple[tuple[str, str], ...] = ()
-
-
-def parse_params(
-    body: Mapping[str, Any], settings: Settings, *, chat: bool, named: str = ""
-) -> RequestParams:
-    """Parse the *body* of a request.
-
-    Raises:
-        ApiError: the model is another, the prompt is missing or too long, or a field has the wrong type.
-    """
-    model = body.get("model") or settings.model
-    if model != settings.model:
-        raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
-    try:
-        return _read(body, settings, model, named, chat=chat)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ApiError(400, "BadRequestError", f"The body could not be read: {error}") from error
-
-
-def _read(
-    body: Mapping[str, Any], settings: Settings, model: str, named: str, *, chat: bool
-) -> RequestParams:
-    text, tokens = _prompt(body, settings, chat=chat)
-    question = content_of(body["messages"][-1]) if chat else ""
-    left = settings.max_model_len - len(tokens)
-    requested = body.get("max_tokens") or body.get("max_completion_tokens")
-    most = int(requested) if requested else (left if chat else _COMPLETION_TOKENS)
-    if left < most or left < 1:
-        raise ApiError(
-            400,
-            "BadRequestError",
-            f"This model's maximum context length is {settings.max_model_len} tokens. However, you requested "
-            f"{most} output tokens and your prompt contains at least {len(tokens)} input tokens, for a total "
-            f"of at least {most + len(tokens)} tokens. Please reduce the length of the input prompt or the "
-            "number of requested output tokens.",
-            "input_tokens",
-        )
-    options = body.get("stream_options") or {}
-    usage = bool(options.get("include_usage"))
-    temperature = body.get("temperature")
-    seed = body.get("seed")
-    temperature = 1.0 if temperature is None else float(temperature)
-    if not math.isfinite(temperature) or temperature < 0:
-        raise ApiError(400, "BadRequestError", f"temperature must be non-negative, got {temperature}.")
-    return RequestParams(
-        chat=chat,
-        thinking=bool((body.get("chat_template_kwargs") or {}).get("enable_thinking", True)),
-        model=model,
-        text=text,
-        tokens=tokens,
-        max_tokens=max(1, most),
-        stream=bool(body.get("stream")),
-        usage=usage,
-        continuous=usage and bool(options.get("continuous_usage_stats")),
-        token_ids=bool(body.get("return_token_ids")),
-        logprobs=_logprobs(body, chat=chat),
-        ids_as_tokens=bool(body.get("return_tokens_as_token_ids")),
-        ignore_eos=bool(body.get("ignore_eos")),
-        temperature=temperature,
-        seed=0 if seed is None else int(seed),
-        named=named,
-        question=question,
-        schema=schema_of(body) if chat else {},
-        calls=plan_calls(_tools(body, settings), question, settings.faults) if chat else (),
-    )
-
-
-def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any]]:
-    """Return the tools that the model may call.
-
-    Raises:
-        ApiError: there are some, and the server has no parser for calls.
-    """
-    tools = body.get("tools") or []
-    if not tools or body.get("tool_choice", "auto") == "none":
-        return []
-    if not settings.tool_parser:
-        raise ApiError(400, "BadRequestError", "tool_choice auto needs a tool call parser, and none is set")
-    return list(tools)
-
-
-def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
-    requested = body.get("logprobs")
-    if not chat:
-        return -1 if requested is None else int(requested)
-    return int(body.get("top_logprobs") or 0) if requested else -1
-
-
-def _prompt(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> tuple[str, tuple[int, ...]]:
-    if chat:
-        messages = body.get("messages")
-        if not messages:
-            raise ApiError(400, "BadRequestError", "messages: Field required", "messages")
-        text = template(messages[-1:] if "history-dropped" in settings.faults else messages)
-        return text, tuple(encode(text))
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return prompt, tuple(encode(prompt))
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return "", tuple(prompt)
-    raise ApiError(400, "BadRequestError", "prompt: one text or one list of token ids is required", "prompt")
-
-
-_THOUGHTS = 24  # tokens of reasoning with a reasoning parser
+_END_OF_THOUGHTS = "\n</think>\n\n"
 
 
 def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bool = True) -> dict[str, Any]:
@@ -275,7 +103,7 @@ class ResponseBuilder:
         text = self._text(tokens)
         choice: dict[str, Any] = {"index": 0}
         if self.params.chat:
-            choice["delta"] = self._message(text)
+            choice["delta"] = self._message(tokens)
         else:
             choice["text"] = text
         choice["logprobs"] = self._logprobs(delta.choices)
@@ -301,7 +129,7 @@ class ResponseBuilder:
         text = self._text(tokens)
         one: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(choices)}
         if self.params.chat:
-            one["message"] = {"role": "assistant", "content": None, **self._message(text)}
+            one["message"] = {"role": "assistant", "content": None, **self._message(tokens)}
         else:
             one["text"] = text
             one["prompt_token_ids"] = list(self.params.tokens) if self._with_ids else None
@@ -330,20 +158,32 @@ class ResponseBuilder:
         text = text_of(tokens)
         return broken(text) if "replacement-characters" in self.settings.faults else text
 
-    def _message(self, text: str) -> dict[str, Any]:
-        kind = self.delta_kind
+    def _message(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of a chat's text: reasoning first, the rest of *tokens* after it."""
         if self.params.calls:
-            return {"tool_calls": self._writer.parts(text)}
-        thinks = self.settings.reasoning and self.params.thinking
-        if kind == "content" and thinks and self._sent < _THOUGHTS:
-            kind = "reasoning"
+            return {"tool_calls": self._writer.parts(self._text(tokens))}
+        kind = self.delta_kind
         if kind == "tool":
-            call: dict[str, Any] = {"index": 0, "function": {"arguments": text}}
+            call: dict[str, Any] = {"index": 0, "function": {"arguments": self._text(tokens)}}
             if not self._sent:
                 call |= {"id": f"chatcmpl-tool-{self.request.number}", "type": "function"}
                 call["function"]["name"] = "answer"
             return {"tool_calls": [call]}
-        return {kind: text}
+        thoughts = min(len(tokens), max(0, self.request.thoughts - self._sent))
+        if self.request.thoughts and "answer-in-reasoning" in self.settings.faults:
+            thoughts = len(tokens)
+        if not thoughts or kind != "content":
+            return {kind: self._text(tokens)}
+        faults, found = self.settings.faults, {"reasoning": self._text(tokens[:thoughts])}
+        if "reasoning-lost" in faults:
+            found = {"content": ""}
+        elif "thoughts-unparsed" in faults:
+            ended = self._sent + thoughts >= self.request.thoughts
+            found = {"content": found["reasoning"] + (_END_OF_THOUGHTS if ended else "")}
+        if thoughts < len(tokens):
+            rest = self._text(tokens[thoughts:])
+            found["content"] = found.get("content", "") + rest
+        return found
 
     def _finish(self, reason: str) -> str | None:
         if reason == "stop" and (self.delta_kind == "tool" or self.params.calls):

@@ -9,27 +9,34 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkwright.verify.simulator.language import answer_to
+from sparkwright.verify.simulator.language import answer_to, digest, spell, text_of
+from sparkwright.verify.simulator.vision import look_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.simulator.api import RequestParams
     from sparkwright.verify.simulator.faults import Faults
+    from sparkwright.verify.simulator.params import RequestParams
+    from sparkwright.verify.simulator.settings import Settings
 
 _REPEATED: Final = re.compile(r"\bRepeat [^:]*: “(?P<text>[^”]+)”")
+_COUNTED: Final = re.compile(r"\bnumbers from (\d+) to (\d+)")
 _EACH: Final = re.compile(r"\bfor each of [^:]*: (?P<items>[^.?]+)[.?]")
 _QUOTED: Final = re.compile(r"“([^”]+)”")
 _NUMBER: Final = re.compile(r"-?\d+")
-_PLAIN: Final = " The river follows the old road."
+PLAIN: Final = " The river follows the old road."
+_THOUGHTS: Final = (" the quiet river follows the old road.", " every narrow bridge crosses this valley.")
+_FEWEST_THOUGHTS, _MORE_THOUGHTS = 8, 4  # sentences
 _CALLS: Final = "\n"  # between the arguments of calls; JSON without line breaks has none
 _CUT: Final = 2  # characters that the fault of truncated arguments takes off
 
 
-def template(messages: list[Mapping[str, Any]]) -> str:
-    """Return messages as one text, in a chat template such as Qwen's."""
+def template(messages: list[Mapping[str, Any]], *, thinking: bool | None = None) -> str:
+    """Return messages in a chat template such as Qwen's, which switches *thinking* if that is set."""
     parts = [f"<|im_start|>{each.get('role', 'user')}\n{content_of(each)}<|im_end|>\n" for each in messages]
-    return "".join([*parts, "<|im_start|>assistant\n"])
+    return "".join(
+        [*parts, "<|im_start|>assistant\n", "<think>\n\n</think>\n\n" if thinking is False else ""]
+    )
 
 
 def content_of(message: Mapping[str, Any]) -> str:
@@ -38,6 +45,14 @@ def content_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content)
+
+
+def images_of(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the addresses of the pictures in a *message*."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return ()
+    return tuple(part["image_url"]["url"] for part in content if part.get("type") == "image_url")
 
 
 def schema_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,13 +113,29 @@ def script_of(params: RequestParams, faults: Faults) -> str:
         return _CALLS.join(arguments for _, arguments in params.calls)
     if params.schema:
         return json.dumps(instance(params.schema, params.question), ensure_ascii=False)
-    repeated = _REPEATED.search(params.question)
-    answer = f" {repeated['text']}" if repeated else answer_to(params.text)
+    repeated, counted = _REPEATED.search(params.question), _COUNTED.search(params.question)
+    if params.images and "image-ignored" not in faults:
+        answer = f" It is {look_at(params.images[-1])}."
+    elif counted:
+        answer = " " + ", ".join(map(str, range(int(counted[1]), int(counted[2]) + 1)))
+    else:
+        answer = f" {repeated['text']}" if repeated else answer_to(params.text)
     if "template-missing" in faults:
-        return f"{answer or _PLAIN}\nuser: Tell me more.\nassistant: The garden holds a quiet machine."
+        return f"{answer or PLAIN}\nuser: Tell me more.\nassistant: The garden holds a quiet machine."
     if "reasoning-in-answer" in faults:
-        return f" The user wants a short answer, so one sentence will do.\n</think>\n\n{answer or _PLAIN}"
+        return f" The user wants a short answer, so one sentence will do.\n</think>\n\n{answer or PLAIN}"
     return answer
+
+
+def thoughts_of(params: RequestParams, settings: Settings) -> str:
+    """Return the reasoning that a chat's output begins with; empty for none."""
+    faults = settings.faults
+    wanted = params.thinking or "thinking-not-off" in faults
+    if not (settings.reasoning and params.chat and wanted) or params.calls or params.schema:
+        return ""
+    sentences = _FEWEST_THOUGHTS + digest(params.question.encode()) % _MORE_THOUGHTS
+    tokens = spell("".join(_THOUGHTS[number % len(_THOUGHTS)] for number in range(sentences)))
+    return text_of(tokens[: params.thinking_budget])
 
 
 def broken(text: str) -> str:

@@ -1,0 +1,282 @@
+"""Requests that decode while long prompts of others are prefilled: they slow down, and lose nothing.
+
+A prompt is prefilled in chunks, and each step with a chunk also decodes one token (or draft) of every other
+request. How long such a step takes is a choice of the server's (max-num-batched-tokens); that decoding waits
+for all prompts is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.capabilities import CONTEXT_LENGTH
+from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.verify.check import RegisteredCheck
+from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
+from sparkwright.verify.corpus import WORDS_PER_TOKEN
+from sparkwright.verify.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.verify.check import Context
+    from sparkwright.verify.checks.common import CheckedCells, Reason
+    from sparkwright.verify.model import Finding, Observation, Sample
+
+DECODERS, PROMPTS = 4, 3
+LONG_TOKENS = 8_000
+"""Of a prompt, or half of the longest request if that is less: more than one chunk on most servers."""
+TOKENS = 256
+COUNTED = 100
+"""Numbers that a decoding request is to write, of which one that is missing shows; its tokens are too few for
+all of them, so that requests have one length."""
+STARVED = 0.8
+"""Share of the time of prefill without a token of any other request. One prompt more or less in a step leaves
+two thirds at the most, since prompts arrive one after another."""
+STALL_S = 30.0
+"""Longest wait for a token. A chunk of 16,384 tokens takes a GB10 ten seconds."""
+FEW_GAPS = 10
+"""Prefill that lasts no longer than so many usual gaps starves nobody."""
+BROKEN = 2
+"""Decoding requests that miss numbers, of those that count rightly alone."""
+_BEGIN = 0.7  # of a request's duration alone, within which all of them start
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Counting alone, and then beside the prefill of long prompts."""
+
+    name: str = "mixed"
+
+    def plan(self, context: Context) -> tuple[Cell, ...]:
+        """Return the requests that decode, one at a time; how long they take decides when prompts come."""
+        prompts = _counting(context, "alone")
+        load = Load(
+            requests=len(prompts), max_tokens=TOKENS, natural_stop=True, chat=True, seed=context.profile.seed
+        )
+        return (Cell(check="mixed", name="decoding alone", load=load, prompts=prompts),)
+
+    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
+        """Return the same beside long prompts, if it was answered alone."""
+        known = {observation.cell.key for observation in observations}
+        return tuple(cell for cell in self._planned(context, observations) if cell.key not in known)
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
+        """Return a finding on gaps while prompts are prefilled, and one on lost tokens."""
+        seen = triage(self, context, observations, self._planned(context, observations))
+        by_name = {observation.cell.name: observation for observation in seen.sound}
+        alone, beside = by_name.get("decoding alone"), by_name.get("beside prompts")
+        return [_gaps(context, seen, alone, beside), _lost(context, seen, alone, beside)]
+
+    def _planned(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
+        (first,) = self.plan(context)
+        alone = next((o for o in observations if o.cell.key == first.key and o.counted), None)
+        return (first,) if alone is None else (first, _beside(context, alone))
+
+
+CHECK = RegisteredCheck(Mixed(), profiles={"full": 55})
+
+
+# Cells --------------------------------------------------------------------------------------------------
+
+
+def _counting(context: Context, kind: str) -> tuple[Prompt, ...]:
+    """Return the requests that decode: each counts from another number."""
+    return tuple(
+        Prompt(
+            name=f"count {kind}/{first}",
+            category="extraction",
+            text=f"(Series {context.profile.seed}.) Write the numbers from {first} to {first + COUNTED - 1},"
+            " separated by commas, and nothing else.",
+            expect=str(first),
+        )
+        for first in range(100, 100 + 200 * DECODERS, 200)
+    )
+
+
+def _beside(context: Context, alone: Observation) -> Cell:
+    """Return the cell of both kinds; clients start one after another, those with long prompts last."""
+    lasts = median(sample.ended - sample.started for sample in alone.counted) / 1e9 * context.profile.speed
+    longest, words = main_facts(context).max_model_len, main_facts(context).words_per_token
+    tokens = LONG_TOKENS
+    if longest > 0 and CONTEXT_LENGTH not in context.lacks:
+        tokens = min(tokens, longest // 2)
+    documents = tuple(
+        context.corpus.document(
+            tokens,
+            seed=1000 * context.profile.seed + number,
+            salt="mixed",
+            words_per_token=words if words > 0 else WORDS_PER_TOKEN,
+        )
+        for number in range(PROMPTS)
+    )
+    prompts = (*_counting(context, "beside"), *documents)
+    load = Load(
+        concurrency=len(prompts),
+        requests=len(prompts),
+        max_tokens=TOKENS,
+        natural_stop=True,
+        chat=True,
+        # To a tenth of a second, so that the cell has few forms.
+        stagger_s=round(_BEGIN * lasts, 1),
+        seed=context.profile.seed,
+    )
+    return Cell(check="mixed", name="beside prompts", load=load, prompts=prompts)
+
+
+def _decoders(observation: Observation) -> list[Sample]:
+    return [sample for sample in observation.counted if sample.prompt.startswith("count ")]
+
+
+# Gaps ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Waits of decoding requests while prompts are prefilled, in seconds of the server's clock.
+
+    Attributes:
+        span: from the first long prompt's start to the last one's first token.
+        longest: longest wait of each request for its next token, within that span.
+        chunks: chunks that these requests got in it.
+    """
+
+    span: float
+    longest: tuple[float, ...]
+    chunks: int
+
+
+def _waits(observation: Observation, speed: float) -> _Waits:
+    long = [sample for sample in observation.counted if not sample.prompt.startswith("count ")]
+    begin, end = min(sample.started for sample in long), max(sample.first for sample in long)
+    longest, chunks = [], 0
+    for sample in _decoders(observation):
+        if not sample.first < begin < sample.last:
+            continue
+        times = [chunk.at for chunk in sample.chunks]
+        longest.append(max(min(b, end) - max(a, begin) for a, b in pairwise(times)) / 1e9 * speed)
+        chunks += sum(begin < at <= end for at in times)
+    return _Waits((end - begin) / 1e9 * speed, tuple(longest), chunks)
+
+
+def _gaps(
+    context: Context, seen: CheckedCells, alone: Observation | None, beside: Observation | None
+) -> Finding:
+    against: list[Reason] = []
+    measured: dict[str, float | str] = {}
+    if alone is not None and beside is not None:
+        usual = _usual_gap(alone, context.profile.speed)
+        waits = _waits(beside, context.profile.speed)
+        worst = max(waits.longest, default=0.0)
+        measured = {
+            "seconds of prefill": round(waits.span, 3),
+            "longest gap s": round(worst, 3),
+            "usual gap alone s": round(usual, 4),
+            "chunks meanwhile": waits.chunks,
+        }
+        against = _stalled(waits, usual)
+    return conclude(
+        seen,
+        "decoding goes on beside prefill",
+        f"{DECODERS} requests decode while {PROMPTS} long prompts come one after another: the longest time"
+        " without a token of theirs, from the first such prompt to the first token of the last.",
+        against=against,
+        passed=f"longest gap {measured.get('longest gap s', '')} s in"
+        f" {measured.get('seconds of prefill', '')} s of prefill, and"
+        f" {measured.get('chunks meanwhile', '')} chunks",
+        threshold=f"fails where no request gets a token for {STARVED:.0%} of that time, unless it is shorter"
+        f" than {FEW_GAPS} usual gaps, or where one waits for more than {STALL_S:g} s",
+        measured=measured,
+        warnings=seen.notes,
+    )
+
+
+def _usual_gap(alone: Observation, speed: float) -> float:
+    """Return seconds from chunk to chunk: the mean, since one read may return several."""
+    several = [sample for sample in alone.counted if len(sample.chunks) > 1]
+    gaps = sum(len(sample.chunks) - 1 for sample in several)
+    return sum(sample.last - sample.first for sample in several) / 1e9 * speed / gaps if gaps else 0.0
+
+
+def _stalled(waits: _Waits, usual: float) -> list[Reason]:
+    """Return the reasons against these waits."""
+    if not waits.longest:
+        return [(Verdict.INCONCLUSIVE, "no request decoded when the first long prompt came")]
+    if waits.span > FEW_GAPS * usual and min(waits.longest) > STARVED * waits.span:
+        shown = f"{len(waits.longest)} requests got no token while prompts were prefilled, for"
+        return [(Verdict.FAIL, f"{shown} {min(waits.longest):.1f} of {waits.span:.1f} s: decoding starves")]
+    if max(waits.longest) > STALL_S:
+        shown = f"a request waited {max(waits.longest):.1f} s for a token while prompts were prefilled"
+        return [(Verdict.FAIL, f"{shown}; lower max-num-batched-tokens")]
+    return []
+
+
+# Lost tokens --------------------------------------------------------------------------------------------
+
+
+_LOST = "no token is lost beside prefill"
+_COUNTING = (
+    "Requests that write numbers in order leave none out beside long prompts, if they leave none out alone."
+)
+
+
+def missing(answer: str, first: int) -> str:
+    """Return the flaw of an *answer* that counts from *first* on; empty if no number is left out.
+
+    An answer that ends early, or in the middle of a number, has none.
+    """
+    found = [int(number) for number in _NUMBER.findall(answer)]
+    if not found or found[0] != first:
+        return f"it begins with {found[0] if found else 'no number'} instead of {first}"
+    for before, after in pairwise(found):
+        at_the_end = after == found[-1] and str(before + 1).startswith(str(after))
+        if after != before + 1 and not at_the_end:
+            return f"{after} follows {before}"
+    return ""
+
+
+def _lost(
+    context: Context, seen: CheckedCells, alone: Observation | None, beside: Observation | None
+) -> Finding:
+    against: list[Reason] = []
+    warnings: list[str] = []
+    sure: set[str] = set()
+    if alone is not None and all(s.reasoning_chars and not s.answer.strip() for s in _decoders(alone)):
+        shown = f"the model thinks for more than {TOKENS} tokens before it counts"
+        return not_applicable(seen, _LOST, _COUNTING, shown)
+    if alone is not None and beside is not None and not context.made_up:
+        flaws = [
+            {_first(sample): missing(sample.answer, int(_first(sample))) for sample in _decoders(observation)}
+            for observation in (alone, beside)
+        ]
+        sure = {first for first, flaw in flaws[0].items() if not flaw}
+        broken = [f"from {first} on, {flaws[1][first]}" for first in sorted(sure) if flaws[1].get(first)]
+        shown = f"{len(broken)} of {len(sure)} answers that are right alone miss numbers beside prompts"
+        if len(broken) >= BROKEN:
+            against = [(Verdict.FAIL, f"numbers are missing: {shown}, first {broken[0]}")]
+        elif len(sure) < BROKEN:
+            shown = f"{len(sure)} of {DECODERS} answers count rightly alone: this model cannot be tested so"
+            against = [(Verdict.INCONCLUSIVE, shown)]
+        elif broken:
+            warnings = [f"{shown}: {broken[0]}"]
+    return conclude(
+        seen,
+        _LOST,
+        _COUNTING,
+        against=against,
+        passed="not judged: the model's weights are made up"
+        if context.made_up
+        else f"{len(sure)} of {DECODERS} answers count rightly alone, and beside prompts",
+        threshold=f"fewer than {BROKEN} of them miss a number",
+        warnings=warnings,
+        lenient=True,
+    )
+
+
+def _first(sample: Sample) -> str:
+    return sample.prompt.rpartition("/")[2]

@@ -1,0 +1,88 @@
+"""Pictures are judged by their tokens and by what the model sees in them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from chat_kit import judged, observe
+from simulator_kit import settings
+from verify_kit import SEEDS, context, profile, verdicts
+
+from sparkwright.verify.capabilities import IMAGES
+from sparkwright.verify.checks.image import Image
+from sparkwright.verify.corpus.pictures import COLOURS, draw_colour, draw_number
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.simulator.vision import look_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SENT, SEEN = "pictures are in the prompt", "pictures are seen"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes_whatever_it_is_shown(seed: int) -> None:
+    sizes = msgspec.structs.replace(profile(), seed=seed)
+    findings = judged(Image(), context(sizes), seed=seed, k=0)
+    assert not verdicts(findings)
+    assert findings[SEEN].measured == {"colours": 6, "numbers": 4, "colours without pictures": 0}
+    assert not [warning for finding in findings.values() for warning in finding.warnings]
+
+
+@pytest.mark.parametrize(
+    ("fault", "failed", "says"),
+    [
+        ("image-ignored", {SEEN}, "0 of 6 colours are right with pictures, 0 without; “.+” is called"),
+        ("images-dropped", {SENT}, "10 of 10 prompts have no more tokens with their picture"),
+    ],
+)
+def test_each_fault_fails_one_finding_which_names_it(fault: str, failed: set[str], says: str) -> None:
+    findings = judged(Image(), context(), fault, k=0)
+    assert {name for name, one in findings.items() if one.verdict is Verdict.FAIL} == failed
+    assert re.search(says, findings[failed.pop()].cause)
+
+
+def test_a_model_that_takes_no_pictures_is_not_judged() -> None:
+    for findings in (
+        judged(Image(), context(), images=False),
+        judged(Image(), context(lacks={IMAGES: "a text model"})),
+    ):
+        assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
+    assert "not a multimodal model" in judged(Image(), context(), images=False)[SEEN].cause
+
+
+@pytest.mark.parametrize(
+    ("swap", "verdict"), [({"red": "blue", "blue": "red"}, Verdict.FAIL), ({"red": "green"}, Verdict.PASS)]
+)
+def test_exchanged_colours_fail_and_one_mistake_does_not(swap: dict[str, str], verdict: Verdict) -> None:
+    assert _with_answers(lambda expect: swap.get(expect, expect)) is verdict
+
+
+def test_answers_that_name_every_colour_prove_nothing() -> None:
+    assert _with_answers(lambda _: " ".join(COLOURS)) is Verdict.FAIL
+
+
+def _with_answers(says: Callable[[str], str]) -> Verdict:
+    """Return the verdict on sight where each picture is called by *says* of its own name."""
+    check, to = Image(), context()
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, settings(k=0))
+        if cell.tags["kind"] == "with":
+            expected = {prompt.name: prompt.expect for prompt in cell.prompts}
+            samples = tuple(
+                msgspec.structs.replace(s, text=f"It is {says(expected[s.prompt])}.") for s in found.samples
+            )
+            found = msgspec.structs.replace(found, samples=samples)
+        seen.append(found)
+    return {finding.name: finding for finding in check.judge(to, seen)}[SEEN].verdict
+
+
+def test_drawn_pictures_are_seen_by_the_simulator_as_they_are() -> None:
+    assert [look_at(draw_colour(name)) for name in COLOURS] == list(COLOURS)
+    numbers = ["100", "274", "396", "508", "999"]
+    assert [look_at(draw_number(number)) for number in numbers] == numbers
+    assert all(len(draw_number(number)) < 4096 for number in numbers)

@@ -1,0 +1,106 @@
+"""Reasoning is judged where it is off, where it is on, and within a budget."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from chat_kit import judged, observe
+from simulator_kit import settings
+from verify_kit import SEEDS, context, profile, verdicts
+
+from sparkwright.verify.capabilities import EXTENSIONS
+from sparkwright.verify.checks.thinking import BUDGET, SLACK, Thinking, thought_tokens
+from sparkwright.verify.model import FailureKind, RequestFailure, Sample, Verdict
+
+OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
+    sizes = msgspec.structs.replace(profile(), seed=seed)
+    findings = judged(Thinking(), context(sizes), seed=seed, reasoning=True)
+    assert not verdicts(findings)
+    assert {finding.verdict for finding in findings.values()} == {Verdict.PASS}
+    assert set(findings) == {OFF, ON, WITHIN}
+    assert 1 <= int(findings[WITHIN].measured["tokens with a budget"]) <= BUDGET
+    assert int(findings[WITHIN].measured["tokens without"]) > BUDGET + SLACK
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "says"),
+    [
+        ("thinking-not-off", OFF, "thinking off: 4 of 4 answers.*characters of reasoning"),
+        ("reasoning-lost", ON, "none of 4 answers has reasoning, though the template asks for it"),
+        ("thoughts-unparsed", ON, "'</think>'.*no reasoning parser, or the wrong one"),
+        ("answer-in-reasoning", ON, "tokens of reasoning, and no answer after them"),
+        ("budget-ignored", WITHIN, rf"tokens of reasoning came where {BUDGET} were allowed"),
+    ],
+)
+def test_each_fault_fails_the_finding_that_it_is_about(fault: str, name: str, says: str) -> None:
+    findings = judged(Thinking(), context(), fault, reasoning=True)
+    assert findings[name].verdict is Verdict.FAIL
+    assert re.search(says, findings[name].cause), findings[name].cause
+
+
+def test_a_model_that_does_not_think_is_not_judged() -> None:
+    findings = judged(Thinking(), context())
+    assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
+    assert "the model does not think" in findings[ON].cause
+
+
+def test_a_server_that_takes_no_fields_of_templates_is_not_judged() -> None:
+    findings = judged(Thinking(), context(lacks={EXTENSIONS: "fields are refused"}), reasoning=True)
+    assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
+
+
+def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
+    check, to, server = Thinking(), context(), settings(reasoning=True)
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, server)
+        if cell.tags["kind"] == "off":
+            padded = tuple(
+                msgspec.structs.replace(s, text=f"\n\n{s.text}", reasoning_chars=2) for s in found.samples
+            )
+            found = msgspec.structs.replace(found, samples=padded)
+        seen.append(found)
+    assert {one.verdict for one in check.judge(to, seen)} == {Verdict.PASS}
+
+
+def test_a_template_without_a_switch_may_think_always() -> None:
+    check, to = Thinking(), context()
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, settings("thinking-not-off", reasoning=True))
+        alike = tuple(msgspec.structs.replace(s, prompt_tokens=50) for s in found.samples)
+        seen.append(msgspec.structs.replace(found, samples=alike))
+    findings = {finding.name: finding for finding in check.judge(to, seen)}
+    assert findings[OFF].verdict is Verdict.NOT_APPLICABLE
+    assert findings[ON].verdict is findings[WITHIN].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("status", "verdict"), [(400, Verdict.NOT_APPLICABLE), (500, Verdict.FAIL)])
+def test_a_budget_that_is_refused_is_not_judged_and_one_that_breaks_the_server_is(
+    status: int, verdict: Verdict
+) -> None:
+    check, to, server = Thinking(), context(), settings(reasoning=True)
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, server)
+        if cell.tags["kind"] == "budget":
+            failure = RequestFailure(kind=FailureKind.STATUS, detail="no such limit", status=status)
+            failed = tuple(msgspec.structs.replace(s, failure=failure, chunks=()) for s in found.samples)
+            found = msgspec.structs.replace(found, samples=failed)
+        seen.append(found)
+    findings = {finding.name: finding for finding in check.judge(to, seen)}
+    assert findings[WITHIN].verdict is verdict
+    assert findings[ON].verdict is Verdict.PASS
+
+
+def test_reasoning_without_token_ids_is_measured_by_its_characters() -> None:
+    sample = Sample(
+        prompt="p", category="c", started=0, ended=1, text="abcdefgh", reasoning_chars=6, output_tokens=100
+    )
+    assert thought_tokens(sample) == 75
