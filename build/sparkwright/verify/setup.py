@@ -84,12 +84,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
     """
     profile = profile_of(options, sizes)
     _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
-    if options.protocol and (options.checks or options.compared or options.capacity):
-        raise ConfigError(
-            "a protocol is carried out by itself",
-            because="--protocol excludes --checks and --against",
-            next_step="leave out one of them",
-        )
+    _refuse_beside_protocol(options)
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -135,6 +130,20 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             f"{missing[0]} cannot be used",
             because="there is no such file",
             next_step="name an existing file",
+        )
+
+
+def _refuse_beside_protocol(options: VerifyOptions) -> None:
+    """Do nothing unless a protocol and other checks were selected.
+
+    Raises:
+        ConfigError: they were.
+    """
+    if options.protocol and (options.checks or options.compared or options.capacity):
+        raise ConfigError(
+            "a protocol is carried out by itself",
+            because="--protocol excludes --checks and --against",
+            next_step="leave out one of them",
         )
 
 
