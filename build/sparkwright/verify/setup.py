@@ -83,7 +83,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
+    _require_known(profile, own=_own_check(options))
     _refuse_beside_protocol(options)
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
@@ -131,6 +131,13 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             because="there is no such file",
             next_step="name an existing file",
         )
+
+
+def _own_check(options: VerifyOptions) -> str:
+    """Return the name of the check that is made instead of registered ones, or nothing."""
+    if options.protocol:
+        return PROTOCOL
+    return CAPACITY if options.capacity else ""
 
 
 def _refuse_beside_protocol(options: VerifyOptions) -> None:
