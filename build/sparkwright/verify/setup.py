@@ -118,6 +118,15 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             because="that measures speed alone",
             next_step="use the reference in a run of its own: sparkwright verify reference use",
         )
+    _require_files(options)
+
+
+def _require_files(options: VerifyOptions) -> None:
+    """Refuse *options* that name files that are not there.
+
+    Raises:
+        ConfigError: one is not.
+    """
     files = [
         options.reference,
         options.python,
