@@ -13,6 +13,7 @@ from verify_kit import boot_facts, failing
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.capacity.options import CapacityOptions
+from sparkwright.verify.check import Context
 from sparkwright.verify.model import FailureKind, Verdict
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.protocol.check import ProtocolCheck
@@ -49,6 +50,15 @@ def test_checks_that_are_not_registered_ask_for_no_capability() -> None:
     carrying_out = VerifyOptions(url="http://127.0.0.1:1", protocol="t1")
     for options in (searching, carrying_out):
         assert _asked(options, profile_of(options)) == frozenset()
+
+
+def test_the_deepest_contexts_are_waited_for() -> None:
+    def waits(protocol: str) -> float:
+        return profile_of(VerifyOptions(simulator=True, protocol=protocol)).deadlines.first_token_s
+
+    assert waits("llama-benchy") == profile_of(VerifyOptions()).deadlines.first_token_s
+    assert waits("t1 depth=32768 c=8") == 8 * (32_768 + 4096) / 200
+    assert waits("t1") == 3600
 
 
 @pytest.mark.parametrize("other", [{"checks": ("boot",)}, {"against": "simulator"}])
@@ -248,6 +258,15 @@ def test_one_level_has_no_columns_of_single_requests() -> None:
     head = protocol_files(carried_out(TEXT.replace("c=2", "c=1")))["llama-benchy.md"].decode().splitlines()[0]
     assert "(req)" not in head
     assert "(total)" not in head
+
+
+def test_a_server_that_counts_no_tokens_has_no_rates() -> None:
+    run = carried_out(TEXT)
+    lacks = {"metrics": "there is none", "token-counts": "streams bring no usage"}
+    to = Context(protocol_context().profile, protocol_context().corpus, run.facts, lacks=lacks)
+    findings = ProtocolCheck(parse_protocol(TEXT)).judge(to, run.observations)
+    assert {one.verdict for one in findings} == {Verdict.NOT_APPLICABLE}
+    assert protocol_files(type(run)(**{**vars(run), "lacks": lacks})) == {}
 
 
 def test_a_run_without_the_protocol_has_no_such_files() -> None:

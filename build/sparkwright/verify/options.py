@@ -167,6 +167,9 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     if options.boots:
         changes["most_boots"] = options.boots
     changes["checks"] = _selected(options, base)
+    if options.protocol:
+        wait_s = max(base.deadlines.first_token_s, parse_protocol(options.protocol).patience_s)
+        changes["deadlines"] = msgspec.structs.replace(base.deadlines, first_token_s=wait_s)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)
 
@@ -174,7 +177,6 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
 def _selected(options: VerifyOptions, base: Profile) -> tuple[str, ...]:
     """Return the names of the checks that *options* select, by default those of *base*."""
     if options.protocol:
-        _ = parse_protocol(options.protocol)
         return (PROTOCOL,)
     if options.capacity is not None:
         return (CAPACITY,)

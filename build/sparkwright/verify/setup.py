@@ -83,13 +83,8 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
-    if options.protocol and (options.checks or options.compared or options.capacity):
-        raise ConfigError(
-            "a protocol is carried out by itself",
-            because="--protocol excludes --checks and --against",
-            next_step="leave out one of them",
-        )
+    _require_known(profile, own=_own_check(options))
+    _refuse_beside_protocol(options)
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -116,6 +111,15 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         )
     if "arrivals" in profile.checks and not options.rates:
         raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
+    _require_files(options)
+
+
+def _require_files(options: VerifyOptions) -> None:
+    """Refuse *options* that name files that are not there.
+
+    Raises:
+        ConfigError: one is not.
+    """
     files = [
         options.reference,
         options.python,
@@ -144,6 +148,27 @@ def _require_comparable(options: VerifyOptions) -> None:
             "--reference and a comparison of speed exclude each other",
             because="that measures speed alone",
             next_step="use the reference in a run of its own: sparkwright verify reference use",
+        )
+
+
+def _own_check(options: VerifyOptions) -> str:
+    """Return the name of the check that is made instead of registered ones, or nothing."""
+    if options.protocol:
+        return PROTOCOL
+    return CAPACITY if options.capacity else ""
+
+
+def _refuse_beside_protocol(options: VerifyOptions) -> None:
+    """Do nothing unless a protocol and other checks were selected.
+
+    Raises:
+        ConfigError: they were.
+    """
+    if options.protocol and (options.checks or options.compared or options.capacity):
+        raise ConfigError(
+            "a protocol is carried out by itself",
+            because="--protocol excludes --checks and --against",
+            next_step="leave out one of them",
         )
 
 

@@ -290,15 +290,10 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     body: dict[str, Any] = {
         "model": endpoint.model,
         "max_tokens": max_tokens,
-        "temperature": load.temperature,
-        "seed": load.seed,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **_sampling(load),
     }
-    if load.top_p is not msgspec.UNSET:
-        body["top_p"] = load.top_p
-    if load.plain:
-        del body["temperature"], body["seed"]
     extended = EXTENSIONS not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True
@@ -321,6 +316,12 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     if extended and alternatives:
         body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
     return msgspec.json.encode(body)
+
+
+def _sampling(load: Load) -> dict[str, Any]:
+    """Return the fields of sampling; none for a load that leaves it to the server."""
+    fields: dict[str, Any] = {} if load.plain else {"temperature": load.temperature, "seed": load.seed}
+    return fields if load.top_p is msgspec.UNSET else {**fields, "top_p": load.top_p}
 
 
 def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import TOKEN_COUNTS
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.model import Verdict
@@ -70,6 +71,7 @@ def _answered(
         against=against,
         passed=f"{requests} requests in {len(tests)} tests were answered",
         threshold="no failed request, no batch left out",
+        needs=(TOKEN_COUNTS,),
         measured={"latency ms": round(latency, 2), **_figures(tests)},
         warnings=[
             *left_out,
@@ -122,4 +124,5 @@ def _lengths(seen: CheckedCells, tests: Sequence[ProtocolTest], *, cached: bool)
         measured={"largest deviation": round(largest, 4)},
         warnings=warnings,
         lenient=True,
+        needs=(TOKEN_COUNTS,),
     )

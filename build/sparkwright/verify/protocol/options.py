@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 CHECK = "protocol"
 """Name of the check that the protocol is, in journals and in reports."""
+SLOWEST_PREFILL = 200.0
+"""Tokens of prompts a second; published figures for GB10 begin at 600."""
+LONGEST_S = 3600.0
+"""Timeout of a request in llama-benchy."""
 Latency = Literal["api", "generation", "none"]
 
 
@@ -42,6 +46,12 @@ class ProtocolOptions(Model, frozen=True):
     latency: Latency = "api"
     exact: bool = False
     cached: bool = False
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until the first token of the last request of the largest batch, at `SLOWEST_PREFILL`."""
+        tokens = max(self.levels) * (max(self.depths) + max(self.pp))
+        return min(tokens / SLOWEST_PREFILL, LONGEST_S)
 
 
 PROTOCOLS: Mapping[str, ProtocolOptions] = {

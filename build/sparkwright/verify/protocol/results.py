@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.text import clean
+from sparkwright.verify.capabilities import TOKEN_COUNTS
 from sparkwright.verify.protocol.figures import DEVIATIONS
 from sparkwright.verify.protocol.options import CHECK, parse_protocol
 from sparkwright.verify.protocol.table import (
@@ -41,8 +42,9 @@ def protocol_files(run: Run) -> dict[str, bytes]:
 
 
 def protocol_tests(run: Run) -> Sequence[ProtocolTest]:
-    """Return the tests of a run by the protocol; none of another run."""
-    if not any(seen.cell.check == CHECK for seen in run.observations):
+    """Return the tests of a run by the protocol; none of another run, or where tokens are not counted."""
+    measured = any(seen.cell.check == CHECK for seen in run.observations)
+    if not measured or TOKEN_COUNTS in run.lacks:
         return ()
     options = _options(run)
     latency = latency_ms(run.observations, options.latency, run.speed)
