@@ -17,6 +17,7 @@ import msgspec
 from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.capabilities import COMPLETIONS, EXTENSIONS, FIXED_LENGTH, LOGPROBS, TOKEN_COUNTS
 from sparkwright.verify.cell import Load, Prompt
+from sparkwright.verify.client.endpoint import open_session
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import FailureKind, RequestFailure, Sample
@@ -104,9 +105,6 @@ class Exchange:
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
-        self._head = {"Content-Type": "application/json"}
-        if self.refusable:
-            self._head["Connection"] = "close"
         self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
         self._reply = Reply()
@@ -120,6 +118,13 @@ class Exchange:
         Args:
             session: from `endpoint.open_session`.
         """
+        if not self.refusable:
+            return await self._run(session)
+        async with open_session(self.endpoint) as own:
+            return await self._run(own)
+
+    async def _run(self, session: aiohttp.ClientSession) -> Sample:
+        """Send the request once and read the response."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
@@ -131,7 +136,7 @@ class Exchange:
                 session.post(
                     self._url,
                     data=self._body,
-                    headers=self._head,
+                    headers={"Content-Type": "application/json"},
                     timeout=timeout,
                     allow_redirects=False,
                     trace_request_ctx=self._note_sent,
