@@ -43,6 +43,14 @@ settings.load_profile("sparkwright")
 
 _MATRIX = "test_verify_faults.py"
 _UNITS = "unit"
+# Tests that share what takes long to set up: the matrix, a configured build, one server, imports for probes.
+_TOGETHER = (
+    _MATRIX,
+    "test_native_cross.py",
+    "test_rehearsal_real.py",
+    "test_preflight_real.py",
+    "test_spark_patchset.py::test_every_carry",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,14 +68,16 @@ def _shortness(item: pytest.Item) -> int:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Sends units by file, whose fixtures they share, and each other test to the next idle worker.
+    """Sends units by file, whose fixtures they share, and most other tests each to the next idle worker.
 
-    The matrix goes to one worker, since any other that had one of its tests would wait for its fixture.
+    Those of `_TOGETHER` go to one worker: any other that had one of them would set up the same once more.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if file.endswith(_MATRIX) or f"/{_UNITS}/" in file else nodeid
+        if f"/{_UNITS}/" in file:
+            return file
+        return next((part for part in _TOGETHER if f"/{part}" in nodeid), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -52,7 +52,7 @@ def target(sshd: Sshd) -> Target:
 
 
 def quick(target: Target) -> Target:
-    return Target(target.name, target.argv, target.stop, pause_s=0.05, patience_s=20)
+    return Target(target.name, target.argv, target.stop, pause_s=0.05)
 
 
 def wheel(folder: Path, fault: str = "") -> Path:

@@ -52,13 +52,22 @@ def test_a_condemned_wheel_is_removed_after_its_grace(target: Target, tmp_path: 
     assert pruner(world, target, hours=HOURS).prune().removed == []
 
 
+def often(kind: str, number: int) -> bool:
+    """Whether this one is tried by every run of the tests: ``gh``, started for each call, takes longest."""
+    return number == 0 or (number % 3 == 0 and kind != "github")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "order",
+    ("target", "order"),
     [
-        pytest.param(order, marks=pytest.mark.walk if number % 3 else ())
+        pytest.param(
+            kind, order, id=f"{kind}-order{number}", marks=() if often(kind, number) else pytest.mark.walk
+        )
+        for kind in KINDS
         for number, order in enumerate(ORDERS)
     ],
+    indirect=["target"],
 )
 def test_a_publisher_and_a_pruner_at_once_lose_no_file(
     target: Target, tmp_path: Path, order: tuple[int, int]

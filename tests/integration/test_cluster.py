@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_kit import SUPPORT, Home, Host, make_home
-from kit import Recorder
+from kit import Recorder, small_disk
 from native_kit import HERE
 from small_extension import build, compiled
-from store_servers import free_port
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
+from sparkwright.base.ports import free_port
 from sparkwright.cluster import parse_cluster
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
@@ -210,24 +210,13 @@ compiling.LaidBuild._kept = full
 
 
 def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts):
-    store = hosts[0].folder / "store"
-    store.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", store], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        hosts[0].install(extra=_FULL)
-        home = make_home(tmp_path / "home", url, hosts)
-        with pytest.raises(StorageError, match="no space left") as error:
-            build(home.builder, home.inputs)
-        assert f"on {shown(hosts[0])}: " in error.value.because
-        hosts[0].install()
-        again = make_home(tmp_path / "again", url, hosts[1:])
-        assert build(again.builder, again.inputs)[0].sha256 == here(tmp_path)
-    finally:
-        subprocess.run(["umount", "-l", store], check=True)
+    hosts[0].install(extra=_FULL, prefix=small_disk(hosts[0].folder / "store", "1m"))
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(StorageError, match="no space left") as error:
+        build(home.builder, home.inputs)
+    assert f"on {shown(hosts[0])}: " in error.value.because
+    again = make_home(tmp_path / "again", url, hosts[1:])
+    assert build(again.builder, again.inputs)[0].sha256 == here(tmp_path)
 
 
 def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts):

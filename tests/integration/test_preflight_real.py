@@ -1,10 +1,11 @@
-"""The predicted memory of a real start on the CPU, and layouts of KV caches beside vLLM's own planning."""
+"""Layouts of KV caches beside vLLM's own planning; a real start is predicted in test_rehearsal_real.py."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,14 @@ from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal import RehearsalOptions, rehearse
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.rehearsal.tree import prepare
-from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
+from sparkwright.serve.ask_installed import ask_installed
+from sparkwright.serve.preflight import PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
 from sparkwright.serve.preflight.kv_plan import KvOptions, plan_kv
 from sparkwright.serve.preflight.shape import Attention, model_shape
-from sparkwright.verify.server import read_boot_log
+from sparkwright.serve.settings import with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal.model import ServedTree
+    from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 ASK = ROOT / "tests" / "support" / "ask_planner.py"
@@ -48,32 +50,29 @@ def opened() -> Iterator[tuple[Job, MergeReport, ServedTree]]:
         yield job, report, served
 
 
-def test_weights_and_cache_of_a_real_start(
-    opened: tuple[Job, MergeReport, ServedTree], tmp_path: Path
+def test_the_installed_release_is_asked_for_flags_and_variables(
+    opened: tuple[Job, MergeReport, ServedTree], store: Store
 ) -> None:
-    job, report, served = opened
-    options = RehearsalOptions(checks=("boot",), out=tmp_path / "run", against_pristine=False)
-    assert rehearse(job, report, options).verdict == "passed"
-    recipe = load_recipe(served.recipe)
-    model = Path(recipe.model)
-    # Whatever card the tests' machine has, this server runs on the CPU.
-    host = replace(read_host({}, models=model), card=None)
-    request = PreflightRequest(recipe=recipe, python=served.python, host=host)
-    found = inspect_start(request)
-    assert not [one for one in found.findings if one.check not in {"kv-requests", "available", "swap"}]
+    _, _, served = opened
+    base = load_recipe(served.recipe)
 
-    weights = model / "model.safetensors"
-    with weights.open("rb") as stream:
-        header = int.from_bytes(stream.read(8), "little")
-    assert found.budget.demand.weights == weights.stat().st_size - 8 - header
+    def found(environment: dict[str, str], *settings: str) -> dict[str, str]:
+        request = PreflightRequest(
+            with_settings(base, settings),
+            python=served.python,
+            host=replace(read_host({}, models=Path(base.model)), card=None),
+            environment=environment,
+            ask=partial(ask_installed, store, identity=served.key),
+        )
+        checks = {"options", "dead-variable", "deprecated-flag"}
+        return {one.check: f"{one.level} {one.what}" for one in run_preflight(request) if one.check in checks}
 
-    (log,) = (tmp_path / "run").rglob("server.log")
-    boot = read_boot_log(log.read_text(encoding="utf-8"))
-    plan = found.budget.demand.plan
-    assert plan is not None
-    assert plan.tokens(found.budget.pool(), 4096) == boot.kv_tokens
-    requests = found.budget.pool() // plan.block_bytes / plan.request_blocks(4096)
-    assert round(requests, 2) == boot.max_concurrency
+    assert found({"VLLM_LOGGING_LEVEL": "INFO"}) == {}
+    ill = found({"VLLM_GONE_SINCE": "1"}, "max-num-seq=3")
+    assert ill["options"].startswith("refuse")
+    assert "--max-num-seq" in ill["options"]
+    assert ill["dead-variable"] == "warn VLLM_GONE_SINCE has no effect"
+    assert "refuses the command" in found({}, "max-num-seqs=many")["options"]
 
 
 DRAFTERS = ((), (Attention(5, 8, 128),), (Attention(4, 8, 128, 2048), Attention(1, 8, 128)))

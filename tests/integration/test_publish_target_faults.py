@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 import target_kit
+from kit import small_disk
 from target_kit import FaultProxy, ProxyFault
 from test_publish_targets import PAGE, WHEEL, credentials, file_of
 from wheelkit import sha256
 
 from sparkwright.base.errors import LostRaceError, TamperedError, ToolError, UploadError
+from sparkwright.base.ports import free_port
 from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.s3 import PART
 from sparkwright.upstream.settings import IndexSettings
@@ -182,7 +184,7 @@ def test_a_slow_server_is_given_up(address: str, proxy: FaultProxy, wheel: Path)
 
 
 def test_an_absent_server_is_named() -> None:
-    port = target_kit.free_port()
+    port = free_port()
     with pytest.raises(UploadError, match="refused") as raised:
         opened(f"dav://127.0.0.1:{port}/wheels").read(PAGE)
     assert "same command" in raised.value.next_step
@@ -191,23 +193,14 @@ def test_an_absent_server_is_named() -> None:
 def test_a_disk_that_is_full_at_the_server_is_named(tmp_path: Path) -> None:
     """The real thing: nginx on a file system of 1 MiB."""
     root, folder = tmp_path / "small", tmp_path / "server"
-    root.mkdir()
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", root], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
-        with target_kit.nginx(folder, root=root) as server:
-            large = file_of(tmp_path, 3_000_000)
-            with pytest.raises(UploadError, match=r"507|500"):
-                opened(f"dav://{server}").put_file(WHEEL, large, sha256(large))
-            small = file_of(tmp_path, 100_000)
-            opened(f"dav://{server}").put_file(WHEEL, small, sha256(small))
-            assert opened(f"dav://{server}").list("") == [WHEEL]
-    finally:
-        subprocess.run(["umount", "-l", root], check=True)
+    with target_kit.nginx(folder, root=root, prefix=small_disk(root, "1m")) as server:
+        large = file_of(tmp_path, 3_000_000)
+        with pytest.raises(UploadError, match=r"507|500"):
+            opened(f"dav://{server}").put_file(WHEEL, large, sha256(large))
+        small = file_of(tmp_path, 100_000)
+        opened(f"dav://{server}").put_file(WHEEL, small, sha256(small))
+        assert opened(f"dav://{server}").list("") == [WHEEL]
 
 
 # Interrupted runs ------------------------------------------------------------------------------------

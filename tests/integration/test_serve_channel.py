@@ -15,8 +15,8 @@ from channel_kit import ChannelWorld, now, small_wheel
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.verification import pinned_root
-from sparkwright.serve.channel import channel_wheel
+from sparkwright.publish.trust import pinned_root
+from sparkwright.serve.channel import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machi
     root = pinned_root((world.folder / "pinned.json").read_bytes(), "pinned.json")
     memory = SeenChannels(world.folder / "seen.json")
     wanted = (series,) if series else ()
-    return channel_wheel(store, place, machine, *wanted, roots=[root], memory=memory, now=now())
+    return open_channel(store, place, machine, *wanted, roots=[root], memory=memory, now=now()).wheel
 
 
 @contextmanager
@@ -106,6 +106,6 @@ def test_a_channel_of_an_unknown_publisher_is_refused(
     root = pinned_root(stranger.pin().read_bytes(), "pinned.json")
     memory = SeenChannels(tmp_path / "seen.json")
     with pytest.raises(UntrustedKeyError):
-        channel_wheel(
+        open_channel(
             store, str(world.published / "channels/nightly"), MACHINE, roots=[root], memory=memory, now=now()
         )

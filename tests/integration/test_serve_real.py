@@ -67,6 +67,7 @@ def test_a_real_model_chats_calls_a_tool_and_is_gone_at_the_end(serving: Any, tm
     assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors
 
 
+@pytest.mark.walk  # as on the simulator, in test_serve_supervise.py
 def test_a_stopped_engine_core_is_found_behind_a_green_health_and_replaced(
     serving: Any, tmp_path: Path
 ) -> None:

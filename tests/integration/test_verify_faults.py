@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# Twenty with `make test-verify`; each takes half a minute of CPU time.
-SEEDS = int(os.environ.get("SPARKWRIGHT_SEEDS", "2"))
+# Twenty with `make test-verify`; each takes a quarter of a minute of CPU time.
+SEEDS = int(os.environ.get("SPARKWRIGHT_SEEDS", "1"))
 
 
 @pytest.fixture(scope="module")

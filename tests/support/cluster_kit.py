@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -65,8 +66,10 @@ class Host:
     folder: Path
     url: str
 
-    def install(self, *, key: str = "toolchain", extra: str = "", slots: int = 2) -> None:
-        """Put the program on its PATH; *extra* is Python run before it starts."""
+    def install(
+        self, *, key: str = "toolchain", extra: str = "", slots: int = 2, prefix: tuple[str, ...] = ()
+    ) -> None:
+        """Put the program on its PATH; *extra* is Python run before it starts, *prefix* words before it."""
         self.folder.mkdir(exist_ok=True)
         script = self.folder / "worker.py"
         script.write_text(_WORKER.format(support=str(SUPPORT), folder=str(self.folder), key=key, extra=extra))
@@ -79,7 +82,7 @@ class Host:
             "SPARKWRIGHT_TEST_HOST": str(self.folder),
         }
         exports = "".join(f"export {name}='{value}'\n" for name, value in settings.items())
-        program = f"{sys.executable} '{script}'"
+        program = shlex.join([*prefix, sys.executable, str(script)])
         self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs {slots}\n')
 
     def workers(self) -> list[psutil.Process]:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Self
 import pytest
 import requests
 
+from sparkwright.base.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -74,12 +76,6 @@ DavLockDB {folder}/lockdb
 """
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 @contextlib.contextmanager
 def process(argv: list[str | Path], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a session of its own until the block ends; it has to listen on *port*."""
@@ -108,6 +104,7 @@ def nginx(
     users: str = "",
     replaced: dict[str, str] | None = None,
     server: str = "",
+    prefix: tuple[str, ...] = (),
 ) -> Iterator[str]:
     """Run nginx with WebDAV; give its address without a scheme.
 
@@ -117,6 +114,7 @@ def nginx(
         users: content of a password file; anybody may write without one.
         server: another configuration of the server than the tests' own.
         replaced: texts in *server*, with formats of what replaces them: ``port``, ``root``, ``folder``.
+        prefix: words before the command, as of `kit.small_disk`, which make it root.
     """
     program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if program is None or not _DAV_EXT.exists():
@@ -125,7 +123,7 @@ def nginx(
     (root / ".uploads").mkdir(parents=True, exist_ok=True)
     (folder / "users").write_text(users)
     auth = f'auth_basic "wheels"; auth_basic_user_file {folder}/users;' if users else ""
-    user = "user root;" if os.geteuid() == 0 else ""
+    user = "user root;" if os.geteuid() == 0 or prefix else ""
     for theirs, ours in (replaced or {}).items():
         assert theirs in server
         server = server.replace(theirs, ours.format(port=port, root=root, folder=folder))
@@ -133,7 +131,7 @@ def nginx(
     text = _NGINX_CONFIG.format(dav_ext=_DAV_EXT, folder=folder, user=user).replace("@SERVER@", server)
     (folder / "nginx.conf").write_text(text)
     argv: list[str | Path] = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
-    with process(argv, port, folder / "log"):
+    with process([*prefix, *argv], port, folder / "log"):
         yield f"127.0.0.1:{port}"
 
 
@@ -171,7 +169,8 @@ def install_gh(folder: Path) -> Path:
     """Put the stand-in for ``gh`` into *folder*; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "gh"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {_SUPPORT}/gh_stand_in.py "$@"\n')
+    code = f"import sys; sys.path.insert(0, {str(_SUPPORT)!r}); from gh_stand_in import main; main()"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "{code}" "$@"\n')
     program.chmod(0o755)
     return folder
 

@@ -243,7 +243,7 @@ def clean_environment() -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE_ROOT), "LC_ALL": "C.UTF-8"}
 
 
-def finish(child: subprocess.Popen[str], *, patience_s: float = 60) -> Ran:
+def finish(child: subprocess.Popen[str], *, patience_s: float = 300) -> Ran:
     out, err = child.communicate(timeout=patience_s)
     return Ran(child.returncode, out, err)
 
@@ -257,7 +257,7 @@ def ended(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-def wait_until(condition: Callable[[], Any], *, patience_s: float = 30) -> Any:
+def wait_until(condition: Callable[[], Any], *, patience_s: float = 120) -> Any:
     """The first truth that *condition* gives."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:

@@ -226,18 +226,6 @@ def test_tritons_ptxas(model, tmp_path):
     assert levels(served) == {}
 
 
-def test_dead_variables(model):
-    dead = frozenset({"VLLM_GONE"})
-    served = recipe(model, environment={"VLLM_GONE": "1", "VLLM_NO_USAGE_STATS": "1"})
-
-    def asked(environment):
-        return sorted(dead & environment.keys())
-
-    assert levels(served, dead_variables=asked) == {"dead-variable": "warn"}
-    assert levels(recipe(model), dead_variables=asked) == {}
-    assert levels(served) == {}
-
-
 def test_the_release_of_nvcc_is_read(tmp_path):
     program = tmp_path / "bin" / "nvcc"
     program.parent.mkdir()

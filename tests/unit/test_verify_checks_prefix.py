@@ -1,84 +1,249 @@
-"""The prefix cache: warm answers are the cold ones, near ties aside, and the cache has to be used."""
+"""The prefix cache: warm answers are the cold ones at lengths around blocks, and the cache has to be used."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from verify_kit import context, profile, token_id
+from verify_kit import boot_facts, context, profile, token_id
 
+from sparkwright.verify.capabilities import SPECULATION
+from sparkwright.verify.checks.blocks import OFFSETS
 from sparkwright.verify.checks.prefix import Prefix
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import Finding, MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
 
 if TYPE_CHECKING:
-    from sparkwright.verify.cell import Cell
+    from collections.abc import Callable
+
+    from sparkwright.verify.cell import Cell, Prompt
     from sparkwright.verify.check import Context
 
 CHECK = Prefix()
 PLACE = 5
 
 
-def to() -> Context:
-    import dataclasses
+def to(*blocks: int, lacks: tuple[str, ...] = (), **facts: Any) -> Context:
+    facts = {"block_sizes": blocks or (16,), **facts}
+    return dataclasses.replace(
+        context(profile(), boot_facts(**facts)), corpus=load_corpus(), lacks=dict.fromkeys(lacks, "no")
+    )
 
-    return dataclasses.replace(context(profile()), corpus=load_corpus())
+
+def length(prompt: Prompt) -> int:
+    """Tokens of *prompt* for a tokenizer that has one for each word."""
+    return len(prompt.text.split())
 
 
-def measure(cell: Cell, *, gap: float = 0.0, share: float = 0.9) -> Observation:
-    """Answers to *cell*; warm ones leave the cold ones at one place, by a token *gap* nats less likely."""
+def measure(
+    cell: Cell,
+    *,
+    gap: float = 0.0,
+    shift: float = 0.0,
+    share: float = 0.9,
+    cold_share: float = 0.0,
+    hit: Callable[[int], bool] = lambda _: True,
+    tokens: Callable[[Prompt], int] = length,
+    deaf: bool = False,
+    rounding: float = 0.0,
+) -> Observation:
+    """Answers to *cell*; warm ones to prompts of a length that is *hit* have a fault.
+
+    Args:
+        cell: the cell.
+        gap: they leave the cold ones at one place, by a token so much less likely.
+        shift: they have another distribution at each token.
+        share: of the warm prompts' tokens that come from the cache.
+        cold_share: the same of the cold ones.
+        hit: tells by a prompt's length if it shows the fault.
+        tokens: tokens of a prompt.
+        deaf: their answers lack the code.
+        rounding: answers of a batch have another distribution at each token.
+    """
     samples = []
     for prompt in cell.prompts:
         ids = [token_id(f"{prompt.name} {i}") for i in range(cell.load.max_tokens)]
+        faulty = cell.tags["cache"] in {"warm", "again"} and hit(tokens(prompt))
         other = ids[PLACE] + 1
-        top = {i: {f"token_id:{token}": -0.1} for i, token in enumerate(ids)}
+        top = {i: {f"token_id:{token}": -0.1, "token_id:1": -2.5} for i, token in enumerate(ids)}
         top[PLACE][f"token_id:{other}"] = -0.1 - gap
-        if gap and cell.tags["cache"] == "warm":
+        if cell.load.concurrency > 1:
+            top = {i: {**found, "token_id:1": found["token_id:1"] + rounding} for i, found in top.items()}
+        if shift and faulty:
+            top = {i: {**found, "token_id:1": found["token_id:1"] + shift} for i, found in top.items()}
+        if gap and faulty:
             ids[PLACE] = other
         logprobs = tuple(TokenLogprobs(f"token_id:{token}", -0.1, top[i]) for i, token in enumerate(ids))
         samples.append(
             Sample(
-                prompt=prompt.name, category=prompt.category, started=0, ended=1, prompt_tokens=300,
-                output_tokens=len(ids), token_ids=tuple(ids), logprobs=logprobs,
+                prompt=prompt.name, category=prompt.category, started=7, ended=8,
+                prompt_tokens=tokens(prompt), output_tokens=len(ids), token_ids=tuple(ids),
+                logprobs=logprobs, text="" if deaf and faulty else f" {prompt.expect}.",
             )
         )  # fmt: skip
-    hits = share * 1800 if cell.tags["cache"] == "warm" else 0
+    queries = float(sum(sample.prompt_tokens for sample in samples))
+    hits = {"warm": share, "again": share, "cold": cold_share}.get(cell.tags["cache"], 0.0) * queries
     counters = {"generation_tokens": 0.0, "requests": 0.0, "running": 0.0, "waiting": 0.0, "start_s": 1.0}
     before = MetricsSnapshot(at=0, prefix_queries=0, prefix_hits=0, **counters)
-    after = MetricsSnapshot(at=1, prefix_queries=1800, prefix_hits=hits, **counters)
+    after = MetricsSnapshot(at=1, prefix_queries=queries, prefix_hits=hits, **counters)
     return Observation(cell=cell, samples=tuple(samples), before=before, after=after)
 
 
-def judged(observations: list[Observation]) -> Finding:
-    (finding,) = CHECK.judge(to(), observations)
-    return finding
+def run(where: Context, **fault: Any) -> list[Observation]:
+    """The observations of the whole check, one round of cells after the other."""
+    seen = [measure(cell, **fault) for cell in CHECK.plan(where)]
+    while more := CHECK.extend(where, seen):
+        seen += [measure(cell, **fault) for cell in more]
+    return seen
+
+
+def judged(observations: list[Observation], where: Context | None = None) -> Finding:
+    return CHECK.judge(where or to(), observations)[0]
+
+
+@pytest.mark.parametrize("blocks", [(16,), (128,), (16, 784)])
+@pytest.mark.parametrize("lacks", [(), (SPECULATION,)])
+def test_prompts_are_of_lengths_around_several_multiples_of_each_block(
+    blocks: tuple[int, ...], lacks: tuple[str, ...]
+) -> None:
+    where = to(*blocks, lacks=lacks)
+    cells = [observation.cell for observation in run(where)]
+    assert [cell.name for cell in cells] == ["lengths", "cold c=1", "warm c=1", "again c=4"]
+    lengths = [length(prompt) for prompt in cells[1].prompts]
+    assert cells[1].prompts == cells[2].prompts == cells[3].prompts
+    for block in blocks:
+        of_block = {tokens for tokens in lengths if min(tokens % block, -tokens % block) <= 1}
+        assert {tokens % block for tokens in of_block} == {offset % block for offset in OFFSETS}
+        assert len({round(tokens / block) for tokens in of_block}) >= 3
+    reusable = [(tokens - 1) // blocks[-1] for tokens in lengths if tokens >= blocks[-1]]
+    assert min(reusable) >= (1 if lacks else 2)
+    assert judged(run(where), where).verdict is Verdict.PASS
+
+
+def test_a_document_that_is_longer_than_was_wanted_is_brought_to_the_next_multiple() -> None:
+    def long(prompt: Prompt) -> int:
+        return 2 * length(prompt) - prompt.text.partition("\nIndex:")[2].count(" ")
+
+    cells = [observation.cell for observation in run(to(), tokens=long)]
+    words = [prompt.text.partition("\nIndex:")[2].partition("\n")[0].split() for prompt in cells[1].prompts]
+    assert min(map(len, words)) >= 0
+
+
+def test_documents_of_another_run_are_other_documents_of_as_many_tokens() -> None:
+    where, trial = to(), measure(CHECK.plan(to())[0])
+    later = msgspec.structs.replace(
+        trial, samples=tuple(msgspec.structs.replace(sample, started=9) for sample in trial.samples)
+    )
+    (cold, *_), (other, *_) = (CHECK.extend(where, [one]) for one in (trial, later))
+    assert [*map(length, cold.prompts)] == [*map(length, other.prompts)]
+    assert not {prompt.text[:24] for prompt in cold.prompts} & {prompt.text[:24] for prompt in other.prompts}
+    assert len({prompt.text[:24] for prompt in cold.prompts}) == len(cold.prompts)
+
+
+def test_a_context_that_holds_no_blocks_is_not_applicable() -> None:
+    where = to(784, max_model_len=1024)
+    assert {finding.verdict for finding in CHECK.judge(where, [])} == {Verdict.NOT_APPLICABLE}
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.0, Verdict.PASS), (0.05, Verdict.PASS), (3.0, Verdict.FAIL)])
 def test_only_tokens_that_rounding_does_not_explain_fail(gap: float, verdict: Verdict) -> None:
-    finding = judged([measure(cell, gap=gap) for cell in CHECK.plan(to())])
+    finding = judged(run(to(), gap=gap))
     assert finding.verdict is verdict
     assert (f"token {PLACE}" in finding.cause) is (verdict is Verdict.FAIL)
+    assert "all of them" not in finding.cause
+
+
+def test_other_probabilities_fail_though_the_tokens_are_the_same() -> None:
+    assert judged(run(to(), shift=0.1)).verdict is Verdict.PASS
+    finding = judged(run(to(), shift=2.0))
+    assert finding.verdict is Verdict.FAIL
+    assert "nat apart in the mean" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        (0, "a multiple of 16 tokens"),
+        (1, "one token more than a multiple of 16"),
+        (15, "one token less than a multiple of 16"),
+    ],
+)
+def test_a_cause_names_the_lengths(rest: int, said: str) -> None:
+    finding = judged(run(to(), gap=3.0, hit=lambda tokens: tokens % 16 == rest))
+    assert finding.verdict is Verdict.FAIL
+    assert "6 of 18 answers depend on the prefix cache" in finding.cause
+    assert finding.cause.endswith(f"all of them to prompts of {said}")
 
 
 def test_a_cache_that_is_not_used_decides_nothing() -> None:
-    assert judged([measure(cell, share=0.1) for cell in CHECK.plan(to())]).verdict is Verdict.INCONCLUSIVE
+    finding = judged(run(to(), share=0.1))
+    assert finding.verdict is Verdict.INCONCLUSIVE
+    assert "the cache was not hit" in finding.cause
+
+
+def test_cold_prompts_that_were_cached_decide_nothing() -> None:
+    finding = judged(run(to(), cold_share=0.5))
+    assert finding.verdict is Verdict.INCONCLUSIVE
+    assert "nothing to compare with" in finding.cause
+
+
+def test_lengths_that_are_none_of_the_wanted_decide_nothing() -> None:
+    finding = judged(run(to(), tokens=lambda prompt: 16 * (length(prompt) // 16) + 5))
+    assert finding.verdict is Verdict.INCONCLUSIVE
+    assert "no prompt came to n * 16 -1, n * 16, n * 16 +1 tokens" in finding.cause
 
 
 def test_a_missing_cell_never_passes() -> None:
-    seen = [measure(cell) for cell in CHECK.plan(to())]
+    seen = run(to())
     for left in range(len(seen)):
         assert judged([*seen[:left], *seen[left + 1 :]]).verdict is Verdict.INCONCLUSIVE
 
 
 def test_answers_without_log_probabilities_are_invalid() -> None:
-    seen = [measure(cell, gap=3.0) for cell in CHECK.plan(to())]
     bare = [
         msgspec.structs.replace(
             observation,
             samples=tuple(msgspec.structs.replace(sample, logprobs=()) for sample in observation.samples),
         )
-        for observation in seen
+        for observation in run(to(), gap=3.0)
     ]
     assert judged(bare).verdict is Verdict.INVALID
+
+
+def test_codes_that_are_lost_in_the_cache_fail() -> None:
+    assert CHECK.judge(to(), run(to()))[1].verdict is Verdict.PASS
+    found = CHECK.judge(to(), run(to(), deaf=True, hit=lambda tokens: tokens % 16 == 0))[1]
+    assert found.verdict is Verdict.FAIL
+    assert "3 of 9 codes that were read from cold documents are wrong warm" in found.cause
+
+
+def test_a_model_that_reads_no_code_is_not_judged_by_codes() -> None:
+    seen = [
+        msgspec.structs.replace(
+            observation,
+            samples=tuple(msgspec.structs.replace(sample, text="?") for sample in observation.samples),
+        )
+        for observation in run(to())
+    ]
+    assert [f.verdict for f in CHECK.judge(to(), seen)] == [Verdict.PASS, Verdict.NOT_APPLICABLE]
+    made_up = dataclasses.replace(to(), made_up=True)
+    assert CHECK.judge(made_up, run(made_up))[1].verdict is Verdict.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("shift", "rounding", "wrong"),
+    [
+        (0.05, 0.0001, True),  # as far as a wrong position moves those of float32
+        (0.05, 0.05, False),  # bfloat16: rounding does so too
+        (0.05, 0.0, False),  # requests are served one after another
+        (0.0002, 0.00001, False),  # rounding of another shape, in float32
+    ],
+)
+def test_answers_farther_from_the_cold_ones_than_rounding_puts_them(
+    shift: float, rounding: float, *, wrong: bool
+) -> None:
+    found = judged(run(to(), shift=shift, rounding=rounding))
+    assert (found.verdict is Verdict.FAIL) == wrong, found.cause
+    assert ("in warm c=1 answers depend on the prefix cache" in found.cause) == wrong

@@ -143,10 +143,25 @@ def test_what_metrics_do_not_know_stays_as_the_log_said() -> None:
         "kv_cache_size_tokens": "None",
         "cache_dtype": "auto",
         "num_gpu_blocks": "9",
-        "block_size": "16",
+        "block_size": "None",
     }
     assert facts_from_metrics(MetricsSnapshot(at=0), facts) == facts
     assert facts_from_metrics(MetricsSnapshot(at=0, cache=unknown), facts) == facts
+
+
+def test_block_sizes_are_those_of_the_labels_and_the_aligned_one_of_a_hybrid_from_the_log() -> None:
+    line = "INFO 11-23 08:00:00 [interface.py:561] Setting attention block size to {} tokens to ensure that"
+    text = f"{Boot().text}\n{line.format(528)}\n{line.format(784)} attention page size is >= mamba page size."
+    assert read_boot_log(Boot().text).block_sizes == ()
+    assert read_boot_log(text).block_sizes == (784,)
+    labels = {"block_size": "16", "mamba_block_size": "None"}
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), read_boot_log(text)).block_sizes == (
+        16,
+        784,
+    )
+    labels["mamba_block_size"] = "784"
+    plain = read_boot_log(Boot().text)
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), plain).block_sizes == (16, 784)
 
 
 def test_blocks_tell_the_capacity_where_nothing_else_does() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkwright.publish.policy import ChannelPolicy
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.target import Target
-    from sparkwright.publish.verification import PinnedRoot
+    from sparkwright.publish.trust import PinnedRoot
 
 R = TypeVar("R")
 
@@ -113,7 +113,7 @@ def make_publisher(
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import default_memory
     from sparkwright.publish.signing import NoSigner, sigstore_signer
-    from sparkwright.publish.verification import pinned_root
+    from sparkwright.publish.trust import pinned_root
 
     place, memory = open_place(root, target), default_memory()
     if mode == "none":
@@ -138,7 +138,7 @@ def _planning_publisher(place: Target, mode: str, trust: Path | None, *, adopt: 
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import SeenChannels, default_memory
     from sparkwright.publish.signing import NoSigner
-    from sparkwright.publish.verification import pinned_root
+    from sparkwright.publish.trust import pinned_root
 
     scratch = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="sparkwright-")))
     memory = SeenChannels(scratch / "channels.json")
@@ -177,20 +177,32 @@ def promote_wheel(
 ) -> ChannelState:
     """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
     from sparkwright.base.digests import sha256_file
+    from sparkwright.companion.package import is_companion
     from sparkwright.publish import statement
     from sparkwright.publish.attestations import read_attestations
+    from sparkwright.publish.companion_provenance import companion_statement
     from sparkwright.publish.evidence import FOLDER, require_evidence
+    from sparkwright.publish.index import describe
+    from sparkwright.publish.runtimes import promoted_runtime
 
     policy, sha256 = policy_of(session, channel), sha256_file(wheel)
     folder = evidence or dist_folder(session.checkout.root).absolute() / FOLDER
     found = require_evidence(wheel, sha256, channel, policy, folder)
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
-    provenance = _of_wheel(written, sha256) if written.is_file() else statement(wheel, sha256=sha256)
-    attestations = read_attestations(wheel, sha256)
+    made = companion_statement if is_companion(wheel.name) else statement
+    provenance = _of_wheel(written, sha256) if written.is_file() else made(wheel, sha256=sha256)
+    entry, _ = describe(wheel, {wheel.name: sha256})
+    runtime = promoted_runtime(wheel, entry, session.checkout.patchsets)
+    if not runtime and entry.project == "vllm":
+        warn(
+            f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",
+            next_step="sparkwright lock runtime, then promote it again",
+        )
     return publisher.promote(
-        channel, wheel, found, policy, now(), provenance=provenance, attestations=attestations
-    )
+        channel, wheel, found, policy, now(),
+        provenance=provenance, attestations=read_attestations(wheel, sha256), runtime=runtime,
+    )  # fmt: skip
 
 
 def _of_wheel(path: Path, sha256: str) -> bytes:
@@ -216,7 +228,7 @@ def _of_wheel(path: Path, sha256: str) -> bytes:
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:
     """Return the root in the file *trust*, or all pinned ones and this machine's own."""
     from sparkwright.publish.keys import own_root_file, pinned_folder
-    from sparkwright.publish.verification import pinned_root
+    from sparkwright.publish.trust import pinned_root
 
     if trust is not None:
         return [pinned_root(trust.read_bytes(), str(trust))]

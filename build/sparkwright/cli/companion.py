@@ -103,6 +103,7 @@ def build(
     )
     folder = dist_folder(session.checkout.root, out).absolute()
     made = make_companion(job, folder)
+    _attach(folder, made.audit)
     index = publish(wheels_in(folder), folder)
     if session.as_json:
         print_json(_summary(made) | {"index": index.url})
@@ -138,7 +139,10 @@ def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...
 @common_options
 @run_in_session
 def audit(session: Session, *, wheel: Path) -> None:
-    """Check that WHEEL is whole, for one machine and one card, and without an undefined symbol."""
+    """Check that WHEEL is whole, for one machine and one card, and without an undefined symbol.
+
+    What passed is attached to its digest, as evidence for 'sparkwright channel promote'.
+    """
     from sparkwright.companion.make import audited
 
     report = audited(session.access, session.checkout.lock, _spec(session), wheel)
@@ -147,6 +151,7 @@ def audit(session: Session, *, wheel: Path) -> None:
     else:
         _show_audit(report)
     report.require()
+    _attach(dist_folder(session.checkout.root).absolute(), report)
 
 
 @command.command("check")
@@ -184,6 +189,13 @@ def check(
             because=f"no finished file of {', '.join(missing)} is installed for the card",
             next_step="sparkwright companion build, and install the wheel into that environment",
         )
+
+
+def _attach(dist: Path, report: CompanionAudit) -> None:
+    from sparkwright.publish.evidence import attach
+
+    detail = {"checks": {one.name: one.verdict for one in report.checks}, "unchecked": []}
+    attach(dist, "audit", report.sha256, detail)
 
 
 def _spec(session: Session) -> CompanionSpec:

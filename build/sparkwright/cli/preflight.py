@@ -15,7 +15,12 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight import LinkFacts, PreflightReport
+    from sparkwright.serve.preflight.finding import Finding
+    from sparkwright.serve.preflight.options import AskOptions
     from sparkwright.verify.options import VerifyOptions
 
 
@@ -52,14 +57,16 @@ def command(
 ) -> None:
     """Check that RECIPE would start on this machine, and that the machine would survive it.
 
-    Nothing is loaded and nothing is downloaded. Prints the memory budget and what was found; the exit code is
-    76 if the server should not be started.
+    Nothing is loaded and nothing is downloaded; with --python, that vLLM is asked for its options. Prints the
+    memory budget and what was found; the exit code is 76 if the server should not be started.
     """
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
 
     other = _read_end(peer) if peer else None
-    request = PreflightRequest(recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, **asked)
+    request = PreflightRequest(
+        recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, ask=_asking(), **asked
+    )
     if link_only:
         print_json(to_builtins(this_end(request)))
         return
@@ -112,29 +119,56 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
-    from sparkwright.base.events import warn
     from sparkwright.recipes import load_recipe
-    from sparkwright.serve.preflight import PreflightRequest, find_folder, require_clear, run_preflight
+    from sparkwright.verify.options import recipe_and_use
 
     if not options.recipe or options.url or options.simulator:
         return
-    recipe = load_recipe(options.recipe, options.use)
-    network = {"HF_HUB_OFFLINE": "1"} if offline else {}
-    environment = {**os.environ, **network}
-    if recipe.made_up or find_folder(recipe.model, environment) is None:
-        return
-    found = run_preflight(
-        PreflightRequest(
-            recipe=recipe,
-            python=Path(options.python) if options.python else None,
-            wheel=Path(options.wheel) if options.wheel else None,
-            environment=environment,
-        )
-    )
+    named = [(options.recipe, options.use)]
+    named += [recipe_and_use(options.against_recipe)] if options.against_recipe else []
+    for one in named:
+        _check_recipe(load_recipe(*one), options, offline=offline, force=force)
+
+
+def _check_recipe(recipe: Recipe, options: VerifyOptions, *, offline: bool, force: bool) -> None:
+    from sparkwright.base.events import warn
+    from sparkwright.serve.preflight import require_clear
+
+    wheel = Path(options.wheel) if options.wheel else None
+    found = _found(recipe, Path(options.python) if options.python else None, wheel, offline=offline)
     for one in found:
         if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
             warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
     require_clear(found, force=force)
+
+
+def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
+    """Return why *recipe* should not be started with the vLLM of *python* on this machine, or empty."""
+    refused = (one for one in _found(recipe, python, None, offline=offline) if one.level == "refuse")
+    return "; ".join(f"{one.what}: {one.because}" for one in refused)
+
+
+def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: bool) -> Sequence[Finding]:
+    """Return what preflight finds; nothing for models that are generated or not on this machine."""
+    from sparkwright.serve.preflight import PreflightRequest, find_folder, run_preflight
+
+    network = {"HF_HUB_OFFLINE": "1"} if offline else {}
+    environment = {**os.environ, **network}
+    if recipe.made_up or find_folder(recipe.model, environment) is None:
+        return ()
+    return run_preflight(
+        PreflightRequest(recipe=recipe, python=python, wheel=wheel, environment=environment, ask=_asking())
+    )
+
+
+def _asking() -> AskOptions:
+    """Return the question to a release for its options, with the store that records its answers."""
+    from functools import partial
+
+    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.store import open_store
+
+    return partial(ask_installed, open_store())
 
 
 def _gib(gib: float | None, low: float | None, high: float | None) -> str:

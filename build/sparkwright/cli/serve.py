@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
-    from sparkwright.serve.runtime import ExactRequirements
+    from sparkwright.serve.runtime_choice import OfferedWheel, ServedRuntime
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
@@ -121,7 +121,7 @@ def command(
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
             installed = _installed(store, chosen, asked)
-            _preflight(installed, options, force=asked["force"])
+            _preflight(store, installed, options, asked)
             from sparkwright.serve.run import serve
 
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
@@ -198,28 +198,35 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
 
     if asked["python"]:
         return existing(asked["python"], recipe)
-    wheel = _wheel(store, recipe, asked)
-    requirements = _requirements(wheel, recipe, asked)
-    return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
+    offered = _wheel(store, recipe, asked)
+    runtime = _runtime(offered, recipe, asked)
+    return install_wheel(
+        store, offered.wheel, recipe, runtime.requirements, variables=runtime.variables,
+        offline=asked["offline"],
+    )  # fmt: skip
 
 
-def _requirements(wheel: Path, recipe: Recipe, asked: dict[str, Any]) -> ExactRequirements:
-    """Return the locked runtime of *wheel*, with the companion that the recipe needs on this card."""
+def _runtime(offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any]) -> ServedRuntime:
+    """Return the locked runtime of a wheel with the companion that the recipe needs on this card."""
     from sparkwright.publish import dist_folder
-    from sparkwright.serve.companions import choose_companion, with_companion
-    from sparkwright.serve.environment import wheel_requirements
+    from sparkwright.serve.runtime_choice import choose_runtime
     from sparkwright.verify.server import card_capability
 
-    patchsets, locked = _patchsets(), not asked["unlocked"]
-    requirements = wheel_requirements(wheel, patchsets, locked=locked)
-    folders = (dist_folder(Path()), wheel.parent)
-    choice = choose_companion(wheel, recipe, card_capability(), folders, patchsets)
-    if choice.missing:
+    found = choose_runtime(
+        offered,
+        recipe,
+        capability=card_capability(),
+        folders=(dist_folder(Path()), offered.wheel.parent),
+        patchsets=_patchsets(),
+        environment=os.environ,
+        locked=not asked["unlocked"],
+    )
+    if found.missing:
         warn(
-            f"FlashInfer will compile {', '.join(choice.missing)} while the engine starts or serves",
+            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
             next_step=f"make companion ARGS='--recipe {recipe.name}', then serve again",
         )
-    return with_companion(requirements, choice.wheel) if choice.wheel and locked else requirements
+    return found
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
@@ -234,25 +241,27 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
         return install_rehearsal(job, recipe)
 
 
-def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Path:
+def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
     """Return the wheel that the user named, or the newest one for this machine and the recipe's series."""
     from platform import machine
 
     from sparkwright.publish import dist_folder
+    from sparkwright.serve.runtime_choice import OfferedWheel
 
     if asked["wheel"]:
-        return Path(asked["wheel"])
+        return OfferedWheel(Path(asked["wheel"]))
     series = (asked["series"],) if asked["series"] else recipe.series
     if asked["channel"]:
         from sparkwright.cli.channel_place import now, pinned_roots
         from sparkwright.publish.seen import default_memory
-        from sparkwright.serve.channel import channel_wheel
+        from sparkwright.serve.channel import open_channel
 
-        return channel_wheel(
+        offer = open_channel(
             store, asked["channel"], machine(), *series, roots=pinned_roots(None),
             memory=default_memory(), now=now(), offline=asked["offline"],
         )  # fmt: skip
-    return built_wheel(dist_folder(Path()), machine(), *series)
+        return OfferedWheel(offer.wheel, offer)
+    return OfferedWheel(built_wheel(dist_folder(Path()), machine(), *series))
 
 
 def _patchsets() -> Path | None:
@@ -264,7 +273,7 @@ def _patchsets() -> Path | None:
     return None
 
 
-def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -> None:
+def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
     """Refuse a server that would not start, or that the host would not survive, before weights are read.
 
     What does not stop it becomes a warning.
@@ -272,8 +281,14 @@ def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
+    from functools import partial
+
+    from sparkwright.serve.ask_installed import ask_installed
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
 
+    # What --python names may change in place: only a list of its files identifies it.
+    identity = "" if asked["python"] else installed.identity
+    force = asked["force"]
     offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
     found = run_preflight(
         PreflightRequest(
@@ -282,6 +297,7 @@ def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -
             environment={**os.environ, **offline},
             address=options.host,
             port=options.port,
+            ask=partial(ask_installed, store, identity=identity),
         )
     )
     for one in found:
@@ -303,15 +319,16 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         from sparkwright.serve.environment import existing
 
         found = existing(asked["python"], recipe)
-        known = {"python": found.python, "identity": found.identity}
+        known = {"python": found.python, "identity": found.identity, "installed": found.variables}
     elif not _is_rehearsal(recipe):
         from sparkwright.base.digests import sha256_file
         from sparkwright.serve.environment import environment_folder
 
-        wheel = _wheel(store, recipe, asked)
-        requirements = _requirements(wheel, recipe, asked)
-        python = environment_folder(store, wheel, requirements) / "bin" / "python"
-        known = {"python": python, "identity": sha256_file(wheel), "wheel": wheel.name}
+        offered = _wheel(store, recipe, asked)
+        runtime = _runtime(offered, recipe, asked)
+        python = environment_folder(store, offered.wheel, runtime.requirements) / "bin" / "python"
+        known = {"python": python, "identity": sha256_file(offered.wheel), "wheel": offered.wheel.name}
+        known["installed"] = runtime.variables
     show_plan(planned(recipe, options, store, **known), as_json=as_json)
 
 

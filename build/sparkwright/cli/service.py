@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.base.events import warn
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.recipes import Recipe
+    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.service import (
         ServiceOptions,
         ServicePlaces,
@@ -86,10 +88,10 @@ def install(
     wheel = _wheel(asked, asked["channel"], offline=offline)
     record = _first_record(options, places, asked["channel"])
     with _writing(places):
-        slot = _prepared(places, wheel, asked, offline=offline)
+        slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
         apply_plan(plan, run_commands=True)
-    _change(places, record, slot, wheel, chosen, predict=not force)
+    _change(places, record, slot, wheel.wheel, chosen, predict=not force)
     show_installed(places, made=made, started=True, as_json=as_json)
 
 
@@ -143,8 +145,9 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     places = _places(name, asked)
     record = load_record(places)
     wheel = _wheel(asked, asked["channel"] or record.channel, offline=offline)
-    slot = _prepared(places, wheel, asked, offline=offline)
-    _change(places, record, slot, wheel, load_recipe(record.recipe, record.use))
+    recipe = load_recipe(record.recipe, record.use)
+    slot = _prepared(places, wheel, recipe, asked, offline=offline)
+    _change(places, record, slot, wheel.wheel, recipe)
     show_change(places, as_json=as_json)
 
 
@@ -235,25 +238,27 @@ def _described(
     return chosen, options, places
 
 
-def _wheel(asked: dict[str, Any], channel: str, *, offline: bool) -> Path:
+def _wheel(asked: dict[str, Any], channel: str, *, offline: bool) -> OfferedWheel:
     """Return the named wheel, the newest of the channel, or the newest that was built here."""
     from platform import machine
 
     from sparkwright.publish import dist_folder
+    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.store import open_store
 
     if asked["wheel"]:
-        return Path(asked["wheel"]).absolute()
+        return OfferedWheel(Path(asked["wheel"]).absolute())
     if channel:
         from sparkwright.cli.channel_place import now, pinned_roots
         from sparkwright.publish.seen import default_memory
-        from sparkwright.serve.channel import channel_wheel
+        from sparkwright.serve.channel import open_channel
 
-        return channel_wheel(
+        offer = open_channel(
             open_store(), channel, machine(), asked["series"], roots=pinned_roots(None),
             memory=default_memory(), now=now(), offline=offline,
         )  # fmt: skip
-    return built_wheel(dist_folder(Path()), machine(), asked["series"])
+        return OfferedWheel(offer.wheel, offer)
+    return OfferedWheel(built_wheel(dist_folder(Path()), machine(), asked["series"]))
 
 
 @contextlib.contextmanager
@@ -309,13 +314,30 @@ def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) 
     )  # fmt: skip
 
 
-def _prepared(places: ServicePlaces, wheel: Path, asked: dict[str, Any], *, offline: bool) -> str:
-    from sparkwright.serve.environment import wheel_requirements
+def _prepared(
+    places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
+) -> str:
+    from sparkwright.publish import dist_folder
+    from sparkwright.serve.runtime_choice import choose_runtime
     from sparkwright.serve.service import Slots
     from sparkwright.serve.service.upgrade import prepare
+    from sparkwright.verify.server import card_capability
 
-    requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
-    return prepare(Slots(places.state), wheel, requirements, offline=offline)
+    found = choose_runtime(
+        offered,
+        recipe,
+        capability=card_capability(),
+        folders=(dist_folder(Path()), offered.wheel.parent),
+        patchsets=_patchsets(),
+        environment=os.environ,
+        locked=not asked["unlocked"],
+    )
+    if found.missing:
+        warn(
+            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
+            next_step=f"make companion ARGS='--recipe {recipe.name}', then upgrade",
+        )
+    return prepare(Slots(places.state), offered.wheel, found.requirements, offline=offline)
 
 
 def _patchsets() -> Path | None:

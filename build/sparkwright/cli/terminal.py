@@ -58,6 +58,9 @@ def _line(event: Event) -> str | None:
         return f"warning: {data['message']}"
     if event.kind == "lock.waiting":
         return f"waiting for another run, which uses {data['what']}"
+    if event.kind == "verify.planned":
+        size = f"{data['cells']} measurements, {data['requests']:,} requests, {data['tokens']:,} tokens"
+        return f"about {human_seconds(data['seconds'])} are expected: {size}"
     if event.kind == "step.found":
         return f"✓ {data['step']} (already there)"
     if event.kind == "step.made":

@@ -19,7 +19,7 @@ from sparkwright.cli.options import Names, Numbers, Rates, machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_show import show_results
+from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -33,6 +33,12 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
+    "eval": "sparkwright.cli.verify_eval",
+    "reference": "sparkwright.cli.verify_reference",
+    "tune": "sparkwright.cli.verify_tune",
+    "export": "sparkwright.cli.verify_export",
+    "schema": "sparkwright.cli.verify_schema",
+    "history": "sparkwright.cli.verify_history",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
@@ -49,6 +55,7 @@ _OPTIONS = (
         envvar="SPARKWRIGHT_BASELINE_API_KEY",
         help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
     ),
+    click.option("--reference", default="", metavar="FILE", help="Also compare answers with this reference."),
     click.option("--model", default="", help="The model's name there, if it serves several."),
     click.option(
         "--require",
@@ -75,7 +82,20 @@ _OPTIONS = (
         default="",
         help="Only compare speed with this wheel or interpreter, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
+    click.option(
+        "--against-recipe",
+        default="",
+        metavar="RECIPE[:USE]",
+        help="Only compare speed with this recipe on the same wheel, over several starts.",
+    ),
+    click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
+    click.option(
+        "--protocol",
+        default="",
+        metavar="NAME",
+        help="Carry out a protocol of the field instead of checks: llama-benchy or t1, with changes such as"
+        " 't1 depth=0 c=1,4'.",
+    ),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
@@ -129,6 +149,7 @@ class _VerifyCommand(click.Command):
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes.")
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -142,6 +163,7 @@ def command(
     resume: Path | None,
     cluster: str,
     offline: bool,
+    only_plan: bool,
     force: bool,
     quiet: bool,
     as_json: bool,
@@ -156,8 +178,11 @@ def command(
     --resume continues an interrupted run. With --cluster the server runs on another machine, which needs a
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
-    'verify compare RUN RUN' compares two finished runs, and 'verify capacity' finds the highest rate of
-    requests that a server stands.
+    'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
+    that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, 'verify reference
+    make' stores answers of a checkpoint to compare others with, and 'verify eval' evaluates tasks. 'verify
+    export RUN' writes a run in the forms of other programs, 'verify history' lists earlier runs, and 'verify
+    schema' prints the schema of verdict.json.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
@@ -184,10 +209,15 @@ def command(
                     click.echo(f"verifying {wheel}", err=True)
             options = _options_of(wheel, asked)
         _require_possible(options)
+        if only_plan:
+            show_plan(options, as_json=as_json)
+            return
         folder = resume or out or new_folder(options)
         log(folder)
         if not cluster:
             check_before_verify(options, offline=offline, force=force)
+        if resume is None:
+            tell_plan(options)
         with counting_machines() as done:
             if cluster:
                 from sparkwright.cluster.verifying import verify_elsewhere
@@ -213,7 +243,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
 
     manifest = results.run.manifest
     wheel = manifest.get("wheel")  # a text where an interpreter's vLLM was served, which has no file
-    if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.against:
+    if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.compared:
         return
     detail = {
         "run": results.folder.name,
@@ -326,7 +356,7 @@ def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
     given |= {
         name: str(Path(given[name]).absolute())
-        for name in ("log", "python", "against", "prompts")
+        for name in ("log", "python", "against", "reference", "prompts")
         if name in given and not (demo and name == "against")
     }
     if "prompts" in given:

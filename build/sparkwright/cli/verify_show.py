@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.base.errors import UndecidedError, VerdictError
-from sparkwright.base.text import human_size
+from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.machines import machines_summary, show_machines
 from sparkwright.cli.output import print_json
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Mapping
 
+    from sparkwright.verify.estimate import Share
+    from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import Results
 
 
@@ -33,6 +35,48 @@ def show_results(
         _show(results)
         show_machines(dict(machines or {}))
     _raise_for(results)
+
+
+def show_plan(options: VerifyOptions, *, as_json: bool) -> None:
+    """Print the cells of the run that *options* select, and how long they take by typical rates."""
+    from sparkwright.verify.setup import plan_run
+
+    found = plan_run(options)
+    names = ("measurements", "requests", "tokens")
+    if as_json:
+        checks = {
+            share.check: dict(zip((*names, "seconds"), _sizes(share), strict=True)) for share in found.shares
+        }
+        totals = dict(zip(names, found.totals, strict=True))
+        print_json({"checks": checks, **totals, "starts": found.starts, "seconds": round(found.seconds, 1)})
+        return
+    rows: list[tuple[str, ...]] = [("check", *names, "about")]
+    rows += [
+        (share.check, *map("{:,}".format, _sizes(share)[:3]), human_seconds(share.seconds))
+        for share in found.shares
+        if share.cells
+    ]
+    if found.before_s:
+        rows.append(("starts and calibration", "", "", "", human_seconds(found.before_s)))
+    rows.append(("together", *map("{:,}".format, found.totals), human_seconds(found.seconds)))
+    widths = [max(len(row[place]) for row in rows) for place in range(5)]
+    for row in rows:
+        _, *rest = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+        click.echo("  ".join([row[0].ljust(widths[0]), *rest]))
+
+
+def tell_plan(options: VerifyOptions) -> None:
+    """Tell how long the run that *options* select takes, before anything is started."""
+    from sparkwright.base.events import emit
+    from sparkwright.verify.setup import plan_run
+
+    found = plan_run(options)
+    cells, requests, tokens = found.totals
+    emit("verify.planned", seconds=found.seconds, cells=cells, requests=requests, tokens=tokens)
+
+
+def _sizes(share: Share) -> tuple[int, int, int, float]:
+    return share.cells, share.requests, share.tokens, round(share.seconds, 1)
 
 
 def _show(results: Results) -> None:

@@ -22,7 +22,7 @@ from sparkwright.cluster.messages import StoredFile
 from sparkwright.cluster.sharing import bring_files, keep_files
 from sparkwright.native.model import Cost
 from sparkwright.store import remove_tree
-from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results, load_run, write_results
 from sparkwright.verify.setup import prepare
 from sparkwright.verify.suite import run_suite
@@ -75,6 +75,8 @@ def require_sendable(options: VerifyOptions) -> None:
     named["--prompts"] = options.prompts
     if options.against and not options.simulator and not options.against.endswith(".whl"):
         named["--against with an interpreter"] = options.against
+    if Path(recipe_and_use(options.against_recipe)[0]).suffix == ".toml":
+        named["--against-recipe with a file"] = options.against_recipe
     if found := [name for name, value in named.items() if value]:
         raise ConfigError(
             f"{found[0]} cannot be used with --cluster",

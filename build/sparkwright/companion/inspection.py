@@ -14,6 +14,7 @@ from msgspec import structs
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, WheelError
+from sparkwright.companion.bill import companion_bill
 from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
 from sparkwright.companion.wheel import RECORD
 from sparkwright.native.inspection import KernelClass, class_of, over_platform, resolve, unprovided
@@ -24,6 +25,7 @@ from sparkwright.wheel.checks import AuditCheck, judge
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.record import parse_record
+from sparkwright.wheel.sbom import SBOM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -251,4 +253,15 @@ def _floor(subject: _Subject) -> AuditCheck:
     return judge("glibc-floor", faults, f"{platform} has every required symbol version")
 
 
-_CHECKS = (_complete, _modules, _machine, _native, _symbols, _libraries, _floor)
+def _bill(subject: _Subject) -> AuditCheck:
+    """Check that the bill of materials is the one that the record gives."""
+    member = f"{subject.name.dist_info}/{SBOM}"
+    if member not in subject.archive.members:
+        return judge("sbom", [f"{member} is missing"], "")
+    expected = companion_bill(subject.record, subject.name.version)
+    same = subject.archive.read(member) == expected
+    faults = [] if same else [f"{member} does not describe this wheel"]
+    return judge("sbom", faults, "CycloneDX 1.6, as the record gives it")
+
+
+_CHECKS = (_complete, _modules, _machine, _native, _symbols, _libraries, _floor, _bill)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.digests import digest_of, to_json
+from sparkwright.base.errors import WheelError
 from sparkwright.base.events import emit
+from sparkwright.companion.bill import companion_bill
 from sparkwright.companion.package import (
     PACKAGE,
     PROJECT,
@@ -18,10 +20,13 @@ from sparkwright.companion.package import (
 )
 from sparkwright.native.inspection import honest_platform, read_elf
 from sparkwright.store import atomic_file, storing
+from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.deflate import deflated_in
-from sparkwright.wheel.names import WheelName
+from sparkwright.wheel.kernels import read_json
+from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
 from sparkwright.wheel.rewrite import Packed, Stored, layout, write_parts
+from sparkwright.wheel.sbom import SBOM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,11 +84,17 @@ class CompanionContent:
 
 
 def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> dict[str, Any]:
-    """Return what *kernels* were made from: sources, compilers, and every module with its digest."""
+    """Return what *kernels* were made from, and for what: sources, compilers, modules, recipes' needs."""
     units = kernels.configuration.units
     return {
         "format": 1,
-        "flashinfer": {"version": spec.version, "sha256": spec.flashinfer.sha256},
+        "flashinfer": {
+            "version": spec.version,
+            "filename": spec.flashinfer.filename,
+            "sha256": spec.flashinfer.sha256,
+        },
+        # By the list's names, so that a reader without the list can tell if the companion is enough.
+        "recipes": {recipe: spec.chosen(target.arch, recipes=[recipe]) for recipe in sorted(spec.recipes)},
         "tree": kernels.tree,
         "target": {"machine": target.machine, "arch": target.arch},
         "toolchain": {
@@ -102,6 +113,26 @@ def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> 
             for name, one in sorted(kernels.modules.items())
         },
     }
+
+
+def read_companion(wheel: Path) -> dict[str, Any]:
+    """Return the record of a companion.
+
+    Raises:
+        ArchiveError: it is damaged or an unsafe archive.
+        WheelError: it is no companion, or one of an earlier form.
+    """
+    name = parse_name(wheel.name)
+    with open_archive(wheel) as archive:
+        record: Any = read_json(archive, f"{name.dist_info}/{RECORD}")
+    parts = ("flashinfer", "recipes", "tree", "target", "toolchain", "modules")
+    if not isinstance(record, dict) or (lost := [part for part in parts if part not in record]):
+        raise WheelError(
+            f"{wheel.name} has no complete record",
+            because=f"it lacks {', '.join(lost)}" if isinstance(record, dict) else "it is no table",
+            next_step="build it again: sparkwright companion build",
+        )
+    return record
 
 
 def write_companion(store: Store, content: CompanionContent, out: Path) -> CompanionWheel:
@@ -143,6 +174,7 @@ def _entries(
         Stored(f"{info}/top_level.txt", f"{PACKAGE}\n".encode()),
         *(Stored(f"{info}/licenses/{file}", text) for file, text in sorted(content.licences.items())),
         Stored(f"{info}/{RECORD}", to_json(content.record)),
+        Stored(f"{info}/{SBOM}", companion_bill(content.record, name.version)),
     ]
     packed = [_packed(store, one) for one in modules]
     lines = [entry_of(stored[0].name, stored[0].content)]

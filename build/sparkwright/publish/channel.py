@@ -24,6 +24,7 @@ import msgspec
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SignatureError
+from sparkwright.lock.runtime import SUFFIX as RUNTIME_SUFFIX
 from sparkwright.publish.pages import ProjectStatus, PublishedFile
 from sparkwright.publish.series import index_pages, series_pages
 
@@ -37,6 +38,7 @@ POINTER = "channel.json"
 STABLE = "simple"
 _FORMAT = 1
 _PRUNED_FORMAT = 2
+_RUNTIME_FORMAT = 3
 """Of a state with `ChannelState.oldest`; others keep the format that older readers know."""
 _UP = "../../../../"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -77,6 +79,7 @@ class ListedWheel(Model, frozen=True):
         url: its absolute address where it is on another host than the pages. Unset elsewhere, so that states
             without one keep their bytes.
         attestations: its attestations; unset if it has none.
+        runtime: SHA-256 of its locked runtime, the packages that it is installed with; unset if it has none.
     """
 
     filename: str
@@ -92,6 +95,7 @@ class ListedWheel(Model, frozen=True):
     provenance: str = ""
     url: str | msgspec.UnsetType = msgspec.UNSET
     attestations: AttestationLink | msgspec.UnsetType = msgspec.UNSET
+    runtime: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def folder(self) -> str:
@@ -112,6 +116,11 @@ class ListedWheel(Model, frozen=True):
     def provenance_path(self) -> str:
         """The path of its signed provenance."""
         return f"{self.folder}/provenance/{self.provenance}.json"
+
+    @property
+    def runtime_path(self) -> str:
+        """The path of its locked runtime; empty if it has none."""
+        return f"{self.folder}/runtime/{self.runtime}{RUNTIME_SUFFIX}" if self.runtime else ""
 
     @property
     def elsewhere(self) -> str:
@@ -263,7 +272,13 @@ def pages_of(state: ChannelState) -> dict[str, bytes]:
 
 def keeping(state: ChannelState, oldest: int) -> ChannelState:
     """Return *state* with *oldest* as the number of the oldest generation that is kept."""
-    return msgspec.structs.replace(state, oldest=oldest, format=_PRUNED_FORMAT)
+    return msgspec.structs.replace(state, oldest=oldest, format=max(state.format, _PRUNED_FORMAT))
+
+
+def listing(state: ChannelState, files: tuple[ListedWheel, ...]) -> ChannelState:
+    """Return *state* with *files* as its wheels, in the format that their entries need."""
+    needed = _RUNTIME_FORMAT if any(file.runtime for file in files) else _FORMAT
+    return msgspec.structs.replace(state, files=files, format=max(state.format, needed))
 
 
 def with_pages(state: ChannelState) -> tuple[ChannelState, dict[str, bytes]]:
@@ -285,7 +300,7 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
         NewerFormatError: it was written by a newer sparkwright.
         SignatureError: it is no state, or one of another channel.
     """
-    state = decode_signed(payload, ChannelState, _PRUNED_FORMAT, what)
+    state = decode_signed(payload, ChannelState, _RUNTIME_FORMAT, what)
     if state.channel != channel:
         raise SignatureError(
             f"{what} is not of channel {channel}",

@@ -19,6 +19,7 @@ from sparkwright import __version__
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelError
+from sparkwright.companion.package import is_companion
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.index import wheels_in
 from sparkwright.publish.policy import EvidenceKind
@@ -42,6 +43,7 @@ _COMMANDS: dict[EvidenceKind, str] = {
     "rehearsal": "sparkwright rehearse",
     "verify": "sparkwright verify {wheel}",
 }
+_COMPANION_AUDIT = "sparkwright companion audit {wheel}"
 
 
 class AttachedEvidence(Model, frozen=True):
@@ -184,7 +186,8 @@ def require_evidence(
     attached = _attached(folder / sha256)
     found: list[FoundEvidence] = []
     missing: list[tuple[str, str]] = []
-    for kind in policy.requires:
+    companion = is_companion(wheel.name)
+    for kind in policy.companion_requires if companion else policy.requires:
         if kind == "proofs":
             proofs, reason = _proofs(wheel, sha256)
             candidates = [proofs] if proofs else []
@@ -199,7 +202,8 @@ def require_evidence(
             found.append(max(candidates, key=lambda one: one.evidence.made))
         else:
             where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
-            missing.append((f"{kind}: {reason}", _COMMANDS[kind].format(wheel=wheel) + where))
+            command = _COMPANION_AUDIT if companion and kind == "audit" else _COMMANDS[kind]
+            missing.append((f"{kind}: {reason}", command.format(wheel=wheel) + where))
     if missing:
         raise MissingEvidenceError(
             f"{wheel.name} cannot go to {channel}",

@@ -23,6 +23,7 @@ class ChannelPolicy(Model, frozen=True):
 
     Attributes:
         requires: kinds of evidence, in the order in which they are made.
+        companion_requires: the same for a companion, whose kernels no carry changes and no model verifies.
         expires_days: days after which a generation is trusted no longer.
         capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
         keep_generations: number of newest generations that ``channel prune`` keeps.
@@ -32,6 +33,7 @@ class ChannelPolicy(Model, frozen=True):
 
     requires: tuple[EvidenceKind, ...]
     expires_days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
+    companion_requires: tuple[EvidenceKind, ...] = ("audit",)
     capability: str = ""
     keep_generations: Annotated[int, msgspec.Meta(ge=1)] | None = None
     keep_days: Annotated[int, msgspec.Meta(ge=1)] | None = None

@@ -21,12 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import (
-    PublishError,
-    SignatureError,
-    TamperedError,
-    UnknownNameError,
-)
+from sparkwright.base.errors import PublishError, SignatureError, TamperedError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.channel import (
     POINTER,
@@ -38,6 +33,7 @@ from sparkwright.publish.channel import (
     attestations_path,
     decode_state,
     keeping,
+    listing,
     pointer_path,
     require_channel_name,
     stamp,
@@ -157,6 +153,7 @@ class ChannelPublisher:
         *,
         provenance: bytes = b"",
         attestations: bytes = b"",
+        runtime: bytes = b"",
     ) -> ChannelState:
         """List *wheel* in *channel*; nothing is written if it is listed already.
 
@@ -168,6 +165,7 @@ class ChannelPublisher:
             now: the present time.
             provenance: an in-toto statement about the wheel, which is signed and published beside it.
             attestations: its attestations (PEP 740), published beside it and linked on the pages.
+            runtime: its locked runtime, published beside it; a wheel listed without one is listed again.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
@@ -182,7 +180,7 @@ class ChannelPublisher:
                 next_step="find out which bytes are right, then run the same command again",
             )
         listed = current.state.find(file.sha256) if current else None
-        if current and listed and listed.yanked is None:
+        if current and listed and listed.yanked is None and (listed.runtime or not runtime):
             self.write_stable_pages(channel)
             return current.state
         files = current.state.files if current else ()
@@ -195,14 +193,15 @@ class ChannelPublisher:
         draft = self._draft(
             channel, current, ChannelAction(kind="promote", detail=file.filename), policy, now
         )
-        statement = promotion_statement(file.filename, file.sha256, draft, evidence)
+        locked = sha256_bytes(runtime) if runtime else ""
+        statement = promotion_statement(file.filename, file.sha256, draft, evidence, locked)
         envelope = self.signer.sign(statement, STATEMENT_TYPE)
         origin = self.signer.sign(provenance, STATEMENT_TYPE) if provenance else b""
         entry = ListedWheel(
             filename=file.filename, project=file.project, version=file.version, sha256=file.sha256,
             size=file.size, requires_python=file.requires_python, metadata_sha256=file.metadata_sha256,
             uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(envelope),
-            provenance=sha256_bytes(origin) if origin else "",
+            provenance=sha256_bytes(origin) if origin else "", runtime=locked or msgspec.UNSET,
         )  # fmt: skip
         if elsewhere := self.target.elsewhere(entry.path):
             entry = msgspec.structs.replace(entry, url=elsewhere)
@@ -216,9 +215,11 @@ class ChannelPublisher:
             deposits.put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
         if origin:
             deposits.put(entry.provenance_path, origin)
+        if runtime:
+            deposits.put(entry.runtime_path, runtime)
         deposits.put(entry.promotion_path, envelope)
         kept = tuple(one for one in files if one.sha256 != file.sha256)
-        return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)), deposits)
+        return self._commit(current, listing(draft, (*kept, entry)), deposits)
 
     def rollback(
         self, channel: str, policy: ChannelPolicy, now: datetime, *, to: int | None, reason: str
@@ -359,7 +360,7 @@ class ChannelPublisher:
         return state
 
     def write_stable_pages(self, channel: str) -> None:
-        """Write the pages of the present generation to the stable address; see `write_stable_pages`."""
+        """Write the present pages to the stable address; see the function of that name."""
         write_stable_pages(self.target, channel, lambda: self.require(channel).state)
 
     def _with_attestations(self, entry: ListedWheel, data: bytes, deposits: Deposits) -> ListedWheel:

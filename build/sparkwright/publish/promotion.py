@@ -18,9 +18,17 @@ PROMOTION = "urn:sparkwright:promotion:v1"
 
 
 def promotion_statement(
-    filename: str, sha256: str, draft: ChannelState, evidence: Sequence[FoundEvidence]
+    filename: str, sha256: str, draft: ChannelState, evidence: Sequence[FoundEvidence], runtime: str = ""
 ) -> bytes:
-    """Return the in-toto statement that a wheel came into a generation by this evidence."""
+    """Return the in-toto statement that a wheel came into a generation by this evidence.
+
+    Args:
+        filename: name of the wheel.
+        sha256: its digest.
+        draft: the generation.
+        evidence: the findings about the wheel.
+        runtime: SHA-256 of its locked runtime; empty if it has none.
+    """
     return to_json(
         {
             "_type": STATEMENT,
@@ -42,6 +50,7 @@ def promotion_statement(
                     }
                     for one in evidence
                 ],
+                **({"runtime": {"digest": {"sha256": runtime}}} if runtime else {}),
             },
         }
     )

@@ -9,9 +9,10 @@ from sparkwright.base.config import Model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Grade = Literal["served", "A", "A-", "B", "C", "never"]
+Grade = Literal["served", "tuned here", "A", "A-", "B", "C", "never"]
 GRADES: dict[Grade, str] = {
     "served": "served by this project on that card, with a record",
+    "tuned here": "measured on one machine by 'verify tune', which chose it among others",
     "A": "served by others: tokens are counted and the configuration is stated",
     "A-": "served by others, and a part of the configuration had to be worked out",
     "B": "served by others, configured in part",

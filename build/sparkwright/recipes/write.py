@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.recipes.recipe import load_recipe, recipe_path
+from sparkwright.base.config import to_builtins
+from sparkwright.recipes.recipe import Recipe, load_recipe, recipe_path
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -43,11 +44,53 @@ def new_recipe(name: str, base: str, *, model: str = "", drafter: str | None = N
         document["drafter"] = drafter
         if not drafter:
             _leave_speculation_out(document)
-    text = tomlkit.dumps(document)
+    return _valid(tomlkit.dumps(document), name)
+
+
+def recipe_text(recipe: Recipe, comment: str = "") -> str:
+    """Return the text of *recipe* as a file of its own, without fields that have their defaults.
+
+    Args:
+        recipe: the recipe.
+        comment: lines to begin the file with, without ``#``.
+
+    Raises:
+        ConfigError: the result is no recipe.
+    """
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in comment.splitlines():
+        document.add(tomlkit.comment(line))
+    usual = to_builtins(Recipe(format=recipe.format, name="", title="", model=""))
+    told = {name: value for name, value in to_builtins(recipe).items() if value != usual.get(name)}
+    plain = {"format": recipe.format, **told}
+    for name, value in sorted(plain.items(), key=lambda one: _is_table(one[1])):
+        document.add(name, tomlkit.item(_without_empty(value)))
+    return _valid(tomlkit.dumps(document), recipe.name)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _without_empty(value: Any) -> Any:
+    """Return *value* without absent values, for which TOML has no word."""
+    if isinstance(value, dict):
+        return {name: _without_empty(one) for name, one in value.items() if one is not None}
+    return [_without_empty(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _valid(text: str, name: str) -> str:
+    """Return *text* if it follows the format of recipes.
+
+    Raises:
+        ConfigError: it does not.
+    """
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / f"{name}.toml"
         written.write_text(text, encoding="utf-8")
-        _ = load_recipe(written)  # what is written follows the format
+        _ = load_recipe(written)
     return text
 
 

@@ -1,12 +1,16 @@
-"""The newest wheel that a channel offers for a machine: verified by its signature, fetched once."""
+"""The offer of a channel for a machine: wheel, locked runtime and companions, verified, each fetched once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sparkwright.base.digests import sha256_file
+from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import TamperedError, UnknownNameError
+from sparkwright.companion.choosing import companion_of_recipe
+from sparkwright.companion.package import PROJECT as COMPANION
+from sparkwright.companion.package import architecture_name
 from sparkwright.lock import Artifact
 from sparkwright.publish.channel import newest_first
 from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
@@ -21,15 +25,61 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from sparkwright.native.model import Target
     from sparkwright.publish.channel import ChannelState, ListedWheel
+    from sparkwright.publish.mirror import Mirror
     from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.verification import PinnedRoot
+    from sparkwright.publish.trust import PinnedRoot
     from sparkwright.store import Store
+    from sparkwright.upstream import IndexSettings
 
 _UNVERIFIED_BYTES = VerifyChannelOptions(wheels="none")  # the digest is checked when the wheel is fetched
+_PROJECT = "vllm"
 
 
-def channel_wheel(
+@dataclass(frozen=True)
+class ChannelOffer:
+    """The newest wheel of a verified channel, and what it is served with.
+
+    Attributes:
+        wheel: the wheel, with the bytes that were signed.
+        runtime: its locked runtime, likewise; `None` if it was promoted without one.
+        state: the channel's generation.
+    """
+
+    wheel: Path
+    runtime: Path | None
+    state: ChannelState
+    _fetching: _Fetching
+
+    def companion(self, recipe: str, flashinfer: str, target: Target) -> Path | None:
+        """Return the smallest companion of the channel with all kernels of a recipe; `None` if none has them.
+
+        Args:
+            recipe: name of the recipe.
+            flashinfer: version of FlashInfer in the environment.
+            target: machine and card.
+
+        Raises:
+            TamperedError, FetchError: see `open_channel`.
+        """
+        files = [file for file in self.state.files if file.yanked is None and _is_for(file, target)]
+        of_it = [file for file in files if file.version.partition("+")[0] == flashinfer]
+        offered = [self._fetching.wheel(file) for file in of_it]
+        return companion_of_recipe(offered, recipe, flashinfer, target)
+
+
+def _is_for(file: ListedWheel, target: Target) -> bool:
+    name = parse_name(file.filename)
+    local = file.version.partition("+")[2]
+    return (
+        file.project == COMPANION
+        and name.machine == target.machine
+        and architecture_name(target) in local.split(".")
+    )
+
+
+def open_channel(
     store: Store,
     place: str,
     machine: str,
@@ -38,11 +88,11 @@ def channel_wheel(
     memory: SeenChannels,
     now: datetime,
     offline: bool = False,
-) -> Path:
-    """Return the newest wheel of the channel at *place* for *machine*, with the bytes that were signed.
+) -> ChannelOffer:
+    """Return the newest wheel of the channel at *place* for *machine*, with its locked runtime.
 
     Args:
-        store: where a fetched wheel goes.
+        store: where fetched files go.
         place: address or folder of a channel, such as ``…/channels/stable``.
         machine: such as ``aarch64``.
         series: take a wheel of one of these series; of any, if none is given.
@@ -53,8 +103,9 @@ def channel_wheel(
 
     Raises:
         UnknownNameError: *place* names no channel, or the channel has no such wheel.
-        TamperedError: the wheel is not the one that was signed.
+        TamperedError: a file is not the one that was signed.
         SignatureError: a statement is damaged, or not signed by a trusted key.
+        FetchError, DigestError: a file cannot be fetched, or has another digest.
         NotInStoreError: *place* is an address, and the network is off.
     """
     settings = read_settings(offline=offline)
@@ -63,34 +114,81 @@ def channel_wheel(
         raise UnknownNameError(f"{place} names no channel", next_step="give one, such as …/channels/stable")
     verified = verify_channel(mirror, channel, roots, memory=memory, now=now, options=_UNVERIFIED_BYTES)
     chosen = newest_fitting(verified.state, machine, *series)
-    if isinstance(mirror, FolderMirror):
-        wheel = mirror.folder / chosen.path
-        if not wheel.is_file() or sha256_file(wheel) != chosen.sha256:
-            raise TamperedError(
-                f"{wheel} is not the wheel of channel {channel}",
-                because="its bytes are not those that were signed" if wheel.is_file() else "it is not there",
-                next_step="copy the channel again from where it was published",
-            )
-        return wheel
-    assert isinstance(mirror, HttpMirror)  # noqa: S101 - there are two kinds
-    address = chosen.elsewhere or f"{mirror.url}/{quote(chosen.path, safe='/')}"
-    artifact = Artifact(filename=chosen.filename, sha256=chosen.sha256, size=chosen.size)
-    fetch_artifact(store, artifact, settings, address=address)
-    return store.named_file(chosen.sha256, chosen.filename)
+    fetching = _Fetching(store, mirror, settings, channel)
+    return ChannelOffer(fetching.wheel(chosen), fetching.runtime(chosen), verified.state, fetching)
+
+
+@dataclass(frozen=True)
+class _Fetching:
+    """Brings files of a verified channel to this machine.
+
+    Attributes:
+        store: where fetched files go.
+        mirror: the copy of the target.
+        settings: how to reach addresses.
+        channel: the channel's name, for errors.
+    """
+
+    store: Store
+    mirror: Mirror
+    settings: IndexSettings
+    channel: str
+
+    def wheel(self, file: ListedWheel) -> Path:
+        """Return a wheel with the bytes that were signed: in the folder of the channel, or fetched."""
+        if isinstance(self.mirror, FolderMirror):
+            wheel = self.mirror.folder / file.path
+            if not wheel.is_file() or sha256_file(wheel) != file.sha256:
+                raise TamperedError(
+                    f"{wheel} is not the wheel of channel {self.channel}",
+                    because="its bytes are not those that were signed"
+                    if wheel.is_file()
+                    else "it is not there",
+                    next_step="copy the channel again from where it was published",
+                )
+            return wheel
+        assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
+        address = file.elsewhere or f"{self.mirror.url}/{quote(file.path, safe='/')}"
+        artifact = Artifact(filename=file.filename, sha256=file.sha256, size=file.size)
+        fetch_artifact(self.store, artifact, self.settings, address=address)
+        return self.store.named_file(file.sha256, file.filename)
+
+    def runtime(self, file: ListedWheel) -> Path | None:
+        """Return the locked runtime of a wheel, a copy in the store; `None` if it has none.
+
+        Raises:
+            TamperedError: it is missing, or its bytes are not those that were signed.
+        """
+        if not file.runtime:
+            return None
+        name = file.runtime_path.rpartition("/")[2]
+        if self.store.find_intact(file.runtime) is None:
+            data = self.mirror.read(file.runtime_path)
+            if data is None or sha256_bytes(data) != file.runtime:
+                raise TamperedError(
+                    f"the runtime of {file.filename} is not the one of channel {self.channel}",
+                    because="it is missing" if data is None else "its bytes are not those that were signed",
+                    next_step="copy the channel again from where it was published",
+                )
+            with self.store.scratch() as scratch:
+                (scratch / name).write_bytes(data)
+                self.store.adopt_file(scratch / name, file.runtime)
+        return self.store.named_file(file.runtime, name)
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:
-    """Return the newest wheel of a channel for *machine*, of one of *series* if any is given.
+    """Return the newest wheel of vLLM in a channel for *machine*, of one of *series* if any is given.
 
     Raises:
         UnknownNameError: there is none.
     """
-    offered = newest_first([file for file in state.files if file.yanked is None])
+    wanted = {one for one in series if one}
+    files = [file for file in state.files if file.yanked is None and file.project == _PROJECT]
+    offered = newest_first(files)
     for file in offered:
-        of_them = not series or series_of(file.version) in series
-        if of_them and parse_name(file.filename).machine == machine:
+        if (not wanted or series_of(file.version) in wanted) and parse_name(file.filename).machine == machine:
             return file
-    of_series = f" of series {' or '.join(series)}" if series else ""
+    of_series = f" of series {' or '.join(sorted(wanted))}" if wanted else ""
     raise UnknownNameError(
         f"channel {state.channel} has no wheel{of_series} for {machine}",
         because=f"it offers {', '.join(file.filename for file in offered) or 'none at all'}",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.recipes import Recipe
     from sparkwright.recipes.release_options import ParsedCommand, Problem
-    from sparkwright.serve.ask_release import ReleaseAnswer
+    from sparkwright.serve.release_child import ReleaseAnswer
     from sparkwright.store import Store
 
 

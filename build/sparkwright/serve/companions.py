@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.companion.choosing import companion_for
 from sparkwright.companion.model import load_companion
+from sparkwright.companion.wheel import read_companion
 from sparkwright.native.model import Target
 from sparkwright.publish import wheels_in
 from sparkwright.publish.series import series_of
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
 
     from sparkwright.companion.model import CompanionSpec
     from sparkwright.recipes import Recipe
+    from sparkwright.serve.channel import ChannelOffer
     from sparkwright.serve.runtime import ExactRequirements
 
 LISTS = "companions"
 """Folder of the series' lists, in the folder of the patchsets."""
 _SPECIFIC = frozenset({"9.0", "10.0", "10.3", "11.0", "12.1"})
 """Capabilities whose kernels are compiled for the card alone, such as ``12.1a``."""
+_FLASHINFER = re.compile(r"^flashinfer-python==(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,12 @@ class CompanionChoice:
     Attributes:
         wheel: the companion; `None` if there is none, or none is needed.
         missing: names of modules that FlashInfer will compile while the engine starts or serves.
+        listed: the recipe is listed by its name, so that the companion is known to have all that it needs.
     """
 
     wheel: Path | None = None
     missing: tuple[str, ...] = ()
+    listed: bool = False
 
 
 def choose_companion(
@@ -55,14 +61,38 @@ def choose_companion(
     spec = _spec(wheel, patchsets)
     if spec is None or not capability:
         return CompanionChoice()
-    arch = f"{capability}a" if capability in _SPECIFIC else capability
-    target = Target(parse_name(wheel.name).machine, arch)
-    needed = spec.chosen(arch, recipes=[recipe.name])
+    target = Target(parse_name(wheel.name).machine, _arch(capability))
+    needed = spec.chosen(target.arch, recipes=[recipe.name])
     if not needed:
         return CompanionChoice()
     offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]
     found = companion_for(offered, spec, target, needed)
-    return CompanionChoice(found, () if found else tuple(needed))
+    return CompanionChoice(found, () if found else tuple(needed), recipe.name in spec.recipes)
+
+
+def choose_of_channel(
+    offer: ChannelOffer, recipe: Recipe, capability: str, requirements: ExactRequirements
+) -> CompanionChoice:
+    """Return the companion of a channel with the kernels that *recipe* needs, by the companions' own records.
+
+    Args:
+        offer: the channel's.
+        recipe: the recipe.
+        capability: of the card, such as ``12.1``; without a card, nothing is needed.
+        requirements: the locked runtime, which has the version of FlashInfer.
+    """
+    version = _FLASHINFER.search(requirements.text)
+    if not capability or version is None:
+        return CompanionChoice()
+    target = Target(parse_name(offer.wheel.name).machine, _arch(capability))
+    found = offer.companion(recipe.name, version[1], target)
+    if found is None:
+        return CompanionChoice(missing=("its kernels",))
+    return CompanionChoice(found, listed=recipe.name in read_companion(found)["recipes"])
+
+
+def _arch(capability: str) -> str:
+    return f"{capability}a" if capability in _SPECIFIC else capability
 
 
 def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import task
+from sparkwright.serve.flashinfer import installed_variables
 from sparkwright.serve.model import Installation
+from sparkwright.serve.preflight.engine import read_installed
 from sparkwright.serve.runtime import ExactRequirements, find_runtime, locked_requirements
-from sparkwright.verify.server import find_installed, prepare_wheel
+from sparkwright.verify.server import card_capability, find_installed, prepare_wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sparkwright.recipes import Recipe
@@ -30,18 +34,34 @@ def environment_folder(store: Store, wheel: Path, requirements: ExactRequirement
     return store.environments / digest_of(parts)[:16]
 
 
-def wheel_requirements(wheel: Path, patchsets: Path | None, *, locked: bool) -> ExactRequirements:
+def wheel_requirements(
+    wheel: Path, patchsets: Path | None, *, locked: bool, runtime: Path | None = None
+) -> ExactRequirements:
     """Return the requirements by which *wheel* is installed; without any if it is not to be *locked*.
+
+    Args:
+        wheel: the wheel.
+        patchsets: the folder of patchsets of a checkout; `None` without one.
+        locked: install by a locked runtime.
+        runtime: the file with it, as the wheel's channel has it; looked for where `None`.
 
     Raises:
         ConfigError: it has no locked runtime.
         LockMismatchError: the runtime does not fit the wheel.
     """
-    return locked_requirements(wheel, find_runtime(wheel, patchsets)) if locked else ExactRequirements()
+    if not locked:
+        return ExactRequirements()
+    return locked_requirements(wheel, runtime or find_runtime(wheel, patchsets))
 
 
 def install_wheel(
-    store: Store, wheel: Path, recipe: Recipe, requirements: ExactRequirements, *, offline: bool = False
+    store: Store,
+    wheel: Path,
+    recipe: Recipe,
+    requirements: ExactRequirements,
+    *,
+    variables: Mapping[str, str] | None = None,
+    offline: bool = False,
 ) -> Installation:
     """Return *wheel* installed with *requirements*.
 
@@ -50,6 +70,7 @@ def install_wheel(
         wheel: the wheel.
         recipe: the recipe that is served.
         requirements: from `wheel_requirements`.
+        variables: variables of the server that follow from what is installed.
         offline: install from the installer's cache alone.
 
     Raises:
@@ -62,7 +83,7 @@ def install_wheel(
             wheel, folder, offline=offline, requirements=requirements.text, overrides=requirements.overrides
         )
     store.claim(folder)
-    return Installation(python, sha256_file(wheel), recipe, wheel.name)
+    return Installation(python, sha256_file(wheel), recipe, wheel.name, variables or {})
 
 
 def existing(python: Path, recipe: Recipe) -> Installation:
@@ -73,6 +94,8 @@ def existing(python: Path, recipe: Recipe) -> Installation:
     """
     found = find_installed(python.absolute())
     described = f"vllm {found.version} of {python}"
-    return Installation(
-        python.absolute(), digest_of([str(python.absolute()), found.version]), recipe, described
+    python = python.absolute()
+    variables = installed_variables(
+        read_installed(python), recipe.name, card_capability(), {**os.environ, **recipe.environment}
     )
+    return Installation(python, digest_of([str(python), found.version]), recipe, described, variables)

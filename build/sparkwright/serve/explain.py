@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.serve.caches import reason_of
+from sparkwright.serve.flashinfer import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,7 @@ _KNOWN = {
     "NO_COLOR": "the log is a file",
     "VLLM_NO_USAGE_STATS": "nothing is reported to upstream",
     "VLLM_API_KEY": "the key that clients send, out of the file of --api-key-file",
+    **REASONS,
 }
 
 

@@ -28,12 +28,14 @@ class Installation:
         identity: digest of the wheel, or of the installed tree.
         recipe: the recipe, with its use and settings applied.
         described: the wheel or tree in words.
+        variables: variables of the server that follow from what is installed, under the recipe's.
     """
 
     python: Path
     identity: str
     recipe: Recipe
     described: str
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sparkwright.verify.server import card_capability
 from sparkwright.verify.server.environment import vllm_command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sparkwright.recipes import Recipe
@@ -54,6 +55,7 @@ def planned(
     python: Path | None = None,
     identity: str = "",
     wheel: str = "",
+    installed: Mapping[str, str] | None = None,
 ) -> Plan:
     """Return the plan of a server.
 
@@ -64,9 +66,11 @@ def planned(
         python: the interpreter; `None` if it is known only once it is made.
         identity: digest of the wheel; empty if it is known only once that is made.
         wheel: the wheel's name, if there is one.
+        installed: variables that follow from what is installed.
     """
     key = cache_key(identity, recipe, card_capability()) if identity else _UNKNOWN_KEY
-    variables = {**recipe.environment, **server_variables(recipe, options, caches_of(store) / key)}
+    own = server_variables(recipe, options, caches_of(store) / key, python=python, installed=installed)
+    variables = {**recipe.environment, **own}
     if options.api_key:
         variables["VLLM_API_KEY"] = ""
     interpreter = str(python) if python is not None else _UNKNOWN_PYTHON

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
+from sparkwright.base.ports import free_port
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.flashinfer import environment_path
 from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.serve.status import memory_pressure, status_between
 from sparkwright.serve.supervise import supervise
@@ -22,10 +24,9 @@ from sparkwright.verify.client import open_session
 from sparkwright.verify.metrics import fetch_snapshot
 from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
 from sparkwright.verify.server.failures import excerpt
-from sparkwright.verify.server.lifecycle import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
     from pathlib import Path
 
     import aiohttp
@@ -41,17 +42,29 @@ _POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def server_variables(recipe: Recipe, options: ServeOptions, caches: Path) -> dict[str, str]:
+def server_variables(
+    recipe: Recipe,
+    options: ServeOptions,
+    caches: Path,
+    *,
+    python: Path | None = None,
+    installed: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return the variables of the server on top of the recipe's and this process's, but for the key.
 
     Args:
         recipe: the recipe.
         options: the user's choices.
         caches: the folder of this server's caches.
+        python: the interpreter that serves; `None` if it is not made yet.
+        installed: variables that follow from what is installed, under the recipe's and the user's.
     """
-    taken = {**os.environ, **recipe.environment, **options.environment}
+    asked = {**recipe.environment, **options.environment}
+    taken = {**os.environ, **asked}
     offline = _OFFLINE if options.offline else {}
-    return {**cache_variables(caches, taken), **offline, **options.environment}
+    path = environment_path(python, taken) if python is not None else {}
+    found = {name: value for name, value in {**path, **(installed or {})}.items() if name not in asked}
+    return {**cache_variables(caches, taken), **found, **offline, **options.environment}
 
 
 def make_server(installed: Installation, options: ServeOptions, folder: Path, caches: Path) -> ServerProcess:
@@ -74,7 +87,9 @@ def make_server(installed: Installation, options: ServeOptions, folder: Path, ca
         installed.recipe,
         folder=folder,
         python=installed.python,
-        environment=server_variables(installed.recipe, options, kept),
+        environment=server_variables(
+            installed.recipe, options, kept, python=installed.python, installed=installed.variables
+        ),
         host=options.host,
         port=options.port,
         api_key=options.api_key,

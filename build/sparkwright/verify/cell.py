@@ -87,6 +87,7 @@ class Load(Model, frozen=True):
         top_p: of sampling; all tokens, if unset.
         tools: functions that the model may call; chat requests alone.
         schema: JSON schema that answers must fit, if not empty; chat requests alone.
+        plain: leave temperature and seed to the server, as clients that set neither do.
         thinking_budget: tokens of reasoning at the most; no limit if 0. A field of vLLM's chat requests.
     """
 
@@ -109,17 +110,22 @@ class Load(Model, frozen=True):
     top_p: float | UnsetType = UNSET
     tools: tuple[Tool, ...] = ()
     schema: dict[str, Any] = field(default_factory=dict)
+    plain: bool = False
     thinking_budget: int = 0
 
 
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
+LISTED = "listing"
+"""The tag of cells before which the duration of requests for the model list is measured."""
+CONNECTED = "connections"
+"""The tag of cells whose connections are opened before the first request, so that all are sent at once."""
 REFUSED = "refused"
 """The tag of cells whose requests a sound server refuses as the client's fault.
 
 ``must``: every request; ``may``: every one, or none.
 """
-_LATER = frozenset({"history", "tools", "schema", "images", "thinking-budget"})
+_LATER = frozenset({"history", "tools", "schema", "plain", "images", "thinking-budget"})
 
 
 class Cell(Model, frozen=True, dict=True):

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.capabilities import METRICS
-from sparkwright.verify.cell import WATCHED
+from sparkwright.verify.cell import CONNECTED, LISTED, WATCHED
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
+from sparkwright.verify.client.listing import open_connections, time_listing
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
 from sparkwright.verify.server import sample_host
 from sparkwright.verify.server.compiling import CompileWatch
+from sparkwright.verify.server.host import is_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -32,6 +34,7 @@ _SERIES_S = 5.0
 _LEAST_S = 0.25
 # Polls, and seconds between them, in which a server that no longer answers may turn out to have ended.
 _LOOKS, _LOOK_S = 40, 0.05
+_HEALTH_S = 10.0
 
 # Errors of unreadable counters; other observations show what is wrong with the server.
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
@@ -104,8 +107,11 @@ async def measure(
     wall, own = time.time(), time.monotonic()
     async with open_session(server.endpoint) as session:
         before, unread = await _counters(session, server, profile)
+        listing = await time_listing(session, server.endpoint) if LISTED in cell.tags else ()
         compilers = CompileWatch(server.pid) if server.pid is not None and WATCHED in cell.tags else None
         async with LagProbe() as lag, _watching(session, server, speed) as watch:
+            if CONNECTED in cell.tags:
+                await open_connections(session, server.endpoint, cell.load.concurrency)
             with compilers or contextlib.nullcontext():
                 samples = await run_load(
                     session, server.endpoint, cell, deadlines, speed=speed, on_sample=on_sample
@@ -114,6 +120,7 @@ async def measure(
         why = await canary(session, server.endpoint, deadlines, speed)
         if why:
             await _until_reaped(server)
+        health = await _health(session, server) if why and server.died is None else -1
     return Observation(
         cell=cell,
         samples=tuple(sorted(samples, key=lambda sample: sample.started)),
@@ -128,6 +135,8 @@ async def measure(
         unread=unread or still_unread,
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
         compiled=compilers.compiled if compilers is not None else None,
+        listing_ms=listing,
+        health=health,
     )
 
 
@@ -151,6 +160,31 @@ async def _counters(
         return None, str(error) or type(error).__name__
 
 
+async def _card_reading(session: aiohttp.ClientSession, server: MeasuredServer) -> str | None:
+    """Return readings of a simulated card, `None` for the card of this machine, empty for one elsewhere."""
+    import aiohttp
+
+    endpoint = server.endpoint
+    if not endpoint.card:
+        return None if server.pid is not None or is_here(endpoint.url) else ""
+    try:
+        async with session.get(f"{endpoint.url}{endpoint.card}") as response:
+            return await response.text() if response.ok else ""
+    except (*_UNREADABLE, aiohttp.ClientError):
+        return ""
+
+
+async def _health(session: aiohttp.ClientSession, server: MeasuredServer) -> int:
+    """Return the HTTP status of the server's own word on its health; -1 without an answer."""
+    import aiohttp
+
+    try:
+        async with asyncio.timeout(_HEALTH_S), session.get(f"{server.endpoint.url}/health") as response:
+            return response.status
+    except (*_UNREADABLE, aiohttp.ClientError):
+        return -1
+
+
 @contextlib.asynccontextmanager
 async def _watching(
     session: aiohttp.ClientSession, server: MeasuredServer, speed: float
@@ -164,7 +198,7 @@ async def _watching(
             if METRICS not in server.endpoint.lacks:
                 with contextlib.suppress(*_UNREADABLE):
                     watch.series.append(await fetch_snapshot(session, server.endpoint))
-            watch.host.append(await sample_host(server.pid))
+            watch.host.append(await sample_host(server.pid, await _card_reading(session, server)))
 
     looking = asyncio.create_task(look())
     try:

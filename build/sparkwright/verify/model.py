@@ -115,6 +115,8 @@ class Sample(Model, frozen=True):
         failure: reason for which it does not count.
         due: time at which an open loop meant to send it; 0 for other loads.
         late: nanoseconds after that at which the client came to sending it.
+        responded: time at which the first event with a choice was read, also one without output such as a
+            chat's role; 0 if none was, or in recordings that lack it.
     """
 
     prompt: str
@@ -139,6 +141,7 @@ class Sample(Model, frozen=True):
     failure: RequestFailure | None = None
     due: int = 0
     late: int = 0
+    responded: int = 0
 
     @property
     def answer(self) -> str:
@@ -221,6 +224,8 @@ class HostSample(Model, frozen=True):
         gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
         swap_used_mib: of the whole machine.
         memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
+        gpu_utilization: percent of the last moments in which a kernel ran.
+        gpu_clock_max_mhz: the highest clock of the multiprocessors that the card offers.
     """
 
     at: int
@@ -232,6 +237,8 @@ class HostSample(Model, frozen=True):
     gpu_slowed_by: int = -1
     swap_used_mib: float = -1
     memory_pressure: float = -1
+    gpu_utilization: float = -1
+    gpu_clock_max_mhz: float = -1
 
 
 class BootFacts(Model, frozen=True):
@@ -269,6 +276,7 @@ class BootFacts(Model, frozen=True):
         seconds: from the start of the process to the first good answer.
         words_per_token: of the corpus's documents, by its own tokenizer; -1 if it was not measured.
         uncounted: failure of its ``POST /tokenize``, though it has one; else empty.
+        block_sizes: tokens in a block of the KV cache, of each kind of block, in ascending order.
     """
 
     version: str = ""
@@ -301,6 +309,7 @@ class BootFacts(Model, frozen=True):
     seconds: float = -1
     words_per_token: float = -1
     uncounted: str = ""
+    block_sizes: tuple[int, ...] = ()
 
 
 class Observation(Model, frozen=True):
@@ -321,6 +330,9 @@ class Observation(Model, frozen=True):
         clock_step_s: drift of the wall clock against the monotonic one in this time.
         compiled: compilers that the server ran and kernels that it added to its caches in this time; `None`
             where they were not watched.
+        listing_ms: durations of requests for the model list before the first request, in ms of the client's
+            clock; empty where they were not measured.
+        health: HTTP status of ``GET /health`` where the canary stayed without an answer; -1 where unknown.
     """
 
     cell: Cell
@@ -336,6 +348,8 @@ class Observation(Model, frozen=True):
     unread: str = ""
     clock_step_s: float = 0.0
     compiled: tuple[str, ...] | None = None
+    listing_ms: tuple[float, ...] = ()
+    health: int = -1
 
     @property
     def counted(self) -> tuple[Sample, ...]:

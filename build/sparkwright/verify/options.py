@@ -14,9 +14,14 @@ from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
+
+REFERENCE = "reference"
+"""Name of the check that `VerifyOptions.reference` adds."""
 
 
 _ARRIVALS = "arrivals"  # the check of open loops, which runs where there are rates
@@ -26,7 +31,7 @@ class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: sizes and checks: ``full``, ``smoke`` or ``demo``.
+        profile: sizes and checks: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
@@ -40,6 +45,8 @@ class VerifyOptions(Model, frozen=True):
         eager: start the recipe's server without CUDA graphs.
         against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
             comparison is made then.
+        against_recipe: a recipe to compare with, as ``RECIPE`` or ``RECIPE:USE``, served from the same wheel;
+            only that comparison is made then.
         simulator: start a simulator instead of a server.
         faults: of the simulator, as ``name`` or ``name=value``.
         dialect: vLLM release that the simulator imitates.
@@ -53,6 +60,9 @@ class VerifyOptions(Model, frozen=True):
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
+        reference: file with a reference of the checkpoint, to compare the server with.
+        protocol: one of the field, as `protocol.options.parse_protocol` reads it, which is carried out
+            instead of checks.
         prompts: file with the prompts of the sweep; the corpus's own if empty.
         prompts_sha256: of that file, so that a resumed run sends the same.
         input_tokens: length of documents that the sweep sends instead; 0 for none.
@@ -73,6 +83,7 @@ class VerifyOptions(Model, frozen=True):
     runner: Literal["", "v1", "v2"] = ""
     eager: bool = False
     against: str = ""
+    against_recipe: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
     dialect: str = "0.24"
@@ -86,6 +97,8 @@ class VerifyOptions(Model, frozen=True):
     speed: float = 0.0
     seed: int = 0
     capacity: CapacityOptions | None = None
+    reference: str = ""
+    protocol: str = ""
     prompts: str = ""
     prompts_sha256: str = ""
     input_tokens: int = 0
@@ -99,6 +112,11 @@ class VerifyOptions(Model, frozen=True):
             return "simulator"
         place = self.url.rpartition("@")[2].rpartition("://")[2]
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
+
+    @property
+    def compared(self) -> bool:
+        """True if the server is compared with another one of another wheel or another recipe."""
+        return bool(self.against or self.against_recipe)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -119,6 +137,12 @@ class VerifyOptions(Model, frozen=True):
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
 
 
+def recipe_and_use(text: str) -> tuple[str, str]:
+    """Return the name or path of a recipe and its use, from ``RECIPE`` or ``RECIPE:USE``."""
+    recipe, colon, use = text.rpartition(":")
+    return (recipe, use) if colon and "/" not in use and not use.endswith(".toml") else (text, "")
+
+
 def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     """Return the sizes that *options* select.
 
@@ -127,7 +151,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         base: sizes to start from instead of those of the named profile.
 
     Raises:
-        UnknownNameError: there is no such profile.
+        UnknownNameError: there is no such profile, or no such protocol.
+        ConfigError: the protocol cannot be read.
     """
     if base is None:
         if options.profile not in PROFILES:
@@ -136,18 +161,28 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             )
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("checks", "levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
+    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
         changes["most_boots"] = options.boots
-    if options.against and not options.checks:
-        changes["checks"] = ("compare",)
-    if options.capacity is not None:
-        changes["checks"] = (CAPACITY,)
-    if not (base.checks or "checks" in changes):
-        changes["checks"] = checks_of(base.name)
-    if options.rates and not (options.checks or options.against):
-        changes["checks"] = (*changes.get("checks", base.checks), _ARRIVALS)
+    changes["checks"] = _selected(options, base)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)
+
+
+def _selected(options: VerifyOptions, base: Profile) -> tuple[str, ...]:
+    """Return the names of the checks that *options* select, by default those of *base*."""
+    if options.protocol:
+        _ = parse_protocol(options.protocol)
+        return (PROTOCOL,)
+    if options.capacity is not None:
+        return (CAPACITY,)
+    if options.compared and not options.checks:
+        return ("compare",)
+    names = options.checks or base.checks or checks_of(base.name)
+    if options.reference and not options.compared and REFERENCE not in names:
+        names = (*names, REFERENCE)
+    if options.rates and not options.checks:
+        names = (*names, _ARRIVALS)
+    return names

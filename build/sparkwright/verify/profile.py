@@ -1,4 +1,4 @@
-"""Sizes of a run, and the three profiles that ship; options and recipes can change every number."""
+"""Sizes of a run, and the profiles that ship; options and recipes can change every number."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Profile(Model, frozen=True):
     """The sizes of a run.
 
     Attributes:
-        name: ``full``, ``smoke`` or ``demo``.
+        name: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         checks: names of the checks that run, in order; if empty, those whose modules list this profile.
         categories: of prompts.
         levels: concurrencies of the sweep.
@@ -49,7 +49,7 @@ class Profile(Model, frozen=True):
         least_requests: requests in a sweep's cell, at the least.
         max_tokens: output of one request in the sweep.
         off_grid: concurrencies between the sizes that graphs are captured for, for the crash hunt.
-        waves: mixed-length waves of the crash hunt.
+        waves: mixed-length waves of the crash hunt; with none, it drains from the largest of `off_grid` only.
         contexts: prompt lengths in tokens of the long-context check.
         context_requests: requests for each of them, cold and cached alike.
         soak_s: length of the prefix-cache soak, in seconds of the server's clock.
@@ -124,5 +124,36 @@ _DEMO = Profile(
     deadlines=Deadlines(first_token_s=120.0),
 )
 
-PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (Profile(name="full"), _SMOKE, _DEMO)}
+# A small model on a few cores: tens of tokens a second for all requests together.
+_CPU = Profile(
+    name="cpu",
+    categories=("code", "extraction"),
+    levels=(1, 4, 8),
+    requests_per_client=2,
+    least_requests=8,
+    max_tokens=48,
+    off_grid=(3,),
+    waves=1,
+    lossless_prompts=12,
+)
+
+# At most 15 minutes on a GB10 with a model of 27 billion parameters: two categories, so that they can be
+# compared, the lowest and the highest concurrency, the batch size of a known crash, one long prompt.
+_QUICK = Profile(
+    name="quick",
+    checks=("boot", "coherence", "sweep", "crash", "context"),
+    categories=("code", "prose"),
+    levels=(1, 64),
+    requests_per_client=1,
+    least_requests=12,
+    max_tokens=32,
+    off_grid=(17,),
+    waves=0,
+    contexts=(8_000,),
+    context_requests=1,
+)
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile for profile in (Profile(name="full"), _QUICK, _SMOKE, _DEMO, _CPU)
+}
 """Shipped profiles by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,18 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
+from sparkwright.verify.history import past_runs, read_past
 from sparkwright.verify.journal import FILE, read_journal
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:
+    from sparkwright.verify.history import PastRun
     from sparkwright.verify.journal import Contents
     from sparkwright.verify.model import Verdict
 
+VERDICT_FORMAT = 1
+"""Of ``verdict.json``: raised where a reader of the one before would misread it."""
 REPORT, JUNIT, VERDICT, TABLE = "report.html", "junit.xml", "verdict.json", "cells.csv"
 
 
@@ -50,7 +54,7 @@ class Results:
     def described(self) -> dict[str, Any]:
         """The results as JSON-ready data."""
         return {
-            **_described(self.run),
+            **described(self.run),
             "files": [
                 {"path": str(path), "size": size, "sha256": sha256} for path, size, sha256 in self.files
             ],
@@ -64,7 +68,7 @@ def load_run(folder: Path) -> Run:
         ConfigError: there is none, or its journal is damaged.
     """
     from sparkwright.verify.client.calibrate import Floor
-    from sparkwright.verify.suite import FLOOR
+    from sparkwright.verify.suite import DURATION, FLOOR
 
     contents = read_journal(folder)
     floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
@@ -75,6 +79,7 @@ def load_run(folder: Path) -> Run:
         findings=contents.findings,
         floors=floors,
         lacks=contents.manifest.lacks,
+        duration=contents.notes.get(DURATION, {}),
     )
 
 
@@ -85,7 +90,16 @@ def write_results(folder: Path) -> Results:
         ConfigError: there is no run, or its journal is damaged.
         StorageError: the disk is full or cannot be written.
     """
-    return write_report(load_run(folder), folder, also=(FILE,))
+    run = load_run(folder)
+    for name, data in _tables(run).items():  # from which earlier runs are read, this one among them
+        replace_file(folder / name, data)
+    return write_report(replace(run, history=_alike(folder)), folder, also=(FILE,))
+
+
+def _alike(folder: Path) -> tuple[PastRun, ...]:
+    """Return the runs beside *folder* that are of the same server and profile, it among them."""
+    this = read_past(folder)
+    return () if this is None else tuple(one for one in past_runs(folder.parent) if one.is_like(this))
 
 
 def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:
@@ -99,25 +113,31 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    from sparkwright.base.digests import to_json
-    from sparkwright.verify.report import render_csv, render_html, render_junit
+    from sparkwright.verify.protocol.results import protocol_files
+    from sparkwright.verify.report import render_html, render_junit
 
-    rendered = {
-        REPORT: render_html(run).encode(),
-        JUNIT: render_junit(run).encode(),
-        VERDICT: to_json(_described(run)) + b"\n",
-    }
-    if run.observations:
-        rendered[TABLE] = render_csv(run).encode()
+    rendered = {REPORT: render_html(run).encode(), JUNIT: render_junit(run).encode(), **_tables(run)}
+    rendered |= protocol_files(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
-        _replace(folder / name, data)
+        replace_file(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
     return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _tables(run: Run) -> dict[str, bytes]:
+    """Return the verdict and the table of cells, if there are any, by the names of their files."""
+    from sparkwright.base.digests import to_json
+    from sparkwright.verify.report import render_csv
+
+    cells = {TABLE: render_csv(run).encode()} if run.observations else {}
+    return {VERDICT: to_json(described(run)) + b"\n", **cells}
+
+
+def described(run: Run) -> dict[str, Any]:
+    """Return the content of ``verdict.json``, see `export.schema`."""
     return {
+        "format": VERDICT_FORMAT,
         "verdict": str(run.verdict),
         "coverage": {
             "text": str(run.coverage),
@@ -127,6 +147,7 @@ def _described(run: Run) -> dict[str, Any]:
             "conclusions": run.coverage.conclusions,
         },
         "lacks": dict(run.lacks),
+        "duration": {f"{name}-s": seconds for name, seconds in run.duration.items()},
         "run": dict(run.manifest),
         "servers": {f"{arm}-{boot}": to_builtins(facts) for (arm, boot), facts in run.facts.items()},
         "findings": [to_builtins(finding) for finding in run.findings],
@@ -145,13 +166,19 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         "profile": options.profile,
         "started": manifest.created,
         "speed": profile_of(options).speed,
-        "checks": profile_of(options).checks if options.against or options.capacity else _all_checks(options),
+        "checks": profile_of(options).checks
+        if options.compared or options.capacity or options.protocol
+        else _all_checks(options),
         "report": str(folder / REPORT),
         "files": _files(folder),
         "restarts": contents.restarts,
     }
     if options.url:
         told["url"] = options.url
+    if options.protocol:
+        told["protocol"] = options.protocol
+    if options.recipe:
+        told["recipe-name"] = Path(options.recipe).stem
     if options.wheel:
         told["wheel"] = {"name": Path(options.wheel).name, "sha256": manifest.identity["wheel"]}
     if not contents.findings:
@@ -181,7 +208,7 @@ def _files(folder: Path) -> dict[str, str]:
     }
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write *data* to *path* as a whole or not at all."""
     import os
 

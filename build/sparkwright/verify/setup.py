@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -30,23 +29,30 @@ from sparkwright.verify.capabilities import (
 )
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, REGISTERED
+from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
+from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.model import BootFacts
-from sparkwright.verify.options import profile_of
+from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
+from sparkwright.verify.protocol.check import ProtocolCheck
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
+from sparkwright.verify.reference import identify, load_reference, require_same_model
+from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
     prepare_wheel,
     start_server,
 )
-from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulated import simulated
 from sparkwright.verify.suite import Suite
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
     from sparkwright.verify.check import Check
     from sparkwright.verify.client import EndpointFacts
+    from sparkwright.verify.estimate import Estimate
     from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
@@ -63,7 +70,7 @@ if TYPE_CHECKING:
     Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
-_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _TOOL_PARSER = "tool-call-parser"
 
 
@@ -76,20 +83,27 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, searched=options.capacity is not None)
+    _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
+    if options.protocol and (options.checks or options.compared or options.capacity):
+        raise ConfigError(
+            "a protocol is carried out by itself",
+            because="--protocol excludes --checks and --against",
+            next_step="leave out one of them",
+        )
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
     for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
-    if options.url and (options.against or "compare" in profile.checks):
+    if options.url and (options.compared or "compare" in profile.checks):
         raise ConfigError(
             "servers at addresses are not compared in speed",
             because="the speed of a server differs from start to start, and a server at an address is one"
             " start, however often it is measured",
             next_step="give both wheels, the second one by --against",
         )
+    require_one_rival(options)
     if options.baseline_url and not options.url:
         raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
     if options.simulator and options.against not in {"", "simulator"}:
@@ -103,7 +117,19 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         )
     if "arrivals" in profile.checks and not options.rates:
         raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
-    files = [options.python, *([] if options.simulator else [options.against]), options.wheel, options.log]
+    if options.reference and (options.compared or options.protocol or options.capacity):
+        raise ConfigError(
+            "--reference and a comparison of speed exclude each other",
+            because="that measures speed alone",
+            next_step="use the reference in a run of its own: sparkwright verify reference use",
+        )
+    files = [
+        options.reference,
+        options.python,
+        *([] if options.simulator else [options.against]),
+        options.wheel,
+        options.log,
+    ]
     if missing := [path for path in filter(None, files) if not Path(path).is_file()]:
         raise ConfigError(
             f"{missing[0]} cannot be used",
@@ -144,7 +170,7 @@ async def prepare(
     if options.url:
         fleet, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
     elif options.simulator:
-        fleet, server, identity = _simulated(options, profile, folder)
+        fleet, server, identity = simulated(options, profile, folder)
         lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
     else:
         fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
@@ -159,22 +185,57 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        timed=options.capacity is None,  # each of its steps measures how late the client is
+        # Steps of a search measure how late the client is, a protocol's figures are averages of waits, and a
+        # reference has no times.
+        timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
+        rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
         dataset=_dataset(options),
     )
+    if options.reference:
+        identity["reference"] = load_reference(Path(options.reference)).digest
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
 
+def plan_run(options: VerifyOptions) -> Estimate:
+    """Return size and expected duration of the run that *options* select, without facts of its server.
+
+    Raises:
+        ConfigError: options contradict each other.
+        UnknownNameError: there is no such recipe, profile, check or category.
+    """
+    require_possible(options)
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    profile = profile_of(options)
+    profile = _with_hints(profile, recipe, options) if recipe and not options.url else profile
+    lacks = {} if recipe is None else _lacks_by_recipe(recipe)
+    made_up, alone = recipe is not None and recipe.made_up, bool(options.url) and not options.baseline_url
+    context = Context(profile, load_corpus(), {("main", 0): BootFacts()}, made_up=made_up, lacks=lacks)
+    return estimate(
+        {
+            check.name: [cell for cell in check.plan(context) if cell.arm == "main" or not alone]
+            for check in _checks(options, profile)
+        },
+        rates_of(options, lacks, made_up=made_up),
+        speed=profile.speed,
+        levels=len(profile.levels) if options.capacity is None else 0,
+    )
+
+
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity instead.
+    """Return the checks to run, or the search for the capacity or the protocol instead.
 
     Raises:
         ConfigError: the file of prompts cannot be used, or is not what it was.
     """
     search = options.capacity
+    if options.protocol:
+        return [ProtocolCheck(parse_protocol(options.protocol))]
     if search is None:
-        return [ALL[name] for name in profile.checks]
+        known = dict(ALL)
+        if options.reference:
+            known[REFERENCE] = ReferenceCheck(load_reference(Path(options.reference)))
+        return [known[name] for name in profile.checks]
     own = read_same(Path(search.prompts), search.prompts_sha256) if search.prompts else ()
     return [CapacityCheck(search, own)]
 
@@ -189,14 +250,18 @@ def _dataset(options: VerifyOptions) -> Dataset:
     return Dataset(own, options.input_tokens, options.rates)
 
 
-def _require_known(profile: Profile, *, searched: bool) -> None:
+def _require_known(profile: Profile, *, own: str = "") -> None:
     """Refuse a *profile* with unknown names of checks or categories.
+
+    Args:
+        profile: sizes.
+        own: the only check there is, if it is none of the registered ones.
 
     Raises:
         UnknownNameError: one is unknown.
     """
     for what, names, known in (
-        ("check", profile.checks, (CAPACITY,) if searched else tuple(ALL)),
+        ("check", profile.checks, (own,) if own else tuple(ALL)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -225,6 +290,11 @@ async def _at_address(
             endpoint = replace(endpoint, model=known.model)
             asked = _asked(options, profile) if arm == "main" else ()
             lacking = await find_lacking(session, endpoint, known, profile.deadlines, asked)
+            if arm == "main" and options.reference:
+                found = await identify(
+                    session, endpoint, known, read_log(log), deadlines=profile.deadlines, lacks=lacking
+                )
+                require_same_model(load_reference(Path(options.reference)), found, url, lacking)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
         elif METRICS in lacking and METRICS not in lacks:
@@ -247,7 +317,8 @@ def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:
     A tool parser that the recipe configures is not tried, so that a server without it fails.
     """
     recipe = load_recipe(options.recipe, options.use) if options.recipe else None
-    tries = {name for check in profile.checks for name in REGISTERED[check].tries}
+    known = (REGISTERED[check] for check in profile.checks if check in REGISTERED)
+    tries = {name for registered in known for name in registered.tries}
     configured = {TOOLS} if recipe is not None and _TOOL_PARSER in recipe.flags else set()
     return frozenset({*tries, *options.require} - configured)
 
@@ -259,44 +330,7 @@ def _stand(
     return standing(endpoint, known, log)
 
 
-# The simulator ------------------------------------------------------------------------------------------
-
-
-def _simulated(
-    options: VerifyOptions, profile: Profile, folder: Path
-) -> tuple[Starters, str, dict[str, str]]:
-    _ = parse_faults(options.faults)  # an unknown one is refused before anything starts
-
-    def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
-        k = 0 if arm == "baseline" and not options.against else options.speculative_tokens
-        argv: list[str | Path] = [
-            sys.executable, "-m", "sparkwright.verify.simulator.main",
-            "--host", "{host}", "--port", "{port}", "--dialect", options.dialect, "--k", str(k),
-            "--speed", str(profile.speed), "--seed", str(options.seed + boot), "--reasoning",
-        ]  # fmt: skip
-        if options.runner:
-            argv += ["--runner", options.runner]
-        for fault in options.faults if arm == "main" else ():
-            argv += ["--fault", fault]
-        place = folder / "servers" / f"{arm}-{boot}"
-        return start_server(
-            argv,
-            folder=place,
-            speed=profile.speed,
-            deadlines=profile.deadlines,
-            known=BootFacts(
-                capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
-            ),
-        )
-
-    identity = {
-        "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",
-        "faults": " ".join(options.faults),
-        "seed": str(options.seed),
-    }
-    broken = f" with {', '.join(options.faults)}" if options.faults else ""
-    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), f"simulated vLLM {options.dialect}{broken}", identity
+# A recipe -----------------------------------------------------------------------------------------------
 
 
 def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
@@ -309,9 +343,6 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
     return lacks
 
 
-# A recipe -----------------------------------------------------------------------------------------------
-
-
 def _by_recipe(
     options: VerifyOptions, profile: Profile, folder: Path, *, offline: bool
 ) -> tuple[Starters, str, dict[str, str], Profile]:
@@ -319,26 +350,32 @@ def _by_recipe(
         load_recipe(options.recipe, options.use), runner=options.runner, eager=True if options.eager else None
     )
     profile = _with_hints(profile, recipe, options)
-    main, identity = _environment(options.wheel or options.python, folder, "wheel", offline=offline)
+    main, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
     if options.against:
-        baseline, other = _environment(options.against, folder, "against", offline=offline)
+        baseline, other = environment_of(options.against, folder, "against", offline=offline)
         baseline_recipe, identity = recipe, {**identity, **other}
+    title = recipe.title
+    if options.against_recipe:
+        rival = load_recipe(*recipe_and_use(options.against_recipe))
+        baseline_recipe = variant(rival, runner=options.runner, eager=True if options.eager else None)
+        identity = {**identity, "against-recipe": _digest(baseline_recipe)}
+        title = f"{recipe.title} against {rival.title}"
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         return start_server(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
             python=main if arm == "main" else baseline,
-            environment=_OFFLINE if offline else None,
+            environment=OFFLINE if offline else None,
             deadlines=profile.deadlines,
         )
 
     arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), recipe.title, {**identity, "recipe": _digest(recipe)}, profile
+    return Starters(arms), title, {**identity, "recipe": _digest(recipe)}, profile
 
 
-def _environment(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
+def environment_of(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
     """Return the interpreter that has vLLM, and the identity of that vLLM."""
     path = Path(place)
     if path.suffix != ".whl":

@@ -7,6 +7,7 @@ holds are not measured again, and only servers with cells left to measure are st
 from __future__ import annotations
 
 import math
+import time
 import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,7 @@ from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
 from sparkwright.verify.datasets import Dataset
+from sparkwright.verify.estimate import Rates, Remaining, estimate
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
 from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 FLOOR = "floor"
 """Name of the journal's note on the client's own error."""
+DURATION = "duration"
+"""Name of the journal's note on the expected and the real duration of the run."""
 
 # Restarts of a server that ends by itself while cells are left to measure.
 _MOST_RESTARTS = 2
@@ -87,6 +91,7 @@ class Suite:
         timed: whether times are judged, so that the client's own error is measured first.
         made_up: whether the model's weights are made up.
         lacks: reasons by the capability that the main server lacks and need not have.
+        rates: typical ones of such a server, for the run's expected duration.
         dataset: prompts of the sweep and rates of arrivals that the user chose.
     """
 
@@ -98,6 +103,7 @@ class Suite:
     timed: bool = True
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
     dataset: Dataset = field(default_factory=Dataset)
 
 
@@ -114,6 +120,7 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
     with Journal(folder, manifest) as journal:
         run = _SuiteRun(suite, folder, journal)
         await run.measure_all()
+        run.note_duration()
         findings = tuple(map(_finite, run.judge()))
         journal.write(Concluded(findings=findings))
     return findings
@@ -130,6 +137,9 @@ class _SuiteRun:
         self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
         self.silent: set[str] = set()  # arms that no longer answer and cannot be started again
+        self.begun = time.monotonic()
+        self.remaining = Remaining(suite.rates, suite.profile.speed)
+        self.duration = {"estimated": 0.0, "actual": 0.0, **contents.notes.get(DURATION, {})}
         self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
@@ -174,6 +184,10 @@ class _SuiteRun:
             if (cell.arm, cell.boot) == (arm, boot) and cell_id(cell, self.identity) not in self.measured
         ]
 
+    def _left(self) -> list[Cell]:
+        """Return the cells that are left on every server."""
+        return [cell for cell in self.plan() if cell_id(cell, self.identity) not in self.measured]
+
     async def measure_all(self) -> None:
         """Bring up one server after another and measure what is missing on it.
 
@@ -187,6 +201,27 @@ class _SuiteRun:
         while (place := self._next_place(tried)) is not None:
             tried.add(place)
             await self._measure_on(*place)
+
+    def _tell_duration(self) -> None:
+        """Tell how long the cells that are left will take, and keep the first such estimate of the whole."""
+        plans = {
+            check.name: [
+                cell
+                for cell in self._cells_of(check)
+                if cell.arm in self.suite.fleet.arms and cell_id(cell, self.identity) not in self.measured
+            ]
+            for check in self.suite.checks
+        }
+        expected = estimate(plans, self.suite.rates, speed=self.suite.profile.speed, started=1)
+        cells, requests, tokens = expected.totals
+        emit("verify.planned", seconds=expected.seconds, cells=cells, requests=requests, tokens=tokens)
+        if not self.duration["estimated"]:
+            self.duration["estimated"] = round(time.monotonic() - self.begun + expected.seconds, 1)
+
+    def note_duration(self) -> None:
+        """Note how long the run took, with what it took before it was resumed."""
+        self.duration["actual"] = round(self.duration["actual"] + time.monotonic() - self.begun, 1)
+        self.journal.write(Noted(name=DURATION, data=self.duration))
 
     def _next_place(self, tried: set[tuple[str, int]]) -> tuple[str, int] | None:
         """Return the next start of a server with cells left to measure; `None` if there is none."""
@@ -214,6 +249,8 @@ class _SuiteRun:
                 async with self.suite.fleet.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
                     self._note_boot(arm, boot, server, again, facts)
+                    if (arm, boot) == ("main", 0) and not again:
+                        self._tell_duration()
                     silences += not await self._measure_missing(arm, boot, server)
             except ServerError as error:
                 if ("main", 0) not in self.boots:
@@ -248,13 +285,17 @@ class _SuiteRun:
 
         A healthy server may lose a plain request, so it is sent twice.
         """
+        left = self._left()
         for cell in cells:
             emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
+            begun = time.monotonic()
             observation = await measure(server, cell, self.suite.profile)
+            self.remaining.took(cell, time.monotonic() - begun)
             identity = cell_id(cell, self.identity)
             self.journal.write(Measured(id=identity, observation=observation))
             self.measured[identity] = observation
-            progress.advance()
+            left = [other for other in left if other.key != cell.key]
+            progress.advance(left=self.remaining.of(left))
             if server.died is not None:
                 return True
             if unanswered(observation.canary) and await self._is_silent(server):

@@ -79,7 +79,7 @@ def test_a_carry_is_named_by_what_is_served_on_the_target(reachable: World, sshd
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.walk), signal.SIGKILL])
 def test_a_stopped_search_leaves_nothing_there_and_goes_on(reachable: World, sshd: Sshd, end) -> None:
     plant(reachable, "repeated-token")
     child = reachable.start(*words(reachable, sshd))
@@ -124,7 +124,7 @@ def test_a_slowdown_of_5_percent_is_named(reachable: World, sshd: Sshd) -> None:
     assert all(0.88 < value < 0.97 for value in values)
 
 
-@pytest.mark.slow
+@pytest.mark.walk  # as of measured values, in test_search_metric.py and test_search_planted.py
 def test_a_healthy_pair_names_no_culprit(reachable: World, sshd: Sshd) -> None:
     plant(reachable, "slow=1", alone=True)
     ran = reachable.call(*words(reachable, sshd, METRIC, **TIMED))

@@ -32,7 +32,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\nRequires-Dist: n
 FILES = ("METADATA", "WHEEL", "RECORD")
 KEY = "a key that nobody guesses"
 # A clock so slow that a busy machine does not read whole answers at once, which no verdict would stand.
-SLOWER = ("--demo", "--speed", "10", "--checks")
+SLOWER = ("--demo", "--speed", "10", "--levels", "1,4", "--checks")
 
 
 def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -269,6 +269,21 @@ REFUSED = {
     "no rate": (("--demo", "--rate", "0"), 2, "'0' is not a list of positive numbers"),
     "arrivals without a rate": (("--demo", "--checks", "arrivals"), 10, "--rate"),
     "a wheel against a simulator": (("--demo", "--against", __file__), 10, "--against"),
+    "a recipe against an address": (
+        ("--url", "http://127.0.0.1:9", "--against-recipe", "smoke"), 10, "addresses"
+    ),
+    "nothing to tune": (("tune",), 10, "recipe"),
+    "an unknown recipe to tune": (("tune", "soup", "--demo"), 12, "soup"),
+    "nothing to tune with": (("tune", "smoke"), 10, "--demo"),
+    "what cannot be varied": (("tune", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
+    "a fault of no simulator": (("tune", "smoke", "--demo", "--fault", "gremlins@x=1"), 12, "gremlins"),
+    "goodput without an objective": (("tune", "smoke", "--demo", "--objective", "goodput"), 10, "--slo"),
+    "an unknown rival": (("--demo", "--recipe", "smoke", "--against-recipe", "soup"), 12, "soup"),
+    "two rivals": (
+        ("--demo", "--recipe", "smoke", "--against", "simulator", "--against-recipe", "smoke"),
+        10,
+        "exclude each other",
+    ),
 }  # fmt: skip
 
 

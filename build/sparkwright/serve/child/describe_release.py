@@ -1,16 +1,18 @@
 r"""Report which options a release of vLLM has, and parse command lines with its own parser.
 
-    python describe_release.py --tree TREE --metadata FOLDER --request request.json --report report.json
+    python describe_release.py [--tree TREE --metadata FOLDER] --request request.json --report report.json
 
-Runs inside the environment for probes, where sparkwright itself is not installed: standard library only,
-apart from what the tree imports. The tree has no compiled code; modules of that kind are replaced by empty
-ones, and the platform is CUDA's without a card, since options differ between platforms.
+Runs inside the environment for probes on a TREE, or inside an environment that has vLLM on that one.
+sparkwright itself is in neither: standard library only, apart from what vLLM imports. Compiled modules, which
+a tree lacks and the parser does not need, are replaced by empty ones. The platform is CUDA's without a card,
+since options differ between platforms, unless the release is one for the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import json
 import re
 import sys
@@ -20,7 +22,7 @@ import warnings
 from pathlib import Path
 
 _COMPILED = ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch")
-_PARSERS = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args")
+_PARSERS = tuple(f"vllm.entrypoints.{place}.cli_args" for place in ("openai", "launchers", "common"))
 _READ = re.compile(
     r"""(?:environ(?:\.get|\.pop|\.setdefault)?\s*[\[(]|getenv\(|environ\s*,)\s*["']([A-Z][A-Z0-9_]{3,})["']"""
     r"""|["'](VLLM_[A-Z0-9_]+)["']\s+(?:not\s+)?in\s+os\.environ"""
@@ -31,11 +33,13 @@ class RefusedError(Exception):
     """The parser does not accept a command line."""
 
 
-def prepare(tree: Path, metadata: Path) -> None:
-    """Make the tree importable as vLLM on CUDA."""
-    sys.path[:0] = [str(tree), str(metadata)]
+def prepare(tree: Path | None, metadata: Path | None) -> None:
+    """Make the tree importable as vLLM on CUDA; without one, the installed vLLM on its own platform."""
+    sys.path[:0] = [str(path) for path in (tree, metadata) if path is not None]
     for name in _COMPILED:
         sys.modules.setdefault(f"vllm.{name}", types.ModuleType(f"vllm.{name}"))
+    if tree is None and "cpu" in importlib.metadata.version("vllm"):  # vLLM chooses by the same word
+        return
     platforms = importlib.import_module("vllm.platforms")
     cuda = importlib.import_module("vllm.platforms.cuda")
     platforms._current_platform = cuda.NonNvmlCudaPlatform()  # noqa: SLF001 - upstream has no public setter
@@ -181,17 +185,18 @@ def main() -> int:
     """Answer the request."""
     arguments = argparse.ArgumentParser(description=__doc__)
     for name in ("--tree", "--metadata", "--request", "--report"):
-        arguments.add_argument(name, type=Path, required=True)
+        arguments.add_argument(name, type=Path, required=name in {"--request", "--report"})
     given = arguments.parse_args()
     request = json.loads(given.request.read_text(encoding="utf-8"))
     prepare(given.tree, given.metadata)
     parser = make_parser()
     report: dict[str, object] = {"parsed": [parse(parser, line) for line in request["commands"]]}
     if request["describe"]:
+        tree = given.tree or Path(importlib.import_module("vllm").__file__).parent
         report["options"] = {
             "flags": flags(parser),
             "speculative": speculative(),
-            "variables": variables(given.tree),
+            "variables": variables(tree),
             **registries(),
         }
     given.report.write_text(json.dumps(report), encoding="utf-8")

@@ -10,13 +10,11 @@ from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from sparkwright.serve.preflight.checkpoint import Checkpoint
     from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import HostFacts
-
-    DeadVariables = Callable[[Mapping[str, str]], Iterable[str]]
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -153,20 +151,3 @@ def check_offline(
                 "HF_HUB_OFFLINE is not set: without DNS, vLLM waits or ends",
                 'set HF_HUB_OFFLINE = "1" in the recipe\'s [environment]',
             )
-
-
-def check_dead(environment: Mapping[str, str], dead: DeadVariables | None) -> Iterator[Finding]:
-    """Yield a finding for each variable that the release does not read any more.
-
-    Args:
-        environment: variables of the server.
-        dead: returns the names of such variables.
-    """
-    for name in dead(environment) if dead else ():
-        yield Finding(
-            "dead-variable",
-            "warn",
-            f"{name} has no effect",
-            "this release of vLLM does not know it",
-            f"unset {name}",
-        )

@@ -30,7 +30,12 @@ try:
     registry = open(found.locate_file(sys.argv[1]), encoding="utf-8").read()
 except OSError:
     registry = ""
+try:
+    companion = distribution("flashinfer-jit-cache").read_text("sparkwright/companion.json") or ""
+except PackageNotFoundError:
+    companion = ""
 print(json.dumps({
+    "companion": companion,
     "version": found.version,
     "machine": platform.machine(),
     "carries": found.read_text("sparkwright/carries.json") or "",
@@ -59,6 +64,8 @@ class EngineFacts:
         architectures: models that it knows; empty where that cannot be read.
         files: digest of the wheel's list of files, the same before and after it is installed; empty where it
             cannot be read.
+        companion_recipes: recipes that the companion beside it has every kernel of, by name.
+        companion_arch: the card that it is for, such as ``12.1a``; empty without a companion of ours.
     """
 
     version: str = ""
@@ -68,6 +75,8 @@ class EngineFacts:
     packages: Mapping[str, str] = field(default_factory=dict)
     architectures: frozenset[str] = frozenset()
     files: str = ""
+    companion_recipes: frozenset[str] = frozenset()
+    companion_arch: str = ""
 
     @property
     def installed(self) -> bool:
@@ -97,6 +106,7 @@ def read_installed(python: Path) -> EngineFacts:
             because=because.strip().rpartition("\n")[2],
             next_step="name the interpreter of an environment that has it, or a wheel",
         ) from error
+    companion = _parsed(found["companion"])
     return EngineFacts(
         version=str(found["version"]),
         machine=str(found["machine"]),
@@ -105,6 +115,8 @@ def read_installed(python: Path) -> EngineFacts:
         packages=found["packages"],
         architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),
         files=files_digest(found["record"]),
+        companion_recipes=_covered(companion),
+        companion_arch=str(companion.get("target", {}).get("arch", "")),
     )
 
 
@@ -180,6 +192,14 @@ def _carries(record: dict[str, Any]) -> frozenset[str]:
 
 def _codes(record: dict[str, Any]) -> frozenset[str]:
     return _asked(record.get("binaries", []))
+
+
+def _covered(companion: dict[str, Any]) -> frozenset[str]:
+    """Return the recipes whose kernels a companion has, by its record."""
+    listed = {one.get("listed") for one in companion.get("modules", {}).values()}
+    return frozenset(
+        str(recipe) for recipe, needs in companion.get("recipes", {}).items() if set(needs) <= listed
+    )
 
 
 def _asked(binaries: Iterable[Mapping[str, Any]]) -> frozenset[str]:

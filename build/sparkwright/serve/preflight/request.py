@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.compilers import DeadVariables
     from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import HostFacts
     from sparkwright.serve.preflight.kv_plan import KvOptions
     from sparkwright.serve.preflight.link import LinkFacts
+    from sparkwright.serve.preflight.options import AskOptions
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PreflightRequest:
         address: address to listen at.
         port: port to listen at; 0 for any.
         force: start in spite of predictions; nothing here depends on it but `require_clear`.
-        dead_variables: returns the variables that the release does not read.
+        ask: asks the release for its options; `None` leaves flags and variables to the engine.
         nodes: machines that serve together; 0 takes the recipe's.
         link: facts of this end of the link between two machines; read here where `None`.
         peer: facts of the other end; `None` where they are not known.
@@ -50,7 +50,7 @@ class PreflightRequest:
     address: str = "127.0.0.1"
     port: int = 0
     force: bool = False
-    dead_variables: DeadVariables | None = None
+    ask: AskOptions | None = None
     nodes: int = 0
     link: LinkFacts | None = None
     peer: LinkFacts | None = None

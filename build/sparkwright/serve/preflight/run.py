@@ -18,7 +18,7 @@ from sparkwright.serve.preflight.budget import (
     make_budget,
 )
 from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
-from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_dead, check_offline
+from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_offline
 from sparkwright.serve.preflight.completeness import check_files
 from sparkwright.serve.preflight.demand import kv_options, make_demand, stated_bytes
 from sparkwright.serve.preflight.drafter import (
@@ -39,6 +39,7 @@ from sparkwright.serve.preflight.machine_checks import (
     check_wheel,
 )
 from sparkwright.serve.preflight.memory_checks import check_memory
+from sparkwright.serve.preflight.options import check_options
 from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
@@ -124,7 +125,8 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
     yield from check_compilers(host, request.variables, facts.engine)
     yield from check_caches(host)
-    yield from check_dead(request.variables, request.dead_variables)
+    if request.ask is not None and facts.engine is not None:
+        yield from check_options(facts.recipe, request.environment, request.python, facts.engine, request.ask)
 
 
 def _models(facts: StartFacts) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
-from sparkwright.verify.checks.common import conclude, triage
+from sparkwright.verify.checks.common import conclude, not_applicable, triage
+from sparkwright.verify.checks.drafting import unlike_drafting
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.paired import paired_ratio
@@ -84,7 +85,8 @@ class Compare:
         planned = _starts(context, range(look.starts))
         seen = triage(self, context, observations, planned)
         seen = without_disturbed(baseline_failures_as_invalid(seen))
-        steps = _steps(seen, look)
+        unlike = unlike_drafting(context.facts, ARMS)
+        steps = not_applicable(seen, _STEPS, _STEPS_MEAN, unlike) if unlike else _steps(seen, look)
         return [steps, *(_speed(seen, level, context, look, steps.verdict) for level in LEVELS)]
 
 
@@ -194,15 +196,21 @@ def _steps(seen: CheckedCells, look: _Look) -> Finding:
             against.append((verdict, f"{_word(verdict, low)}: {shown}"))
     return conclude(
         seen,
-        "a step takes no longer than on the baseline",
-        "Mean acceptance length over decode rate is the time of a step of the engine. That of the baseline"
-        " over this server's, for the same prompts: geometric mean over cells, with Student's interval over"
-        " starts.",
+        _STEPS,
+        _STEPS_MEAN,
         against=against,
         passed=passed,
         threshold=_threshold(look),
         measured=measured,
     )
+
+
+_STEPS = "a step takes no longer than on the baseline"
+_STEPS_MEAN = (
+    "Mean acceptance length over decode rate is the time of a step of the engine. That of the baseline"
+    " over this server's, for the same prompts: geometric mean over cells, with Student's interval over"
+    " starts."
+)
 
 
 def _step_times(seen: CheckedCells) -> dict[str, list[float]]:

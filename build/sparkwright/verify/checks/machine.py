@@ -1,8 +1,15 @@
-"""States of the machine in which times mean little: clocks lowered by heat or power, and swapping."""
+"""States of the machine in which times mean little: low clocks, with a reason or without one, and swapping.
+
+A GB10 is known to stay at 500 to 850 MHz and about 14 W under full load until its power supply is unplugged,
+with no reason for it in the driver's mask. That is called its slow state here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.common import Trouble, describe
@@ -24,18 +31,83 @@ SLOWED = {
 software power cap (0x04) is the usual state of a loaded card."""
 SHARE = 0.25
 """Share of a cell's samples in which such a reason must hold."""
+LOW = 0.4
+"""Share of the highest clock below which a card under load is in its slow state. A GB10 runs at 0.8 of it;
+users who cap its clocks choose 0.67 or more."""
+HALF = 0.5
+BUSY = 50.0
+"""Percent of utilization from which a card is under load."""
 SWAPPED_MIB = 256
 PRESSURE = 10.0
+_FEWEST = 3  # samples of power for an energy
 
 
 def disturbances(observation: Observation) -> tuple[str, ...]:
     """Return the reasons for which times of *observation* are not the usual ones; none if it is fine.
 
-    Clocks that were lowered by heat or a power brake, swap that grew, and processes that waited for memory.
-    What was not sampled is no reason.
+    Clocks that were lowered by heat or a power brake, the slow state, swap that grew, and processes that
+    waited for memory. What was not sampled is no reason.
     """
     host = observation.host
-    return tuple(why for why in (_slowed(host), _swapped(host), _pressed(host)) if why)
+    clocks = _slowed(host) or slow_state(host)
+    return tuple(why for why in (clocks, _swapped(host), _pressed(host)) if why)
+
+
+def under_load(host: Sequence[HostSample]) -> list[HostSample]:
+    """Return the samples of a card that computed, with its clock.
+
+    Where the card does not say how busy it is, it is taken to be if the server's own memory was read, which
+    runs on this machine then.
+    """
+    return [
+        sample
+        for sample in host
+        if sample.gpu_clock_mhz >= 0
+        and (sample.gpu_utilization >= BUSY or (sample.gpu_utilization < 0 <= sample.server_rss_mib))
+    ]
+
+
+def is_low(sample: HostSample) -> bool:
+    """Tell if the clock of a card under load is far below its highest one, and heat is not the reason."""
+    explained = sample.gpu_slowed_by >= 0 and any(sample.gpu_slowed_by & bit for bit in SLOWED)
+    return not explained and 0 <= sample.gpu_clock_mhz < LOW * sample.gpu_clock_max_mhz
+
+
+def slow_state(host: Sequence[HostSample]) -> str:
+    """Return a description if the card was in a slow state in half of the samples under load, or nothing."""
+    busy = under_load(host)
+    low = [sample for sample in busy if is_low(sample)]
+    if not low or len(low) < HALF * len(busy):
+        return ""
+    return f"the card was in a slow state ({describe_card(low)} under load, and no heat)"
+
+
+def describe_card(samples: Sequence[HostSample]) -> str:
+    """Return the median clock and power of *samples*, such as ``611 of 3003 MHz at 14 W``."""
+    clock, most = (
+        median(getattr(one, name) for one in samples) for name in ("gpu_clock_mhz", "gpu_clock_max_mhz")
+    )
+    powers = [sample.gpu_power_w for sample in samples if sample.gpu_power_w >= 0]
+    return f"{clock:.0f} of {most:.0f} MHz" + (f" at {median(powers):.0f} W" if powers else "")
+
+
+def energy_j(observation: Observation, speed: float = 1.0) -> float:
+    """Return the energy that the card drew during *observation*, in joules; NaN where it was not read.
+
+    Mean power over the samples (trapezoids) times the time from the first request's start to the last one's
+    end, in the server's time. It is the card's own figure, without CPU, memory and power supply.
+    """
+    known = [one for one in observation.host if one.gpu_power_w >= 0]
+    if len(known) < _FEWEST or not under_load(known):
+        return math.nan
+    joules = sum((b.gpu_power_w + a.gpu_power_w) / 2 * (b.at - a.at) for a, b in pairwise(known))
+    return joules / (known[-1].at - known[0].at) * observation.seconds * speed
+
+
+def energy_per_token_j(observation: Observation, speed: float = 1.0) -> float:
+    """Return `energy_j` for each generated token, those of warm-ups included; NaN where it is not known."""
+    tokens = sum(one.output_tokens for one in observation.samples if one.failure is None)
+    return energy_j(observation, speed) / tokens if tokens else math.nan
 
 
 def without_disturbed(seen: CheckedCells) -> CheckedCells:

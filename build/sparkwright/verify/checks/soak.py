@@ -19,6 +19,7 @@ from sparkwright.verify.checks.memory import lives, longest_life, memory_figures
 from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.checks.probes import HOLD, SURE, Probes
 from sparkwright.verify.checks.rounds import LEAST_ROUNDS, plan_rounds
+from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.metrics import SeriesAbsentError, counter_delta
 from sparkwright.verify.model import Verdict
 
@@ -64,6 +65,7 @@ class Soak:
             _exercised(traffic),
             _holds(seen, points, probes, context, unfit),
             _cached(seen, probes, unfit),
+            *state_findings(seen, made, speed),
         ]
 
 

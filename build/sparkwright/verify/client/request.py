@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.verify.arrival import arrivals_of
-from sparkwright.verify.capabilities import COMPLETIONS, EXTENSIONS, FIXED_LENGTH, LOGPROBS, TOKEN_COUNTS
+from sparkwright.verify.capabilities import (
+    COMPLETIONS,
+    END_MARK,
+    EXTENSIONS,
+    FIXED_LENGTH,
+    LOGPROBS,
+    TOKEN_COUNTS,
+)
 from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.endpoint import open_session
 from sparkwright.verify.client.reply import Reply, ReplyError
@@ -169,6 +176,7 @@ class Exchange:
             request=reply.request,
             started=self._started,
             headers=self._headers,
+            responded=reply.responded,
             ended=self._ended,
             chunks=tuple(reply.chunks),
             prompt_tokens=reply.prompt_tokens,
@@ -226,6 +234,7 @@ class Exchange:
             max_tokens=self.max_tokens,
             natural_stop=self.load.natural_stop,
             countless=TOKEN_COUNTS in self.endpoint.lacks,
+            unmarked=END_MARK in self.endpoint.lacks,
         )
         if reply.done:
             await _read_to_end(response, deadline)
@@ -293,6 +302,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     }
     if load.top_p is not msgspec.UNSET:
         body["top_p"] = load.top_p
+    if load.plain:
+        del body["temperature"], body["seed"]
     extended = EXTENSIONS not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True

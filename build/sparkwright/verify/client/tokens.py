@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,6 +12,8 @@ from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import patience
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import aiohttp
 
     from sparkwright.verify.client.endpoint import Endpoint
@@ -22,9 +24,10 @@ _EXCERPT = 200
 
 
 class _Counted(msgspec.Struct):
-    """The needed field of the response to ``POST /tokenize``."""
+    """The needed fields of the response to ``POST /tokenize``."""
 
     count: int
+    tokens: list[int] = []
 
 
 async def lacks_tokenizer(
@@ -68,10 +71,33 @@ async def count_tokens(
         EndpointError: the server has no ``POST /tokenize`` (vLLM has, a proxy before it may not), or it
             did not respond with a count.
     """
+    asked = {"messages": [{"role": "user", "content": text}]}
+    return (await _tokenize(session, endpoint, asked, deadlines, speed)).count
+
+
+async def token_ids(
+    session: aiohttp.ClientSession, endpoint: Endpoint, text: str, deadlines: Deadlines
+) -> tuple[int, ...]:
+    """Return the tokens of *text* without any template.
+
+    Raises:
+        EndpointError: as `count_tokens`.
+    """
+    return tuple((await _tokenize(session, endpoint, {"prompt": text}, deadlines, 1.0)).tokens)
+
+
+async def _tokenize(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    asked: Mapping[str, Any],
+    deadlines: Deadlines,
+    speed: float,
+) -> _Counted:
+    """Return the answer to ``POST /tokenize`` with the fields *asked*; see `count_tokens`."""
     import aiohttp
 
     url = f"{endpoint.url}/tokenize"
-    body = msgspec.json.encode({"model": endpoint.model, "messages": [{"role": "user", "content": text}]})
+    body = msgspec.json.encode({"model": endpoint.model, **asked})
     timeout = aiohttp.ClientTimeout(total=patience(deadlines.canary_s, speed))
     try:
         async with session.post(
@@ -86,9 +112,11 @@ async def count_tokens(
         because = data[:_EXCERPT].decode(errors="replace")
         raise EndpointError(f"{url} answers with status {status}", because=because)
     try:
-        counted = msgspec.json.decode(data, type=_Counted).count
+        counted = msgspec.json.decode(data, type=_Counted)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EndpointError(f"{url} does not answer as vLLM does", because=str(error)) from error
-    if counted <= 0:
-        raise EndpointError(f"{url} does not answer as vLLM does", because=f"it counts {counted} tokens")
+    if counted.count <= 0:
+        raise EndpointError(
+            f"{url} does not answer as vLLM does", because=f"it counts {counted.count} tokens"
+        )
     return counted

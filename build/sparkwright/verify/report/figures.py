@@ -11,6 +11,7 @@ import msgspec
 from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import Figures, figures
+from sparkwright.verify.checks.machine import energy_per_token_j
 from sparkwright.verify.metrics import Speculation, hit_rate, speculation
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class CellFigures(Figures):
         speculation: the result of drafting, or `None` where counters do not hold it.
         hit_rate: share of prompt tokens that came from the prefix cache.
         trouble: the reasons not to trust its figures; empty if there are none.
+        energy_j: that the card drew for each generated token, in the server's time; NaN where not read.
     """
 
     observation: Observation
@@ -43,6 +45,7 @@ class CellFigures(Figures):
     speculation: Speculation | None
     hit_rate: float
     trouble: tuple[str, ...]
+    energy_j: float = math.nan
 
     @property
     def mal(self) -> float:
@@ -71,6 +74,7 @@ def _cell(observation: Observation, speed: float, *, metered: bool) -> CellFigur
         speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
         trouble=tuple(trouble.cause for trouble in troubles(observation, metered=metered)),
+        energy_j=energy_per_token_j(observation, speed),
     )
 
 

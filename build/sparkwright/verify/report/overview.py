@@ -7,6 +7,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkwright.base.text import clean
+from sparkwright.verify.capabilities import METRICS
+from sparkwright.verify.checks.common import troubles
+from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span
 from sparkwright.verify.statistics import summary
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 # The manifest's entries that have places of their own on the page.
 _SHOWN_ELSEWHERE = {"files", "report"}
 
+STAR = "*"
 _OUTCOMES = {
     Verdict.FAIL: "failed",
     Verdict.INVALID: "cannot be trusted",
@@ -48,6 +52,10 @@ class Level(NamedTuple):
         ttft_p50_ms: time to the first token, over all requests.
         ttft_p95_ms: the same.
         tpot_p50_ms: time per token after it.
+        tpot_p95_ms: the same.
+        acceptance: mean acceptance length in tokens a step, mean of the categories.
+        energy_j: that the card drew for each generated token.
+        disturbed: reasons for which these figures are not the usual ones, see `checks.machine`.
     """
 
     concurrency: int
@@ -55,22 +63,94 @@ class Level(NamedTuple):
     ttft_p50_ms: float
     ttft_p95_ms: float
     tpot_p50_ms: float
+    tpot_p95_ms: float = math.nan
+    acceptance: float = math.nan
+    energy_j: float = math.nan
+    disturbed: tuple[str, ...] = ()
 
 
 def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
     """Return the speed by concurrency, of the sweep's cells that count."""
     counting = (cell for cell in found if cell.observation.counted and not cell.trouble)
     swept = [cell for cell in counting if cell.observation.cell.check == "sweep"]
-    made = []
-    for concurrency in sorted({cell.concurrency for cell in swept}):
-        of = [cell for cell in swept if cell.concurrency == concurrency]
-        rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
-        samples = [sample for cell in of for sample in cell.observation.counted]
-        first = summary([sample.ttft_ms * speed for sample in samples])
-        each = [sample.tpot_ms * speed for sample in samples if sample.output_tokens > 1]
-        tpot = summary(each).p50 if each else math.nan
-        made.append(Level(concurrency, fmean(rates), first.p50, first.p95, tpot))
-    return made
+    by_level = {
+        c: [cell for cell in swept if cell.concurrency == c] for c in {one.concurrency for one in swept}
+    }
+    return [_level(concurrency, of, speed) for concurrency, of in sorted(by_level.items())]
+
+
+def _level(concurrency: int, of: Sequence[CellFigures], speed: float) -> Level:
+    rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
+    samples = [sample for cell in of for sample in cell.observation.counted]
+    first = summary([sample.ttft_ms * speed for sample in samples])
+    each = [sample.tpot_ms * speed for sample in samples if sample.output_tokens > 1]
+    tpot = summary(each) if each else None
+    return Level(
+        concurrency,
+        fmean(rates),
+        first.p50,
+        first.p95,
+        tpot.p50 if tpot else math.nan,
+        tpot.p95 if tpot else math.nan,
+        _mean([cell.mal for cell in of]),
+        _mean([cell.energy_j for cell in of]),
+        tuple(dict.fromkeys(why for cell in of for why in disturbances(cell.observation))),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return fmean(known) if known else math.nan
+
+
+LEVEL_COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms", "TPOT p95 ms")
+"""Heads of `level_table`; acceptance and energy follow where they are known."""
+
+
+def level_table(found: Sequence[Level]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return heads and rows of the table of speed by concurrency; a star marks a disturbed machine."""
+    if not found:
+        return (), []
+    more = [
+        (head, name)
+        for head, name in (("tokens/step", "acceptance"), ("J/token", "energy_j"))
+        if any(math.isfinite(getattr(one, name)) for one in found)
+    ]
+    rows = [
+        (
+            str(one.concurrency),
+            *map(number, (one.tok_s, one.ttft_p50_ms, one.ttft_p95_ms, one.tpot_p50_ms, one.tpot_p95_ms)),
+            *(number(getattr(one, name)) for _, name in more),
+            *([STAR] if one.disturbed else [""] if any(other.disturbed for other in found) else []),
+        )
+        for one in found
+    ]
+    marked = any(one.disturbed for one in found)
+    return (*LEVEL_COLUMNS, *(head for head, _ in more), *(["marked"] if marked else [])), rows
+
+
+def disturbed_levels(found: Sequence[Level]) -> list[str]:
+    """Return a line for each concurrency whose figures are not the usual ones, with the first reason."""
+    return [
+        f"{STAR} c={one.concurrency}: {one.disturbed[0]}; not comparable" for one in found if one.disturbed
+    ]
+
+
+def consequences(run: Run) -> set[int]:
+    """Return the places of undecided findings that only follow from what failed or cannot be trusted.
+
+    One of their cells was not measured or was spoilt, and another finding tells why.
+    """
+    told = any(one.verdict in {Verdict.FAIL, Verdict.INVALID} for one in run.findings)
+    if not told:
+        return set()
+    metered = METRICS not in run.lacks
+    sound = {seen.cell.key for seen in run.observations if not troubles(seen, metered=metered)}
+    return {
+        place
+        for place, one in enumerate(run.findings)
+        if one.verdict is Verdict.INCONCLUSIVE and any(key not in sound for key in one.evidence)
+    }
 
 
 def headline(run: Run) -> str:
@@ -107,8 +187,8 @@ def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures], speed: f
     firsts = [cell.ttft_ms.p50 for cell in alone]
     blurred = f"; {speed:g} times the client's own error is in it" if speed != 1 else ""
     yield from _range("First token", firsts, "ms", f"median, {level}{blurred}")
-    yield from _range("Acceptance", [cell.mal for cell in alone], "tokens a step", level)
-    yield from _range("Verify step", [cell.step_ms for cell in alone], "ms", level)
+    yield from _range("Acceptance length", [cell.mal for cell in alone], "tokens a step", level)
+    yield from _range("Decoding step", [cell.step_ms for cell in alone], "ms", level)
 
 
 def _range(label: str, values: Sequence[float], unit: str, note: str) -> Iterator[Highlight]:
@@ -129,7 +209,7 @@ def _requests(found: Sequence[CellFigures]) -> Iterator[Highlight]:
     sent = sum(len(cell.observation.samples) for cell in found)
     failed = sum(len(cell.observation.failed) for cell in found)
     if sent:
-        note = f"in {plural(len(found), 'cell')}, {failed:,} failed"
+        note = f"in {plural(len(found), 'measurement')}, {failed:,} failed"
         yield Highlight("Requests", f"{sent:,}", "", note)
 
 

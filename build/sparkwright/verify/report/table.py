@@ -118,4 +118,6 @@ _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
     "trouble": lambda found: "; ".join(found.trouble),
     "rate_req_s": lambda found: found.observation.cell.load.rate or None,
     "client_late_p95_ms": _late,
+    "gpu_utilization_mean_percent": _host("gpu_utilization", _mean),
+    "energy_per_token_j": lambda found: found.energy_j,
 }

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 from sparkwright.base.text import clean
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import Level, headline, levels
-from sparkwright.verify.report.text import SYMBOLS, WORDS, number, plural
+from sparkwright.verify.report.overview import (
+    Level,
+    consequences,
+    disturbed_levels,
+    headline,
+    level_table,
+    levels,
+)
+from sparkwright.verify.report.text import SYMBOLS, WORDS, duration, plural
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
@@ -41,11 +48,15 @@ def render_terminal(run: Run, console: Console) -> None:
     else:
         for line in (*_lines(run), *_speed_lines(found)):
             _plain(console, line)
+    for line in disturbed_levels(found):
+        _plain(console, line)
     verdict = run.verdict
     _plain(console, f"{SYMBOLS[verdict]} {WORDS[verdict]}. {headline(run)}", _STYLES[verdict])
     if run.findings:
         _plain(console, f"Coverage: {clean(str(run.coverage))}")
     for line in lacking_lines(run):
+        _plain(console, line)
+    if line := duration_line(run):
         _plain(console, line)
     if why := run.manifest.get("interrupted"):
         _plain(console, f"The run is not complete: {clean(str(why))}")
@@ -62,6 +73,14 @@ def lacking_lines(run: Run) -> list[str]:
     ]
 
 
+def duration_line(run: Run) -> str:
+    """Return how long the run took, beside what was expected; empty where that is not known."""
+    known = {name: float(run.duration.get(name, 0)) for name in ("actual", "estimated")}
+    if not all(known.values()):
+        return ""
+    return f"It took {duration(known['actual'])}; {duration(known['estimated'])} were expected."
+
+
 def _plain(console: Console, line: str, style: str = "") -> None:
     """Print one line as it is: nothing in it is markup, and a narrow terminal does not break it."""
     shown = style if console.is_terminal else ""
@@ -74,44 +93,54 @@ def _lines(run: Run) -> list[str]:
         verdict = worst(findings)
         seen = f" ({_first(findings)})" if verdict in _QUIET else ""
         lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}{seen}")
-        lines.extend(f"  {kind}: {words}" for kind, words in _causes(findings))
+        lines.extend(f"  {kind}: {words}" for kind, words in _causes(findings, _followers(run)))
     return lines
 
 
-def _causes(findings: list[Finding]) -> list[tuple[str, str]]:
-    """Return findings that did not pass, and warnings: the verdict, and the cause in one line."""
+def _followers(run: Run) -> list[Finding]:
+    """Return the undecided findings that only follow from others."""
+    return [run.findings[place] for place in sorted(consequences(run))]
+
+
+def _causes(findings: list[Finding], followers: list[Finding]) -> list[tuple[str, str]]:
+    """Return findings that did not pass, and warnings: the verdict, and the cause in one line.
+
+    *followers*, which follow from other findings, are counted in one line at the end.
+    """
     causes: list[tuple[str, str]] = []
+    counted = [finding for finding in findings if finding in followers]
     for finding in findings:
+        if finding in counted:
+            continue
         if finding.verdict not in _QUIET:
             causes.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
         causes.extend(("warning", _one_line(warning)) for warning in finding.warnings)
+    if counted:
+        because = "measurements that failed or were left out"
+        causes.append((counted[0].verdict.value, f"{plural(len(counted), 'conclusion')} for {because}"))
     return causes
-
-
-_COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms")
-
-
-def _cells(level: Level) -> list[str]:
-    figures = (level.tok_s, level.ttft_p50_ms, level.ttft_p95_ms, level.tpot_p50_ms)
-    return [str(level.concurrency), *map(number, figures)]
 
 
 def _speed_lines(found: list[Level]) -> list[str]:
     """Return the same figures as `_speeds`, in columns of plain text."""
-    rows = [_COLUMNS, *map(_cells, found)] if found else []
+    heads, rows = level_table(found)
+    widths = [max([len(head), *(len(row[place]) for row in rows)]) for place, head in enumerate(heads)]
+    lines = [heads, *rows] if rows else []
     return [
-        "  ".join(text.rjust(len(head)) for text, head in zip(row, _COLUMNS, strict=True)) for row in rows
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     ]
 
 
 def _speeds(found: list[Level]) -> Table:
     from rich.table import Table
 
+    heads, rows = level_table(found)
     table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for head in _COLUMNS:
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    for level in found:
-        table.add_row(*_cells(level))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -134,11 +163,12 @@ def _table(run: Run) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
+    followers = _followers(run)
     for check, findings in run.by_check.items():
         verdict = worst(findings)
         lines = [
             Text(words if kind != "warning" else f"warning: {words}", "dim" if kind == "warning" else "")
-            for kind, words in _causes(findings)
+            for kind, words in _causes(findings, followers)
         ]
         details = Text("\n").join([*([Text(_first(findings), "dim")] if verdict in _QUIET else []), *lines])
         sign = Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", _STYLES[verdict])

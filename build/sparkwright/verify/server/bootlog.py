@@ -16,7 +16,7 @@ from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server.backends import read_backends
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sparkwright.verify.model import MetricsSnapshot
 
@@ -50,6 +50,8 @@ _UTILIZATION = re.compile(r"The current --gpu-memory-utilization=([\d.]+)")
 # config/vllm.py, config/compilation.py: what became of the mode after the configuration was printed
 _MODE_CHANGED = re.compile(r"(?:Overriding cudagraph_mode(?: from \w+)? to|setting cudagraph_mode=)\s*(\w+)")
 _MAX_MODEL_LEN = re.compile(r"Using max model len (\d+)")  # config/model.py: the target's comes first
+# platforms/interface.py, before it model_executor/models/config.py: hybrids, whose states need larger blocks
+_ALIGNED = re.compile(r"Setting attention block size to (\d+) tokens")
 _ARGUMENT = r"'{name}': (?:'([^']*)'|([\d.]+))"  # in "non-default args: {{…}}"
 
 _LEVEL = re.compile(r"^(?:\([^)]*\) )?(?:ERROR|CRITICAL) \d\d-\d\d ")
@@ -116,6 +118,7 @@ def read_boot_log(text: str) -> BootFacts:
         speculative_method=_first(r"method='([^']*)'", speculative) if drafts else "",
         max_model_len=int(_first(r"max_seq_len=(\d+)", config) or _first(_MAX_MODEL_LEN.pattern, text) or -1),
         max_num_seqs=int(_number(_argument(text, "max_num_seqs"))),
+        block_sizes=tuple(sorted({int(size) for size in _ALIGNED.findall(text)[-1:]})),
     )
 
 
@@ -136,7 +139,14 @@ def facts_from_metrics(snapshot: MetricsSnapshot, facts: BootFacts) -> BootFacts
         max_concurrency=_known(cache, "kv_cache_max_concurrency", facts.max_concurrency),
         utilization=_known(cache, "gpu_memory_utilization", facts.utilization),
         kv_dtype=dtype or facts.kv_dtype,
+        block_sizes=_block_sizes(cache, facts.block_sizes),
     )
+
+
+def _block_sizes(labels: Mapping[str, str], logged: Iterable[int]) -> tuple[int, ...]:
+    """Return the block sizes that labels or the log name; of several groups the label has the smallest."""
+    named = (int(_number(labels.get(name, ""))) for name in ("block_size", "mamba_block_size"))
+    return tuple(sorted({size for size in (*named, *logged) if size > 1}))
 
 
 def _known(labels: Mapping[str, str], name: str, otherwise: float) -> float:

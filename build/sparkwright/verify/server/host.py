@@ -6,37 +6,42 @@ import asyncio
 import contextlib
 import functools
 import shutil
+import socket
 import time
 from contextvars import Context
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.model import HostSample
 
-_QUERY = "clocks.sm,power.draw,temperature.gpu"
+CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm"
+"""Fields of a sample, as ``nvidia-smi`` names them; `_SLOWED` follows where the driver knows it."""
 _SLOWED = "clocks_event_reasons.active"  # a driver that does not know it refuses the whole query
 _PRESSURE = Path("/proc/pressure/memory")
 _SECONDS = 10.0
 
 
-async def sample_host(pid: int | None = None) -> HostSample:
+async def sample_host(pid: int | None = None, card: str | None = None) -> HostSample:
     """Sample the machine.
 
     Args:
         pid: the server's first process; its descendants count with it. `None` leaves its memory out.
+        card: readings of the server's card, as ``nvidia-smi`` prints `CARD_QUERY` and the reasons of low
+            clocks; empty where the card is out of reach. `None` asks ``nvidia-smi`` of this machine.
 
     Returns:
         The sample. Values that cannot be read, on a machine without an NVIDIA card for instance, are -1.
     """
     loop = asyncio.get_running_loop()
     # In an empty context, so that samples every few seconds emit no process events.
-    return await loop.run_in_executor(None, Context().run, _sample, pid)
+    return await loop.run_in_executor(None, Context().run, _sample, pid, card)
 
 
-def _sample(pid: int | None) -> HostSample:
-    with_reasons = _reasons_known()
-    answer = _ask(f"{_QUERY},{_SLOWED}" if with_reasons else _QUERY)
-    clock, power, temperature = _numbers(answer, 3)
+def _sample(pid: int | None, card: str | None) -> HostSample:
+    with_reasons = card is not None or _reasons_known()
+    answer = card if card is not None else _ask(f"{CARD_QUERY},{_SLOWED}" if with_reasons else CARD_QUERY)
+    clock, power, temperature, utilization, highest = _numbers(answer, CARD_QUERY.count(",") + 1)
     return HostSample(
         at=time.perf_counter_ns(),
         memory_available_mib=_memory_available_mib(),
@@ -47,7 +52,25 @@ def _sample(pid: int | None) -> HostSample:
         gpu_slowed_by=_mask(answer.rpartition(",")[2]) if with_reasons else -1,
         swap_used_mib=_swap_used_mib(),
         memory_pressure=_memory_pressure(),
+        gpu_utilization=utilization,
+        gpu_clock_max_mhz=highest,
     )
+
+
+def is_here(url: str) -> bool:
+    """Tell if the server at *url* runs on this machine, as far as its address shows.
+
+    A tunnel has an address of this machine too: readings of a card without load are used for nothing.
+    """
+    name = (urlsplit(url).hostname or "").casefold()
+    return name in {"localhost", socket.gethostname().casefold()} or name in _own_addresses()
+
+
+@functools.cache
+def _own_addresses() -> frozenset[str]:
+    import psutil
+
+    return frozenset(one.address for found in psutil.net_if_addrs().values() for one in found)
 
 
 def card_memory_gib() -> float:

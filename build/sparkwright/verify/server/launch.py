@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.base.ports import free_port
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.server.environment import find_installed, vllm_command
 from sparkwright.verify.server.host import card_capability, card_memory_gib
-from sparkwright.verify.server.lifecycle import Launch, ServerProcess, free_port
+from sparkwright.verify.server.lifecycle import Launch, ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ def start_server(
     boot_s: float = BOOT_S,
     end_s: float = 30.0,
     known: BootFacts | None = None,
+    card: str = "",
 ) -> ServerProcess:
     """Return a server that starts when its block of ``async with`` begins.
 
@@ -63,6 +65,7 @@ def start_server(
         boot_s: limit of the boot, in the server's seconds.
         end_s: time from SIGTERM until it is killed, in real seconds.
         known: facts of a command's server that its log lacks, such as the card's memory.
+        card: path of a simulator's page with the readings of its card.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
@@ -95,6 +98,7 @@ def start_server(
             boot_s=boot_s,
             end_s=end_s,
             facts=facts,
+            card=card,
         )
     )
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -84,6 +83,7 @@ class Launch:
         boot_s: limit from start to the first response, in the server's seconds.
         end_s: time from SIGTERM until it is killed, in real seconds.
         facts: facts known beforehand that its log may lack.
+        card: see `Endpoint`.
     """
 
     argv: tuple[str, ...]
@@ -98,6 +98,7 @@ class Launch:
     boot_s: float
     end_s: float
     facts: BootFacts
+    card: str = ""
 
 
 class ServerProcess:
@@ -138,7 +139,7 @@ class ServerProcess:
         """Return the endpoint for requests."""
         from sparkwright.verify.client.endpoint import Endpoint
 
-        return Endpoint(self.url, self.model, self.launch.api_key)
+        return Endpoint(self.url, self.model, self.launch.api_key, card=self.launch.card)
 
     @property
     def restartable(self) -> bool:
@@ -398,13 +399,6 @@ class ServerProcess:
         if self.orphans:
             warn(f"{self.orphans} processes outlived the server and were killed")
         emit("server.ended", url=self.url, orphans=self.orphans)
-
-
-def free_port(host: str) -> int:
-    """Return a port that nothing listens at now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
 
 
 def _merged(read: BootFacts, known: BootFacts) -> BootFacts:

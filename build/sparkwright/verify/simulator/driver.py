@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Final
 
+from sparkwright.verify.simulator.card import SimulatedCard
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.faults import EngineDeadError, OutOfMemoryError
 from sparkwright.verify.simulator.metrics import Counters
@@ -61,6 +63,7 @@ class Driver:
 
     Attributes:
         engine: the engine.
+        card: the readings of its card.
         dead: the reason of the engine's death, or empty.
         exit_status: the server's exit status, once it must end.
         started_s: start of the server as its metrics give it, seconds since 1970.
@@ -69,12 +72,19 @@ class Driver:
     def __init__(self, settings: Settings, clock: Clock, log: Log) -> None:
         self.settings, self.clock, self.log = settings, clock, log
         self.engine = Engine(settings)
+        self.card = SimulatedCard(settings.faults)
         self.dead = ""
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.started_s = clock.wall()
         self._queues: dict[Request, asyncio.Queue[StreamDelta | None]] = {}
         self._work = asyncio.Event()
         self._finished = 0
+        self._due = math.inf  # end of the present step; infinite while none is made
+
+    @property
+    def card_reading(self) -> str:
+        """The readings of the card. A machine that is late with its steps does not make it look idle."""
+        return self.card.reading(min(self.clock.now(), self._due))
 
     def submit(self, request: Request) -> asyncio.Queue[StreamDelta | None]:
         """Queue *request*; the returned queue yields its tokens, and `None` if the engine dies."""
@@ -94,11 +104,15 @@ class Driver:
         due = self.clock.now()
         while not self.dead:
             if not self.engine.busy:
+                self._due = math.inf
                 self._work.clear()
                 await self._work.wait()
                 due = self.clock.now()
             after = self.settings.faults.value("dead-engine", "after")
-            if after is not None and self._finished >= after:
+            spins = len(self.engine.running) >= self.settings.faults.value_or("wedge", "batch", math.inf)
+            if spins or (after is not None and self._finished >= after):
+                self._due = math.inf
+                self.card.spins = spins
                 return  # undetected: /health still answers 200
             try:
                 step = self.engine.step(due)
@@ -108,6 +122,8 @@ class Driver:
             except OutOfMemoryError:
                 os.kill(os.getpid(), signal.SIGKILL)
                 return
+            self._due = due + step.seconds
+            self.card.work(due, self._due, len(step.deltas))
             due = await self.clock.sleep_until(due + step.seconds)
             for index, (request, delta) in enumerate(step.deltas, 1):
                 self._deliver(request, delta)

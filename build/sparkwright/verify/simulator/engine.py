@@ -292,7 +292,7 @@ class Engine:
         self._decoded = len(plan.decodes)
         self._steps += 1
         batch = len(plan.decodes) + len(plan.prefills)
-        seconds = self._seconds(plan)
+        seconds = self._seconds(plan, now)
         deltas = [(request, self._decode(request, batch, now)) for request in plan.decodes]
         if plan.prefills and "mixed-drops" in self.settings.faults:
             for request in plan.decodes:
@@ -366,8 +366,7 @@ class Engine:
             plan.prefills.append((request, count))
             if request.cached < 0:
                 request.cached = hit
-                if hit and (rate := self.settings.faults.value("stale-cache", "rate")) is not None:
-                    request.generator.go_wrong(rate)
+                self._effects.reuse(request, found, BLOCK)
                 self.counters.prefix_queries += len(request.tokens)
                 self.counters.prefix_hits += hit
 
@@ -384,7 +383,7 @@ class Engine:
 
     # The model ------------------------------------------------------------------------------------------
 
-    def _seconds(self, plan: _StepPlan) -> float:
+    def _seconds(self, plan: _StepPlan, now: float) -> float:
         costs = self.settings.costs
         context = sum(len(request.tokens) for request in plan.decodes)
         prefilled = sum(count for _, count in plan.prefills)
@@ -393,16 +392,17 @@ class Engine:
             + costs.request * len(plan.decodes)
             + costs.context * context
             + costs.prefill * prefilled
+            + costs.draft * self.settings.k * len(plan.decodes)
         )
         drawn = math.exp(costs.jitter * gaussian(mix(mix(self.settings.seed, 4), self._steps)))
-        return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration()
+        return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration(now)
 
     def _decode(self, request: Request, batch: int, now: float) -> StreamDelta:
         """Draft, verify, and generate the accepted tokens and one more."""
         if not self.settings.k:
             delta = self._generate(request, 1, batch)
         else:
-            factor = self._effects.acceptance(request, now, batch)
+            factor = self._effects.acceptance(request, now, batch) * self.settings.acceptance
             state = mix(request.identity, len(request.steps))
             count = accepted_tokens(self._tables[request.category], factor, state)
             request.steps.append(count)

@@ -7,6 +7,7 @@ server; other modules read it with ``faults.value("slow", "factor")``, which is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -81,6 +82,20 @@ _TABLE: Final = (
         "after so many requests nothing is generated any more, and /health still says 200",
         ("crash",),
         {"after": 20},
+    ),
+    Fault(
+        "wedge",
+        "once so many requests run at a time none gets another token: the card waits at full utilization and"
+        " little power, and /health says 200",
+        ("crash",),
+        {"batch": 17},
+    ),
+    Fault(
+        "slow-state",
+        "from a moment on the card stays at low clocks and low power under load, and steps take so many"
+        " times as long",
+        ("soak", "sweep"),
+        {"factor": 3, "onset_s": 0},
     ),
     Fault("hang", "every so many requests one is accepted and gets no token", ("sweep",), _EVERY),
     Fault("stall", "every so many requests one stops in the middle", ("sweep",), {"every": 5, "chunks": 2}),
@@ -194,6 +209,32 @@ _TABLE: Final = (
     Fault("no-metrics", "/metrics is not there", ("endpoint",)),
     Fault("old-version", "a version that is too old", ("endpoint",)),
     Fault("not-json", "every page is HTML, as from something that is no vLLM", ("endpoint",)),
+    # What the model computes
+    Fault(
+        "stale-block",
+        "the last reused block is wrong where a prompt ends with a block: answers go wrong at this rate",
+        ("prefix",),
+        {"rate": 0.3},
+    ),
+    Fault(
+        "late-state",
+        "a hybrid's state is taken one block late where the cache has one: logits are off by so much",
+        ("prefix",),
+        {"error": 1.0},
+    ),
+    Fault(
+        "wrong-layer",
+        "one layer has wrong weights: logits are off by so much",
+        ("reference",),
+        {"error": 0.4},
+    ),
+    Fault(
+        "wrong-positions",
+        "positions are wrong beyond a length: logits of longer prompts are off by so much",
+        ("reference",),
+        {"error": 0.8, "beyond": 400},
+    ),
+    Fault("coarse-weights", "weights are coarser: logits come in such steps", ("reference",), {"step": 1.5}),
 )
 FAULTS: Final[Mapping[str, Fault]] = MappingProxyType({fault.name: fault for fault in _TABLE})
 
@@ -216,6 +257,11 @@ class Faults:
         FAULTS[name].parameters[parameter]  # a misspelt name must not read as healthy
         found = self.active.get(name)
         return None if found is None else found[parameter]
+
+    def value_or(self, name: str, parameter: str, otherwise: float) -> float:
+        """Return a parameter of the fault *name*, or *otherwise* while it is off."""
+        found = self.value(name, parameter)
+        return otherwise if found is None else found
 
     def hits(self, name: str, number: int) -> bool:
         """Tell if request *number* (from 1) is one that the fault *name* affects."""
@@ -262,6 +308,11 @@ def _parameters(fault: Fault, text: str) -> dict[str, float]:
 BLOCK_TABLE = "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)"
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+
+
+def slow_state(faults: Faults, now: float) -> bool:
+    """Tell if the card is in its slow state at the simulated time *now*."""
+    return now >= faults.value_or("slow-state", "onset_s", math.inf)
 
 
 class EngineDeadError(Exception):
@@ -311,10 +362,31 @@ class FaultEffects:
             factor *= max(floor, 1 - (1 - floor) * max(0.0, now - onset) / over)
         return factor
 
-    def duration(self) -> float:
-        """Return the factor on a step's duration; 1 when healthy."""
+    def reuse(self, request: Request, blocks: int, size: int) -> None:
+        """Apply the faults of reused blocks to *request*, of which the cache has so many *blocks*.
+
+        Args:
+            request: the request, which has not begun.
+            blocks: blocks that it takes from the cache.
+            size: tokens of a block.
+        """
+        if not blocks:
+            return
+        faults = self._faults
+        rate = faults.value("stale-cache", "rate")
+        if len(request.tokens) % size == 0 and rate is None:
+            rate = faults.value("stale-block", "rate")
+        if rate is not None:
+            request.generator.go_wrong(rate)
+        error = faults.value("late-state", "error")
+        if error is not None and len(request.hashes) > blocks:
+            request.generator.misjudge(error)
+
+    def duration(self, now: float) -> float:
+        """Return the factor on the duration of a step that begins at *now*; 1 when healthy."""
         slow, flood = self._faults.value("slow", "factor"), self._faults.value("flood", "factor")
-        return (slow or 1.0) / (flood or 1.0)
+        stuck = self._faults.value_or("slow-state", "factor", 1.0) if slow_state(self._faults, now) else 1.0
+        return (slow or 1.0) * stuck / (flood or 1.0)
 
     def check_prompt(self, tokens: int, longest: int) -> None:
         """Raise if a fault ends the engine at a prompt of so many *tokens*, of *longest* at the most.

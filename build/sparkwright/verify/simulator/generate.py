@@ -110,6 +110,7 @@ class EventStream:
         transport: transport of its connection.
         faults: the server's faults.
         trace: record of the times of writing.
+        marked: streams end with ``[DONE]``.
     """
 
     def __init__(
@@ -118,8 +119,10 @@ class EventStream:
         transport: asyncio.Transport | None,
         faults: Faults,
         trace: RequestTrace,
+        *,
+        marked: bool = True,
     ) -> None:
-        self._response, self._transport = response, transport
+        self._response, self._transport, self._marked = response, transport, marked
         self._socket = arrivals_of(transport)
         self._faults, self._trace = faults, trace
         self._line = b"\r\n" if "crlf" in faults else b"\n"
@@ -142,8 +145,9 @@ class EventStream:
         await self._send(self._framed(data), tokens)
 
     async def done(self) -> None:
-        """Send ``[DONE]`` and everything held back."""
-        await self._send(self._framed(_DONE), 0)
+        """Send ``[DONE]``, if the server marks the end of a stream, and everything held back."""
+        if self._marked:
+            await self._send(self._framed(_DONE), 0)
         await self._flush()
 
     def _framed(self, data: bytes) -> bytes:
@@ -308,7 +312,8 @@ class Generation:
 
         response = web.StreamResponse(headers=_STREAM)
         await response.prepare(http)
-        stream = EventStream(response, http.transport, self._settings.faults, self.trace)
+        marked = self._settings.shape != "transformers"
+        stream = EventStream(response, http.transport, self._settings.faults, self.trace, marked=marked)
         try:
             if self._settings.faults.hits("hang", self.request.number):
                 self.trace.fault = "hang"
@@ -318,6 +323,8 @@ class Generation:
         except (StreamCut, ConnectionError):
             return response
         await response.write_eof()
+        if self._settings.shape == "llama.cpp" and http.transport is not None:
+            http.transport.close()  # though it announced to keep the connection
         return response
 
     async def _events(self, stream: EventStream, queue: asyncio.Queue[StreamDelta | None]) -> None:

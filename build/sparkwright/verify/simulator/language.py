@@ -134,13 +134,17 @@ _LAST: Final = 3000  # characters at the end, where a question is
 
 
 def answer_to(text: str) -> str:
-    """Return the answer to the question, sum or known fact at the end of *text*; empty if there is none."""
+    """Return the answer to the question, sum or known fact at the end of *text*; empty if there is none.
+
+    Where the text ends with the beginning of the answer, the rest of it is returned.
+    """
     asked = list(_ASKED.finditer(text, max(0, len(text) - _LAST)))
     if asked:
         wanted = asked[-1]
         for fact in re.finditer(_FACT, text, re.IGNORECASE):
             if all(fact[key].casefold() == wanted[key].casefold() for key in ("what", "name")):
-                return f" The {fact['what']} {fact['of']} {fact['name']} is {fact['value']}."
+                lead = f" The {fact['what']} {fact['of']} {fact['name']} is"
+                return f" {fact['value']}." if text.endswith(lead) else f"{lead} {fact['value']}."
     sums = list(_SUM.finditer(text, max(0, len(text) - _LAST)))
     if sums:
         left, sign, right = sums[-1].groups()
@@ -174,6 +178,8 @@ class Sampling:
         wrong_at: position of such a token, by a fault; -1 for none.
         loop: a text that a fault repeats without end.
         detailed: compute log-probabilities.
+        error: deviation of an error of logits, by a fault: the same each time, as that of wrong weights.
+        step: logits are multiples of it, by a fault; 0 for any value.
         scattered: tokens of many alphabets, by a fault.
     """
 
@@ -186,6 +192,8 @@ class Sampling:
     wrong_at: int = -1
     loop: str = ""
     detailed: bool = False
+    error: float = 0.0
+    step: float = 0.0
     scattered: bool = False
 
 
@@ -216,11 +224,16 @@ class _Options(NamedTuple):
         """Return the candidate of this *rank*, 0 for the most likely."""
         return self.tokens[(self.first + rank) % len(self.tokens)]
 
-    def logprobs(self) -> tuple[tuple[int, float], ...]:
-        """Return each candidate with its log-probability, most likely first."""
-        logits = [0.0, *(-self.gap - _NEXT_NAT * rank for rank in range(self.many - 1))]
+    def logits(self) -> list[float]:
+        """Return each candidate's logit, most likely first."""
+        return [0.0, *(-self.gap - _NEXT_NAT * rank for rank in range(self.many - 1))]
+
+    def logprobs(self, logits: Sequence[float] = ()) -> tuple[tuple[int, float], ...]:
+        """Return each candidate with its log-probability, most likely first; by *logits*, if given."""
+        logits = logits or self.logits()
         total = math.log(sum(map(math.exp, logits)) + _TAIL)
-        return tuple((self.token(rank), logit - total) for rank, logit in enumerate(logits))
+        found = [(self.token(rank), logit - total) for rank, logit in enumerate(logits)]
+        return tuple(sorted(found, key=lambda entry: -entry[1]))
 
 
 class TokenGenerator:
@@ -250,15 +263,19 @@ class TokenGenerator:
         options = self._options()
         rank = self._rank(options, noise)
         token = options.token(rank)
-        top = options.logprobs() if self._sampling.detailed else ()
+        top = options.logprobs(self._logits(options, noise)) if self._sampling.detailed else ()
         self._state = mix(self._state, token)
         self.emitted += 1
         self._slot = self._next_slot() if self.emitted > len(self._script) else 0
-        return Choice(token, top[rank][1] if top else 0.0, top)
+        return Choice(token, dict(top)[token] if top else 0.0, top)
 
     def go_wrong(self, rate: float) -> None:
         """Generate wrong tokens at this *rate* from here on."""
         self._sampling = replace(self._sampling, wrong=rate)
+
+    def misjudge(self, error: float) -> None:
+        """Add an error of this deviation to logits from here on."""
+        self._sampling = replace(self._sampling, error=error)
 
     def _options(self) -> _Options:
         """Return the candidates at this position."""
@@ -296,15 +313,37 @@ class TokenGenerator:
                 for rank, (_, logprob) in enumerate(options.logprobs())
             ]
             return draws.index(max(draws))
+        if sampling.error or sampling.step:
+            logits = self._logits(options, noise)
+            return logits.index(max(logits))
         if options.gap >= _TIE_NAT:
             return 0
         if sampling.ties and unit(mix(self._state, 14)) < sampling.ties:
             return 1
-        if not sampling.noise:
-            return 0
-        # Rounding moves logits a little, differently in every kernel.
-        moved = gaussian(mix(mix(sampling.noise, noise), self._state)) * _NOISE_NAT
-        return int(moved > options.gap)
+        return int(self._moved(noise) > options.gap) if sampling.noise else 0
+
+    def _moved(self, noise: int) -> float:
+        """Return the rounding of the second candidate's logit, which differs from kernel to kernel."""
+        return gaussian(mix(mix(self._sampling.noise, noise), self._state)) * _NOISE_NAT
+
+    def _logits(self, options: _Options, noise: int) -> list[float]:
+        """Return the candidates' logits by rank as kernels and faults make them."""
+        sampling, logits = self._sampling, options.logits()
+        if sampling.error:
+            logits = [
+                logit + sampling.error * gaussian(mix(mix(self._state, 17), rank))
+                for rank, logit in enumerate(logits)
+            ]
+        if sampling.step:  # the zero point lies anywhere between two steps
+            zero = sampling.step * unit(mix(self._state, 18))
+            logits = [round((logit + zero) / sampling.step) * sampling.step - zero for logit in logits]
+        if sampling.noise:
+            kernel = mix(mix(sampling.noise, noise), self._state)
+            for rank in range(2, len(logits)):
+                logits[rank] += gaussian(mix(kernel, rank)) * _NOISE_NAT
+            if options.gap >= _TIE_NAT:  # near ties are those of `_rank`
+                logits[1] += self._moved(noise)
+        return logits
 
     def _next_slot(self) -> int:
         """Return the next position in a sentence; adjectives and subordinate clauses may be left out."""

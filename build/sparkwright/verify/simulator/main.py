@@ -156,7 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--model", default=_DEFAULTS.model, help="Served model name.")
 @click.option("--api-key", default="", help="Key that requests must carry.")
 @click.option("--k", default=_DEFAULTS.k, help="Drafted tokens a step; 0 serves without speculation.")
+@click.option("--method", default=_DEFAULTS.method, help="Method of drafting.")
 @click.option("--max-num-seqs", default=_DEFAULTS.max_num_seqs, help="Requests that may run at a time.")
+@click.option(
+    "--max-batched-tokens",
+    default=_DEFAULTS.max_batched_tokens,
+    help="Tokens of prompts and drafts in a step.",
+)
 @click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for the most that fits.")
 @click.option("--kv-tokens", default=0, help="KV cache size in tokens; 0 for the rest of the memory.")
 @click.option(
@@ -168,8 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--reasoning", is_flag=True, help="Begin chat output with reasoning.")
 @click.option("--images/--no-images", default=True, help="Let chats hold pictures.")
 @click.option("--tool-parser/--no-tool-parser", default=True, help="Let chats offer tools.")
+@click.option("--tool-template/--no-tool-template", default=True, help="Describe tools to the model.")
 @click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
 @click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
+@click.option("--draft-ms", default=_DEFAULTS.costs.draft, help="Added for each drafted token of a step.")
 @click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
 @click.option(
     "--server",
@@ -182,13 +190,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--list-faults", is_flag=True, help="List the faults and end.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def _command(
-    *, list_faults: bool, as_json: bool, step_ms: str, faults: tuple[str, ...], **options: Any
+    *,
+    list_faults: bool,
+    as_json: bool,
+    step_ms: str,
+    draft_ms: float,
+    faults: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Serve like vLLM with speculative decoding, without computing anything."""
     if list_faults:
         click.echo(_fault_table(as_json=as_json))
         return 0
-    settings = Settings(**options, costs=_costs(step_ms), faults=parse_faults(faults))
+    settings = Settings(
+        **options, costs=replace(_costs(step_ms), draft=draft_ms), faults=parse_faults(faults)
+    )
     if "no-speculation" in settings.faults:
         settings = replace(settings, k=0)
     return asyncio.run(serve(fit_max_model_len(settings)))

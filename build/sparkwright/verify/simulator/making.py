@@ -19,6 +19,7 @@ from sparkwright.verify.simulator.language import (
 )
 
 if TYPE_CHECKING:
+    from sparkwright.verify.simulator.faults import Faults
     from sparkwright.verify.simulator.params import RequestParams
     from sparkwright.verify.simulator.settings import Settings
 
@@ -43,7 +44,18 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
         wrong_at=-1 if wrong_at is None or not speculates else int(wrong_at),
         loop=loop,
         detailed=params.logprobs >= 0,
+        error=_logit_error(faults, len(params.tokens)),
+        step=faults.value("coarse-weights", "step") or 0.0,
     )
+
+
+def _logit_error(faults: Faults, tokens: int) -> float:
+    """Return the deviation of the error that faults add to the logits after a prompt of *tokens*."""
+    error = faults.value("wrong-layer", "error") or 0.0
+    beyond = faults.value("wrong-positions", "beyond")
+    if beyond is not None and tokens > beyond:
+        error += faults.value("wrong-positions", "error") or 0.0
+    return error
 
 
 def _seed_of(params: RequestParams, settings: Settings, number: int) -> int:

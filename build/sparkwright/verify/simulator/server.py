@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkwright.base.process import start_unguarded
 from sparkwright.verify.arrival import arrivals_of, listen
+from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.chat import template
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.generate import Generation
@@ -64,6 +65,7 @@ class SimulatedServer:
         application.add_routes(
             [
                 web.get("/health", self._health),
+                web.get(CARD_PAGE, self._card),
                 web.get("/v1/models", self._models),
                 web.post("/v1/chat/completions", self._chat),
             ]
@@ -185,6 +187,11 @@ class SimulatedServer:
         from aiohttp import web
 
         return web.Response(status=503 if self._driver.dead else 200)
+
+    async def _card(self, _http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(text=self._driver.card_reading)
 
     async def _version(self, _http: web.Request) -> web.Response:
         from aiohttp import web

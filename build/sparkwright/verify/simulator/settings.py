@@ -14,6 +14,8 @@ BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
 ServerShape = Literal["vllm", "llama.cpp", "transformers"]
 VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
+# Acceptance of other methods of drafting over that of DFlash; those that are not listed accept as much.
+ACCEPTANCE: Final[dict[str, float]] = {"mtp": 0.95, "eagle3": 0.9, "eagle": 0.85, "ngram": 0.45}
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class StepCosts:
         prefill: added for each prompt token that is prefilled in the step.
         jitter: standard deviation of a factor that is drawn for each step.
         boot_jitter: standard deviation of a factor drawn once a boot: kernels are tuned at each start.
+        draft: added for each drafted token of the requests that decode in the step.
     """
 
     base: float = 105.0
@@ -38,6 +41,7 @@ class StepCosts:
     prefill: float = 0.6
     jitter: float = 0.01
     boot_jitter: float = 0.015
+    draft: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Settings:
         reasoning: begin chat output with reasoning, as a reasoning parser would return it.
         images: chats may hold pictures.
         tool_parser: chats may offer tools.
+        tool_template: the chat template describes tools to the model.
         runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
         total_gib: the card's memory.
@@ -76,8 +81,9 @@ class Settings:
         truth: file for one line about each request.
         engine: start the engine's process.
         shape: the server whose endpoints and fields are imitated: llama.cpp's has no ``/version`` and
-            ``/metrics`` and a ``/tokenize`` of its own; that of transformers has chats alone, refuses fields
-            that it does not have, ends answers by itself and counts no tokens.
+            ``/metrics``, a ``/tokenize`` of its own, and closes a connection after a stream; that of
+            transformers has chats alone, refuses fields that it does not have, ends answers by itself, counts
+            no tokens and sends no ``[DONE]``.
     """
 
     dialect: Dialect = "0.24"
@@ -99,6 +105,7 @@ class Settings:
     reasoning: bool = False
     images: bool = True
     tool_parser: bool = True
+    tool_template: bool = True
     runner: Literal["v1", "v2"] = "v1"
     utilization: float = 0.5
     total_gib: float = 119.68
@@ -116,6 +123,11 @@ class Settings:
     def version(self) -> str:
         """Return the vLLM version that the server reports."""
         return VERSIONS[self.dialect]
+
+    @property
+    def acceptance(self) -> float:
+        """Return the factor of the method of drafting on acceptance."""
+        return ACCEPTANCE.get(self.method, 1.0)
 
 
 _GIB: Final = 1 << 30

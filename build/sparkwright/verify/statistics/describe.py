@@ -72,3 +72,32 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(
         array.size, float(array.mean()), float(array.std()), p50, p90, p95, p99 if enough else None
     )
+
+
+def ratio_interval(
+    sums: Sequence[float], counts: Sequence[float], level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the mean of values that come in clusters, and its confidence interval.
+
+    Values within a cluster depend on each other, so clusters are the units: the variance is that of a ratio
+    of two sums (linearized), and quantiles are those of Student's t.
+
+    Args:
+        sums: of the values, by cluster.
+        counts: of the values, by cluster.
+        level: of the interval.
+
+    Raises:
+        ValueError: there are fewer than two clusters, or a value is not finite.
+    """
+    import numpy as np
+
+    from sparkwright.verify.statistics.significance import t_quantile
+
+    total, many = finite(sums, 2), finite(counts, 2)
+    n = total.size
+    mean = float(total.sum() / many.sum())
+    rest = total - mean * many
+    error = float(np.sqrt(n / (n - 1) * (rest**2).sum()) / many.sum())
+    width = t_quantile(0.5 + level / 2, n - 1) * error
+    return mean, mean - width, mean + width

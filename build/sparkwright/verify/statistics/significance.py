@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def mcnemar(b: int, c: int) -> float:
     return float(binomtest(b, b + c).pvalue) if b + c else 1.0
 
 
+@lru_cache(maxsize=4096)  # a search asks for the same ones again and again
 def t_quantile(p: float, degrees: float) -> float:
     """Return the quantile of Student's t distribution.
 
@@ -69,3 +71,17 @@ def t_quantile(p: float, degrees: float) -> float:
     if not 0 < p < 1 or degrees < 1:
         raise ValueError(f"no t quantile {p} for {degrees} degrees of freedom")
     return float(t.ppf(p, degrees))
+
+
+def share_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
+    """Return the confidence interval of a share, *count* of *total* (Wilson 1927).
+
+    Raises:
+        ValueError: there are more than all, or none at all.
+    """
+    if not 0 <= count <= total or total < 1:
+        raise ValueError(f"{count} of {total} is no share")
+    from scipy.stats import binomtest
+
+    interval = binomtest(count, total).proportion_ci(confidence_level=level, method="wilson")
+    return float(interval.low), float(interval.high)

@@ -1,0 +1,54 @@
+"""A companion's SLSA provenance (v1), as an in-toto statement, unsigned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import sha256_file, to_json
+from sparkwright.companion.wheel import read_companion
+from sparkwright.publish.provenance import BUILDER, PREDICATE, STATEMENT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUILD_TYPE = "urn:sparkwright:companion:v1"
+
+
+def companion_statement(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes:
+    """Return the provenance of a companion as canonical JSON: in-toto Statement v1, SLSA's predicate v1.
+
+    It repeats the wheel's record, which `sparkwright companion audit` checks.
+
+    Args:
+        wheel: the file.
+        builder: URI of the machine or service that built it, and is trusted for what the statement says.
+        sha256: digest of *wheel*, if the caller has it; the file is read otherwise.
+
+    Raises:
+        ArchiveError: it is damaged or an unsafe archive.
+        WheelError: it is no companion, or its record is malformed.
+    """
+    record = read_companion(wheel)
+    flashinfer, toolchain = record["flashinfer"], record["toolchain"]
+    inputs = {flashinfer["filename"]: flashinfer["sha256"], **toolchain["packages"]}
+    value = {
+        "_type": STATEMENT,
+        "subject": [{"name": wheel.name, "digest": {"sha256": sha256 or sha256_file(wheel)}}],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "flashinfer": flashinfer["version"],
+                    "target": record["target"],
+                    "modules": sorted(one["listed"] for one in record["modules"].values()),
+                },
+                "internalParameters": {"tree": record["tree"], "toolchain": toolchain["key"]},
+                "resolvedDependencies": [
+                    {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(inputs.items())
+                ],
+            },
+            "runDetails": {"builder": {"id": builder}},
+        },
+    }
+    return to_json(value) + b"\n"

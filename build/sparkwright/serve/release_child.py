@@ -1,0 +1,141 @@
+"""Ask a release for its options in a child process, and record its answers under the digest of its content.
+
+The child imports vLLM and builds its parser: six seconds with bytecode and files in the page cache, a minute
+without, of which the engine's own start is then spared most.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.base.errors import ToolError
+from sparkwright.base.events import task
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.pipeline.state import require
+from sparkwright.probe.runner import environment
+from sparkwright.recipes.release_options import ParsedCommand, ReleaseOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkwright.store import Store
+
+_OPTIONS = "release-options"
+_COMMAND = "parsed-command"
+# A minute where nothing is in the page cache, and minutes on a machine that compiles.
+_LIMITS = ProcessLimits(900.0, 6144)
+_SAID = 2000
+
+
+@dataclass(frozen=True)
+class ReleaseAnswer:
+    """The answer of one release.
+
+    Attributes:
+        version: the release.
+        options: its options.
+        parsed: outcome of each command line, in the order of the question.
+    """
+
+    version: str
+    options: ReleaseOptions
+    parsed: tuple[ParsedCommand, ...]
+
+
+class _Report(Model, frozen=True):
+    """The report that the child writes; `options` only if they were asked for."""
+
+    parsed: tuple[ParsedCommand, ...]
+    options: ReleaseOptions | None = None
+
+
+@dataclass(frozen=True)
+class AskedRelease:
+    """One release to ask.
+
+    Attributes:
+        store: where answers are recorded.
+        version: the release that it calls itself.
+        identity: digests that determine its answers; empty records nothing.
+        start: returns the command that starts the child without its request, from a folder for scratch files.
+    """
+
+    store: Store
+    version: str
+    identity: tuple[str, ...]
+    start: Callable[[Path], list[str | Path]]
+
+    def recorded(self, lines: Sequence[tuple[str, ...]]) -> ReleaseAnswer | None:
+        """Return the answer by records alone; `None` if any of it is not recorded."""
+        options, known = self._recorded(lines)
+        if options is None or any(line not in known for line in lines):
+            return None
+        return ReleaseAnswer(self.version, options, tuple(known[line] for line in lines))
+
+    def ask(self, lines: Sequence[tuple[str, ...]]) -> ReleaseAnswer:
+        """Return the answer; the child is started only for what is not recorded, once for all *lines*.
+
+        Raises:
+            ToolError: the release could not be asked.
+        """
+        options, known = self._recorded(lines)
+        missing = [line for line in dict.fromkeys(lines) if line not in known]
+        if options is None or missing:
+            report = self._child(missing, describe=options is None)
+            options = report.options or options
+            for line, parsed in zip(missing, report.parsed, strict=True):
+                known[line] = parsed
+                self._record(_COMMAND, line, parsed)
+            if report.options is not None:
+                self._record(_OPTIONS, (), report.options)
+        return ReleaseAnswer(self.version, require(options), tuple(known[line] for line in lines))
+
+    def _recorded(
+        self, lines: Sequence[tuple[str, ...]]
+    ) -> tuple[ReleaseOptions | None, dict[tuple[str, ...], ParsedCommand]]:
+        if not self.identity:
+            return None, {}
+        found = {line: self.store.find_record_as(ParsedCommand, _COMMAND, self._key(line)) for line in lines}
+        known = {line: parsed for line, parsed in found.items() if parsed is not None}
+        return self.store.find_record_as(ReleaseOptions, _OPTIONS, self._key()), known
+
+    def _record(self, kind: str, line: tuple[str, ...], answer: ParsedCommand | ReleaseOptions) -> None:
+        if self.identity:
+            self.store.put_record(kind, self._key(line), to_builtins(answer))
+
+    def _key(self, line: tuple[str, ...] = ()) -> str:
+        first, *rest = self.identity
+        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, list(line)])
+
+    def _child(self, lines: Sequence[tuple[str, ...]], *, describe: bool) -> _Report:
+        with task(f"ask vllm {self.version} for its options"), self.store.scratch() as scratch:
+            request, report, log = (scratch / name for name in ("request.json", "report.json", "log"))
+            request.write_text(json.dumps({"commands": lines, "describe": describe}), encoding="utf-8")
+            argv = [*self.start(scratch), "--request", request, "--report", report]
+            # Without a network, vLLM looks for the model's files while it reads the arguments.
+            variables = {
+                name: value for name, value in environment(scratch).items() if name != "HF_HUB_OFFLINE"
+            }
+            try:
+                run_limited(argv, limits=_LIMITS, cwd=scratch, env=variables, log=log)
+                return msgspec.json.decode(report.read_bytes(), type=_Report)
+            except (LimitsExceeded, FileNotFoundError, msgspec.MsgspecError) as error:
+                said = log.read_bytes()[-_SAID:].decode(errors="replace").strip() if log.exists() else ""
+                raise ToolError(
+                    f"vllm {self.version} could not be asked for its options",
+                    because=said or str(error),
+                    next_step="sparkwright store verify, then run again",
+                ) from error
+
+
+def child() -> Path:
+    """Return the program that runs inside the environment that is asked."""
+    return Path(str(resources.files("sparkwright.serve").joinpath("child", "describe_release.py")))

@@ -1,0 +1,176 @@
+"""The file of a reference: its model, its digest, and the cells that are sent again."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ConfigError, NewerFormatError, StorageError
+from sparkwright.verify.model import Observation, Sample, TokenLogprobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+KEPT_DIGITS = 5
+"""Digits of log-probabilities after the point."""
+_MOST_BYTES = 1 << 30
+_MAGIC = b"\x1f\x8b"
+
+
+class ModelIdentity(Model, frozen=True):
+    """The server that a reference was made on.
+
+    Attributes:
+        model: name that it serves its model under.
+        version: vLLM's version; empty for another server.
+        max_model_len: tokens of its longest request; -1 if not reported.
+        tokens: digest of a fixed text's tokens by its tokenizer; empty if it has no ``POST /tokenize``.
+        quantization: of the weights, as its log names it; empty if unknown.
+        kv_dtype: type of the KV cache; empty if unknown.
+    """
+
+    model: str
+    version: str = ""
+    max_model_len: int = -1
+    tokens: str = ""
+    quantization: str = ""
+    kv_dtype: str = ""
+
+
+class Reference(Model, frozen=True):
+    """Greedy answers of one checkpoint.
+
+    Attributes:
+        format: of the file.
+        digest: of everything else.
+        created: time at which it was made, ISO 8601 in UTC.
+        made_by: version of this program.
+        identity: the server that it was made on.
+        answers: answers with log-probabilities, one request at a time.
+        again: the same prompts, several at a time: how far the server is from itself.
+    """
+
+    identity: ModelIdentity
+    answers: tuple[Observation, ...]
+    again: tuple[Observation, ...]
+    created: str = ""
+    made_by: str = ""
+    digest: str = ""
+    format: int = FORMAT
+
+    @property
+    def content_digest(self) -> str:
+        """Digest of everything but the digest itself."""
+        told = to_builtins(self)
+        del told["digest"]
+        return digest_of(told)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest request, prompt and output."""
+        return max(
+            sample.prompt_tokens + observation.cell.load.max_tokens
+            for observation in self.answers
+            for sample in observation.samples
+        )
+
+
+def trimmed(observation: Observation) -> Observation:
+    """Return *observation* with what a reference keeps of it: prompts, tokens and log-probabilities."""
+    samples = tuple(
+        Sample(
+            prompt=sample.prompt,
+            category=sample.category,
+            started=0,
+            ended=0,
+            prompt_tokens=sample.prompt_tokens,
+            output_tokens=sample.output_tokens,
+            finish_reason=sample.finish_reason,
+            text=sample.text,
+            token_ids=sample.token_ids,
+            logprobs=tuple(map(_rounded, sample.logprobs)),
+        )
+        for sample in observation.counted
+    )
+    return Observation(cell=observation.cell, samples=samples)
+
+
+def _rounded(entry: TokenLogprobs) -> TokenLogprobs:
+    top = {token: round(logprob, KEPT_DIGITS) for token, logprob in entry.top.items()}
+    return TokenLogprobs(entry.token, round(entry.logprob, KEPT_DIGITS), top)
+
+
+def write_reference(reference: Reference, path: Path) -> Reference:
+    """Write *reference*, compressed, to *path*; return it with its digest.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    reference = msgspec.structs.replace(reference, digest=reference.content_digest)
+    new = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(gzip.compress(msgspec.json.encode(reference), mtime=0))
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise StorageError(f"{path} could not be written", because=error.strerror or str(error)) from error
+    return reference
+
+
+def load_reference(path: Path) -> Reference:
+    """Return the reference in the file at *path*.
+
+    Raises:
+        NewerFormatError: its format is newer than this program's.
+        ConfigError: there is none, or it is not what was written.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read", because=error.strerror or str(error)) from error
+    try:
+        plain = _unpacked(data)
+        found = msgspec.json.decode(plain, type=_Head).format
+        if found > FORMAT:
+            raise NewerFormatError(
+                f"{path} cannot be read",
+                because=f"its format is {found}, and this sparkwright knows {FORMAT}",
+                next_step="use the sparkwright that made it, or a newer one",
+            )
+        reference = msgspec.json.decode(plain, type=Reference)
+    except (msgspec.MsgspecError, OSError, EOFError, ValueError, zlib.error) as error:
+        raise _unusable(path, str(error)) from error
+    if reference.digest != reference.content_digest:
+        raise _unusable(path, "its content is not that of its digest: it was cut or changed")
+    if not all(observation.samples for observation in (*reference.answers, *reference.again)):
+        raise _unusable(path, "it has no answers")
+    return reference
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+def _unpacked(data: bytes) -> bytes:
+    if not data.startswith(_MAGIC):
+        return data
+    unpack = zlib.decompressobj(wbits=31)
+    plain = unpack.decompress(data, _MOST_BYTES)
+    if not unpack.eof:
+        raise EOFError("the compressed data ends early, or is too large")
+    return plain
+
+
+def _unusable(path: Path, because: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is no reference that can be used",
+        because=because,
+        next_step="make one: sparkwright verify reference make --url URL -o FILE",
+    )

@@ -1,0 +1,78 @@
+"""Simulated servers in the place of real ones: one for each arm of a run."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkwright.recipes import load_recipe
+from sparkwright.verify.fleet import Starters
+from sparkwright.verify.model import BootFacts
+from sparkwright.verify.options import recipe_and_use
+from sparkwright.verify.server import start_server
+from sparkwright.verify.simulator.by_recipe import simulator_arguments
+from sparkwright.verify.simulator.card import CARD_PAGE
+from sparkwright.verify.simulator.faults import parse_faults
+from sparkwright.verify.simulator.settings import Settings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from sparkwright.verify.measure import MeasuredServer
+    from sparkwright.verify.options import VerifyOptions
+    from sparkwright.verify.profile import Profile
+
+
+def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
+    """Return simulated servers of both arms, their title, and their identity."""
+    _ = parse_faults(options.faults)  # an unknown one is refused before anything starts
+
+    by_recipes = _by_recipes(options)
+
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
+        k = 0 if arm == "baseline" and not options.against else options.speculative_tokens
+        argv: list[str | Path] = [
+            sys.executable, "-m", "sparkwright.verify.simulator.main",
+            "--host", "{host}", "--port", "{port}", "--dialect", options.dialect,
+            *(by_recipes.get(arm) or ("--k", str(k))),
+            "--speed", str(profile.speed), "--seed", str(options.seed + boot), "--reasoning",
+        ]  # fmt: skip
+        if options.runner:
+            argv += ["--runner", options.runner]
+        for fault in options.faults if arm == "main" else ():
+            argv += ["--fault", fault]
+        place = folder / "servers" / f"{arm}-{boot}"
+        return start_server(
+            argv,
+            folder=place,
+            speed=profile.speed,
+            deadlines=profile.deadlines,
+            known=BootFacts(
+                capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
+            ),
+            card=CARD_PAGE,
+        )
+
+    identity = {
+        "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",
+        "faults": " ".join(options.faults),
+        "seed": str(options.seed),
+    }
+    if by_recipes:
+        identity |= {f"{arm} recipe": " ".join(arguments) for arm, arguments in by_recipes.items()}
+    broken = f" with {', '.join(options.faults)}" if options.faults else ""
+    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
+    return Starters(arms), f"simulated vLLM {options.dialect}{broken}", identity
+
+
+def _by_recipes(options: VerifyOptions) -> dict[str, tuple[str, ...]]:
+    """Return the simulator's arguments of each arm where two recipes are compared; else none."""
+    if not options.against_recipe:
+        return {}
+    named = (options.recipe, options.use), recipe_and_use(options.against_recipe)
+    return {
+        arm: simulator_arguments(load_recipe(*one))
+        for arm, one in zip(("main", "baseline"), named, strict=True)
+    }

@@ -1,0 +1,78 @@
+"""One wheel under two recipes: both servers differ by their recipes alone, and are compared by rates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from verify_kit import Server, boot_facts, by_name, context, profile
+
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.verify.checks.compare import Compare
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.options import VerifyOptions, profile_of, recipe_and_use
+from sparkwright.verify.setup import require_possible
+from sparkwright.verify.simulated import simulated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.verify.model import BootFacts
+
+BOTH = VerifyOptions(
+    profile="demo", simulator=True, recipe="qwen3.8-27b-mtp", against_recipe="qwen3.6-27b-dflash:many"
+)
+STEPS = "a step takes no longer than on the baseline"
+
+
+def test_a_recipe_is_named_with_or_without_a_use() -> None:
+    assert recipe_and_use("qwen3.8-27b-mtp:many") == ("qwen3.8-27b-mtp", "many")
+    assert recipe_and_use("qwen3.8-27b-mtp") == ("qwen3.8-27b-mtp", "")
+    assert recipe_and_use("own/recipe.toml:many") == ("own/recipe.toml", "many")
+    assert recipe_and_use("own/a:b.toml") == ("own/a:b.toml", "")
+
+
+def test_nothing_but_the_comparison_is_made() -> None:
+    assert profile_of(BOTH).checks == ("compare",)
+    assert "sweep" in profile_of(VerifyOptions(profile="demo", simulator=True)).checks
+
+
+def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
+    fleet, _, identity = simulated(BOTH, profile_of(BOTH), tmp_path)
+    drafted = {}
+    for arm in ("main", "baseline"):
+        argv = fleet.start(arm, 0).launch.argv  # type: ignore[attr-defined]
+        drafted[arm] = (argv[argv.index("--k") + 1], argv[argv.index("--method") + 1])
+    assert drafted == {"main": ("3", "mtp"), "baseline": ("12", "dflash")}
+    assert identity["main recipe"] != identity["baseline recipe"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"against": "simulator"}, ConfigError),
+        ({"recipe": ""}, ConfigError),
+        ({"against_recipe": "soup"}, UnknownNameError),
+        ({"against_recipe": "smoke:many"}, UnknownNameError),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, str], error: type[ConfigError]) -> None:
+    require_possible(BOTH)
+    with pytest.raises(error):
+        require_possible(msgspec.structs.replace(BOTH, **changes))
+
+
+def judged(baseline: BootFacts) -> tuple[Verdict, str]:
+    facts = {("main", boot): boot_facts() for boot in range(3)}
+    there = context(profile(most_boots=3), {**facts, **{("baseline", boot): baseline for boot in range(3)}})
+    seen = [Server(seed=cell.boot).measure(cell) for cell in Compare().plan(there)]
+    found = by_name(Compare().judge(there, seen))[STEPS]
+    return found.verdict, found.cause
+
+
+def test_steps_that_draft_differently_are_not_compared() -> None:
+    verdict, cause = judged(boot_facts(speculative_tokens=0, speculative_method=""))
+    assert verdict is Verdict.NOT_APPLICABLE
+    assert "drafts 7 tokens by dflash, on the baseline nothing" in cause
+    assert judged(boot_facts())[0] is Verdict.PASS

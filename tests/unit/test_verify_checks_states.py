@@ -1,0 +1,224 @@
+"""The slow state of a card and a wedged engine are told from healthy ones, and from other trouble."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, profile, run
+
+from sparkwright.verify.capabilities import METRICS
+from sparkwright.verify.checks.crash import Crash
+from sparkwright.verify.checks.machine import disturbances, energy_per_token_j
+from sparkwright.verify.checks.soak import Soak
+from sparkwright.verify.checks.states import find_wedge
+from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.model import HostSample, MetricsSnapshot, Observation, Verdict
+from sparkwright.verify.simulator.card import SimulatedCard
+from sparkwright.verify.simulator.faults import Faults, parse_faults
+
+USUAL, HELD = "the card runs at its usual clocks", "no request is held without progress"
+WELL = {"gpu_clock_mhz": 2411, "gpu_power_w": 38.0, "gpu_utilization": 96, "gpu_clock_max_mhz": 3003}
+STUCK = {**WELL, "gpu_clock_mhz": 611, "gpu_power_w": 14.0, "gpu_slowed_by": 0x04}
+IDLE = {**WELL, "gpu_clock_mhz": 208, "gpu_power_w": 4.5, "gpu_utilization": 0}
+S = 1_000_000_000
+
+
+def card(count: int = 8, begin: int = 0, **readings: Any) -> tuple[HostSample, ...]:
+    return tuple(HostSample(at=begin + at * 5 * S, **readings) for at in range(count))
+
+
+def swept(*hosts: tuple[HostSample, ...], seed: int = 0) -> list[Observation]:
+    """Return a sweep during whose cells the card read so, in turn."""
+    observations = run(Sweep(), context(profile()), Server(seed=seed))
+    return [
+        msgspec.structs.replace(one, host=hosts[number % len(hosts)])
+        for number, one in enumerate(observations)
+    ]
+
+
+def judged(observations: list[Observation], **changes: Any) -> Any:
+    return by_name(Sweep().judge(context(profile(), **changes), observations))
+
+
+@pytest.mark.parametrize("seed", costly(SEEDS))
+def test_a_healthy_card_passes(seed: int) -> None:
+    found = judged(swept(card(**WELL), seed=seed))
+    assert found[USUAL].verdict is Verdict.PASS
+    assert found[USUAL].cause == "2411 of 3003 MHz at 38 W under load (medians)"
+    assert found[HELD].verdict is Verdict.PASS
+
+
+def test_a_stuck_card_is_named_with_its_clock_and_power() -> None:
+    observations = swept(card(**STUCK))
+    found = judged(observations)[USUAL]
+    assert found.verdict is Verdict.INVALID
+    assert found.cause.startswith("slow state of the machine in code c=1 and 8 more: 611 of 3003 MHz at 14 W")
+    assert disturbances(observations[0]) == (
+        "the card was in a slow state (611 of 3003 MHz at 14 W under load, and no heat)",
+    )
+
+
+def test_throughput_is_compared_with_cells_of_the_same_load() -> None:
+    there = context(profile())
+    cells = Sweep().plan(there)
+    made = [
+        msgspec.structs.replace(server.measure(cell), host=host)
+        for cell in cells
+        for server, host in [
+            (Server(step_ms=150.0), card(**STUCK)) if cell.tags["category"] == "prose" else
+            (Server(), card(**WELL))
+        ]
+    ]  # fmt: skip
+    cause = by_name(Sweep().judge(there, made))[USUAL].cause
+    assert "in prose c=1 and 2 more" in cause
+    assert "2411 of 3003 MHz at 38 W in code c=1" in cause
+    fraction = float(cause.partition("tokens/s are ")[2].split()[0])
+    assert 0.2 < fraction < 0.5
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        card(**{**STUCK, "gpu_slowed_by": 0x40}),  # heat, which is told as such
+        (*card(5, **WELL), *card(3, **STUCK)),  # for a moment
+        card(**{**WELL, "gpu_clock_mhz": 2000}),  # the user's own limit
+        (*card(2, **WELL), *card(20, **IDLE)),  # nothing to do at the end
+    ],
+)
+def test_other_low_clocks_are_no_slow_state(host: tuple[HostSample, ...]) -> None:
+    found = judged(swept(host))[USUAL]
+    assert found.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("host", [(), card(**IDLE), card(gpu_power_w=30.0, server_rss_mib=900.0)])
+def test_a_card_that_cannot_be_read_or_has_no_load_is_not_judged(host: tuple[HostSample, ...]) -> None:
+    assert USUAL not in judged(swept(host))
+
+
+def test_a_card_that_does_not_say_how_busy_it_is_counts_where_the_server_runs_here() -> None:
+    silent = {**STUCK, "gpu_utilization": -1}
+    assert USUAL not in judged(swept(card(**silent)))
+    assert judged(swept(card(**silent, server_rss_mib=900.0)))[USUAL].verdict is Verdict.INVALID
+
+
+def test_a_soak_names_the_cells_since_which_the_card_is_stuck() -> None:
+    there = dataclasses.replace(context(profile(soak_s=1200.0)), corpus=load_corpus())
+    made = run(Soak(), there, Server())
+    late = [
+        msgspec.structs.replace(one, host=card(**(STUCK if number >= 8 else WELL)))
+        for number, one in enumerate(made)
+    ]
+    found = by_name(Soak().judge(there, late))
+    assert found[USUAL].verdict is Verdict.INVALID
+    assert f"in {late[8].cell.name} and {len(made) - 9} more" in found[USUAL].cause
+    well = [msgspec.structs.replace(one, host=card(**WELL)) for one in made]
+    assert by_name(Soak().judge(there, well))[USUAL].verdict is Verdict.PASS
+
+
+# The wedge -----------------------------------------------------------------------------------------------
+
+
+def frozen(observation: Observation, seconds: int = 60, running: int = 17, **changes: Any) -> Observation:
+    """Return *observation* with an engine that stops in its middle."""
+    base = observation.samples[0].started
+    series = tuple(
+        MetricsSnapshot(
+            at=base + at * S, generation_tokens=float(min(at, 20) * 50), running=running, waiting=0
+        )
+        for at in range(0, 20 + seconds + 1, 5)
+    )
+    host = (*card(4, base, **WELL), *card(seconds // 5, base + 21 * S, **{**WELL, "gpu_power_w": 18.0}))
+    told = {"series": series, "host": host, "canary": "first-token: no token within 60 s", "health": 200}
+    return msgspec.structs.replace(observation, **{**told, **changes})
+
+
+def burst() -> list[Observation]:
+    return run(Crash(), context(profile()), Server())
+
+
+def test_a_wedge_is_named_with_requests_time_health_and_power() -> None:
+    made = burst()
+    found = by_name(Crash().judge(context(profile()), [frozen(made[0]), *made[1:]]))[HELD]
+    assert found.verdict is Verdict.FAIL
+    assert found.cause.startswith(
+        "wedged in burst c=1: no token for 60 s while 17 requests are held, and /health says 200"
+    )
+    assert found.cause.endswith(
+        "the card draws 18 W at 96 % utilization: a kernel waits for something that never comes, such as"
+        " another rank"
+    )
+
+
+@pytest.mark.parametrize(
+    ("readings", "says"),
+    [
+        (IDLE, "4 W at 0 % utilization: nothing is computed, the engine's process waits"),
+        (WELL, "38 W at 96 % utilization: a kernel computes without end"),
+    ],
+)
+def test_power_tells_kinds_of_wedges_apart(readings: dict[str, Any], says: str) -> None:
+    made = burst()[0]
+    base = made.samples[0].started
+    host = (*card(4, base, **WELL), *card(12, base + 21 * S, **readings))
+    assert says in str(find_wedge(frozen(made, host=host), 1.0))
+    assert "card" not in str(find_wedge(frozen(made, host=()), 1.0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"canary": ""}, {"died": 1}, {"seconds": 10}, {"running": 0}, {"series": ()}],
+    ids=["it answers", "it ended", "for a moment", "nothing runs", "no counters"],
+)
+def test_other_trouble_is_no_wedge(changes: dict[str, Any]) -> None:
+    assert find_wedge(frozen(burst()[0], **changes), 1.0) is None
+
+
+def test_without_counters_a_wedge_is_not_judged() -> None:
+    made = burst()
+    found = by_name(Crash().judge(context(profile(), lacks={METRICS: "there is no /metrics"}), made))[HELD]
+    assert found.verdict is Verdict.NOT_APPLICABLE
+
+
+# Energy and the simulated card ---------------------------------------------------------------------------
+
+
+def test_energy_is_power_over_time_and_tokens() -> None:
+    made = run(Sweep(), context(profile(), boot_facts()), Server())[0]
+    tokens = sum(sample.output_tokens for sample in made.samples)
+    seen = msgspec.structs.replace(made, host=card(**WELL))
+    assert energy_per_token_j(seen) == pytest.approx(38.0 * made.seconds / tokens)
+    assert energy_per_token_j(seen, 60.0) == pytest.approx(60 * 38.0 * made.seconds / tokens)
+    for host in ((), card(2, **WELL), card(**IDLE), card(gpu_clock_mhz=2400, gpu_utilization=90)):
+        assert math.isnan(energy_per_token_j(msgspec.structs.replace(made, host=host)))
+
+
+def worked(faults: Faults) -> list[float]:
+    """Return the readings of a card that has computed for ten minutes."""
+    simulated = SimulatedCard(faults)
+    for step in range(6000):
+        simulated.work(step / 10, (step + 1) / 10, 8)
+    return [float(cell) for cell in simulated.reading(600.0).split(", ")[:5]]
+
+
+def test_the_simulated_card_reads_as_one_under_load_and_without() -> None:
+    clock, power, temperature, busy, most = worked(Faults())
+    assert (clock, busy, most) == (2411, 100, 3003)
+    assert 30 < power < 45
+    assert 45 < temperature < 65
+    idle = SimulatedCard(Faults()).reading(5.0).split(", ")
+    assert (float(idle[0]), float(idle[1]), float(idle[3])) == (208, 4.5, 0)
+    assert idle[5] == "0x0000000000000001"
+
+
+def test_the_simulated_card_can_be_stuck_or_spin() -> None:
+    clock, power, *_ = worked(parse_faults(["slow-state"]))
+    assert (clock, power) == (611, 14)
+    assert worked(parse_faults(["slow-state=onset_s:700"]))[0] == 2411
+    spinning = SimulatedCard(Faults())
+    spinning.spins = True
+    assert spinning.reading(1.0).split(", ")[:4] == ["2411", "18.00", "33", "100"]

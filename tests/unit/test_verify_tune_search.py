@@ -1,0 +1,301 @@
+"""A search on arithmetic servers: it finds what was planted, names no winner by luck, and can be resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tune_kit import TOKENS, StoppedError, Surface, options, searched
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.cli.verify_tune import _refusals
+from sparkwright.recipes import incompatibilities, load_recipe
+from sparkwright.verify.journal import read_journal
+from sparkwright.verify.server import ServerFailedError
+from sparkwright.verify.server.failures import diagnose
+from sparkwright.verify.tune import setup
+from sparkwright.verify.tune.noise import Ratio
+from sparkwright.verify.tune.report import write_search
+from sparkwright.verify.tune.result import Outcome, Payoff, conclude_search, say_payoff
+from sparkwright.verify.tune.search import _reason
+from sparkwright.verify.tune.strategy import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.verify.tune.result import TuneResult
+
+SEQS = "max-num-seqs"
+
+
+def best(settings: Mapping[str, Any]) -> float:
+    """Return the planted surface: one draft and 32 requests at a time are 25 % faster than anything."""
+    return 0.5 if (settings[TOKENS], settings[SEQS]) == (1, 32) else 1.0
+
+
+def states(result: TuneResult) -> dict[tuple[int, int], State]:
+    return {
+        (row.configuration.settings.get(TOKENS, 3), row.configuration.settings[SEQS]): row.standing.state
+        for row in result.rows
+    }
+
+
+# What is found ------------------------------------------------------------------------------------------
+
+
+def test_the_planted_best_is_found_and_written_as_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface = Surface(slower=best)
+    known = searched(tmp_path, surface, monkeypatch)
+    files = write_search(known, tmp_path, read_journal(tmp_path).manifest)
+    result = files.result
+    assert result.outcome is Outcome.OTHER
+    assert result.chosen is not None
+    assert result.chosen.configuration.settings == {TOKENS: 1, SEQS: 32}
+    assert result.rows[0] is result.chosen
+    assert result.chosen.to_own is not None
+    assert result.chosen.to_own.low > 1
+    assert len(surface.starts) < 3 * len(known.search.space.configurations)
+    written = load_recipe(tmp_path / "recipe.toml")
+    assert (written.name, written.grade) == ("qwen3.8-27b-mtp-tuned", "tuned here")
+    assert (written.flags[SEQS], written.speculative["num_speculative_tokens"]) == (32, 1)
+    named = {*written.flags, *written.environment, *(f"speculative.{key}" for key in written.speculative)}
+    assert named == written.why.keys()
+    assert re.search(r"with 3 the objective is .* %", written.why["speculative.num_speculative_tokens"])
+    assert "tok/s" in written.evidence[0].source
+    assert all(one.differs for one in written.evidence[1:])
+    assert not incompatibilities(written, "0.24.0")
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(r"(?:src|href)=.https?:|<script", page)
+    assert {"Serve another configuration", "Throughput against latency"} <= set(
+        re.findall(r"<h[13][^>]*>([^<]*)</h[13]>", page)
+    )
+    told = json.loads((tmp_path / "tune.json").read_text())
+    assert (told["to-serve"], told["outcome"]) == (result.chosen.configuration.key, "other")
+    assert "cells.csv" in {path.name for path, _, _ in files.files}
+
+
+def test_equal_configurations_keep_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = options(vary={SEQS: (16, 24, 32, 48)})
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        result = conclude_search(searched(folder, Surface(seed=seed), monkeypatch, asked))
+        assert result.outcome is Outcome.KEEP
+        assert result.chosen is not None
+        assert result.chosen.configuration.own
+        assert "no difference was found" in result.said or "surely slower" in result.said
+    files = write_search(
+        searched(folder, Surface(), monkeypatch, asked), folder, read_journal(folder).manifest
+    )
+    assert load_recipe(folder / "recipe.toml").flags[SEQS] == 16
+    assert "Keep the recipe as it is" in files.folder.joinpath("report.html").read_text()
+
+
+# What is left out ---------------------------------------------------------------------------------------
+
+
+def test_one_that_does_not_start_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface = Surface(slower=best, refuses=lambda settings: settings[TOKENS] == 1)
+    known = searched(tmp_path, surface, monkeypatch)
+    result = conclude_search(known)
+    assert {place: state for place, state in states(result).items() if state is State.REFUSED} == {
+        (1, 16): State.REFUSED,
+        (1, 32): State.REFUSED,
+    }
+    refused = [row for row in result.rows if row.standing.state is State.REFUSED]
+    assert all("CUDA out of memory" in row.standing.why for row in refused)
+    assert [place for place in surface.starts if place.startswith(refused[0].configuration.key)] == [
+        f"{refused[0].configuration.key}-0"
+    ]
+    assert result.chosen is not None
+
+
+def test_the_line_of_the_log_is_told_where_the_cause_has_no_words_of_its_own(tmp_path: Path) -> None:
+    line = "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'nonsense'"
+    log = f"INFO starting\n{line}"
+    error = ServerFailedError("the server ended", diagnose(log, 2), 2, log, tmp_path)
+    assert _reason(error) == f"vLLM refused its options ({line})"
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    error = ServerFailedError("the server ended", diagnose(memory, 1), 1, memory, tmp_path)
+    assert _reason(error) == f"CUDA out of memory ({memory})"
+
+
+def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+        assert python == Path(sys.executable)
+        return ["unknown choice" if one.flags[SEQS] == 32 else "" for one in recipes]
+
+    monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (Path(sys.executable), {"wheel": "none"}))
+    surface = Surface()
+    asked = options(simulator=False, python=sys.executable, vary={SEQS: (16, 24, 32)})
+    known = searched(tmp_path, surface, monkeypatch, asked, ask=ask)
+    result = conclude_search(known)
+    refused = [row for row in result.rows if row.standing.state is State.REFUSED]
+    assert [row.configuration.settings[SEQS] for row in refused] == [32]
+    assert refused[0].standing.why == "unknown choice"
+    assert not any(place.startswith(refused[0].configuration.key) for place in surface.starts)
+
+    def never(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+        raise AssertionError("it was asked before")
+
+    searched(tmp_path, Surface(), monkeypatch, asked, ask=never)
+
+
+def test_a_release_that_cannot_be_asked_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path))
+    assert _refusals(Path(sys.executable), [load_recipe("smoke")], offline=True) == [""]
+
+
+def test_one_that_breaks_a_limit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Surface(slower=best, later=lambda settings: 40.0 if settings[SEQS] == 32 else 1.0)
+    result = conclude_search(searched(tmp_path, late, monkeypatch, options(slo="ttft_p95=2s")))
+    assert {state for (_, seqs), state in states(result).items() if seqs == 32} == {State.BREAKS}
+    assert result.chosen is not None
+    assert result.chosen.configuration.settings[SEQS] == 16
+
+
+def test_one_that_takes_the_reserve_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Surface(slower=best, short=lambda settings: settings[TOKENS] == 1)
+    result = conclude_search(searched(tmp_path, short, monkeypatch, options(reserve_gib=2.0)))
+    assert {states(result)[1, seqs] for seqs in (16, 32)} == {State.BREAKS}
+
+
+def test_one_with_worse_answers_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Surface(slower=best, wrong=lambda settings: settings[TOKENS] == 1)
+    asked = options(quality=True, max_tokens=64)
+    result = conclude_search(searched(tmp_path / "wrong", wrong, monkeypatch, asked))
+    assert states(result)[1, 32] is State.WORSE
+    assert result.chosen is not None
+    assert result.chosen.configuration.settings.get(TOKENS) != 1
+    healthy = Surface(slower=best)
+    sound = conclude_search(searched(tmp_path / "sound", healthy, monkeypatch, asked))
+    assert sound.chosen is not None
+    assert (sound.chosen.configuration.settings[TOKENS], sound.chosen.checked) == (1, True)
+
+
+def test_answers_of_made_up_weights_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = Surface(
+        slower=lambda settings: 0.5 if settings[SEQS] == 32 else 1.0, wrong=lambda settings: True
+    )
+    asked = options(recipe="smoke", vary={SEQS: (32, 64)}, quality=True)
+    result = conclude_search(searched(tmp_path, faster, monkeypatch, asked))
+    assert result.chosen is not None
+    assert (result.chosen.configuration.settings[SEQS], result.chosen.checked) == (32, False)
+
+
+def test_nothing_is_recommended_where_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = searched(tmp_path, Surface(refuses=lambda settings: True), monkeypatch)
+    files = write_search(known, tmp_path, read_journal(tmp_path).manifest)
+    assert files.result.outcome is Outcome.NONE
+    assert "6 untestable" in files.result.said
+    assert not (tmp_path / "recipe.toml").exists()
+    assert "No configuration can be recommended" in (tmp_path / "report.html").read_text()
+
+
+# Interruption -------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_search_goes_on_without_measuring_anything_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Surface(slower=best)
+    expected = conclude_search(searched(tmp_path / "whole", whole, monkeypatch))
+    cells: list[tuple[str, int, str]] = []
+    for stop in (1, 4, 9, 10_000):
+        part = Surface(slower=best, stop_after=stop)
+        if stop < 10_000:
+            with pytest.raises(StoppedError):
+                searched(tmp_path / "parts", part, monkeypatch)
+        else:
+            result = conclude_search(searched(tmp_path / "parts", part, monkeypatch))
+        cells += part.cells
+    assert len(cells) == len(set(cells))
+    assert states(result) == states(expected)
+    again = Surface(slower=best)
+    searched(tmp_path / "parts", again, monkeypatch)
+    assert again.starts == []
+
+
+def test_a_refusal_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    surface = Surface(refuses=lambda settings: settings[TOKENS] == 1)
+    searched(tmp_path, surface, monkeypatch)
+    again = Surface()
+    result = conclude_search(searched(tmp_path, again, monkeypatch))
+    assert again.starts == []
+    assert states(result)[1, 16] is State.REFUSED
+
+
+def test_another_search_is_refused_in_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched(tmp_path, Surface(), monkeypatch, options(vary={SEQS: (16, 32)}))
+    with pytest.raises(ConfigError, match="something else"):
+        searched(tmp_path, Surface(), monkeypatch, options(vary={SEQS: (16, 48)}))
+
+
+# Speculation --------------------------------------------------------------------------------------------
+
+
+def payoffs(*ratios: tuple[int, float, float]) -> list[Payoff]:
+    return [Payoff(level, Ratio((low + high) / 2, low, high)) for level, low, high in ratios]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        (((1, 1.5, 2.0), (8, 1.1, 1.3), (32, 0.7, 0.8)), r"pays up to c = 8.*from c = 32 it costs: .25.0 %"),
+        (((1, 1.5, 2.0), (8, 0.9, 1.1), (32, 0.7, 0.8)), r"pays up to c = 1,.*from c = 32.*found at c = 8"),
+        (((1, 0.7, 0.8), (8, 0.5, 0.6)), r"^from c = 1 it costs: .*, at c = 8 .45.0 %"),
+        (((1, 1.5, 2.0), (8, 1.1, 1.3)), r"^speculation pays up to c = 8, where it gives \+20.0 %[^;]*$"),
+        (((1, 0.9, 1.1), (8, 1.1, 1.3)), r"^at c = 8 it pays.*no difference was found at c = 1"),
+    ],
+)
+def test_the_sentence_on_speculation(ratios: tuple[tuple[int, float, float], ...], said: str) -> None:
+    assert re.search(said, say_payoff(payoffs(*ratios)))
+
+
+def test_where_drafts_stop_paying_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = searched(tmp_path, Surface(), monkeypatch, options(vary={TOKENS: (0, 3)}))
+    result = conclude_search(known)
+    (own,) = result.speculation
+    assert (own.configuration, own.without) == ("the recipe as it is", "num-speculative-tokens 0")
+    assert [one.level for one in own.payoffs] == [1, 8]
+    assert all(one.ratio.low > 1.5 for one in own.payoffs)
+    assert own.said.startswith("speculation pays up to c = 8")
+    without = conclude_search(
+        searched(tmp_path / "without", Surface(), monkeypatch, options(vary={SEQS: (16, 32)}))
+    )
+    assert without.speculation == ()
+
+
+def test_the_front_holds_what_nothing_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = conclude_search(searched(tmp_path, Surface(slower=best), monkeypatch))
+    figures = [one for row in result.rows for one in row.levels]
+    front = [one for one in figures if one.on_front]
+    assert front
+    for one in figures:
+        beaten = any(other.rate > one.rate and other.tpot_p50 < one.tpot_p50 for other in figures)
+        assert not (one.on_front and beaten)
+        assert one.on_front or any(
+            other.rate >= one.rate and other.tpot_p50 <= one.tpot_p50 for other in front
+        )
+
+
+def test_goodput_counts_tokens_of_requests_that_kept_the_objective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Surface(later=lambda settings: 14.0 if settings[SEQS] == 32 else 1.0)
+    asked = options(vary={SEQS: (16, 32)}, objective="goodput", slo="ttft_p50=2s")
+    result = conclude_search(searched(tmp_path, late, monkeypatch, asked))
+    rates = {row.configuration.settings[SEQS]: row.levels[0].rate for row in result.rows}
+    assert rates[32] < 0.9 * rates[16]
