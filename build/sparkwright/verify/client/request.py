@@ -313,10 +313,7 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     if load.chat:
         body["messages"] = messages_of(prompt, salt)
         body |= _features(load)
-        if extended:  # templates of models that do not think ignore it
-            body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
-            if load.thinking_budget:
-                body["thinking_token_budget"] = load.thinking_budget
+        body |= _reasoning(load) if extended else {}
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
@@ -326,6 +323,12 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     if extended and alternatives:
         body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
     return msgspec.json.encode(body)
+
+
+def _reasoning(load: Load) -> dict[str, Any]:
+    """Return vLLM's fields on reasoning; templates of models that do not think ignore the first."""
+    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": load.thinking}}
+    return fields | ({"thinking_token_budget": load.thinking_budget} if load.thinking_budget else {})
 
 
 def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:
