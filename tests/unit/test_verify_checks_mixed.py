@@ -161,7 +161,7 @@ def test_what_counts_as_missing(answer: str, flaw: str) -> None:
 
 def test_prompts_fit_into_the_longest_request() -> None:
     check = Mixed()
-    for longest, tokens in ((131_072, LONG_TOKENS), (4096, 2048), (-1, LONG_TOKENS)):
+    for longest, tokens in ((131_072, LONG_TOKENS), (4096, 1792), (-1, LONG_TOKENS)):
         to = context(facts=boot_facts(max_model_len=longest))
         (first,) = check.plan(to)
         alone = observed(first, [sample(p.name, 0, steps(0), "100") for p in first.prompts])

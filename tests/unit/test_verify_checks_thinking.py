@@ -69,6 +69,22 @@ def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
     assert {one.verdict for one in check.judge(to, seen)} == {Verdict.PASS}
 
 
+@pytest.mark.parametrize("kind", ["off", "on"])
+def test_empty_answers_are_no_answers(kind: str) -> None:
+    check, to, server = Thinking(), context(), settings(reasoning=True)
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, server)
+        if cell.tags["kind"] == kind:
+            empty = tuple(msgspec.structs.replace(s, text="", reasoning_chars=0) for s in found.samples)
+            found = msgspec.structs.replace(found, samples=empty)
+        seen.append(found)
+    name, says = (OFF, "no answer in") if kind == "off" else (ON, "they are empty")
+    finding = {one.name: one for one in check.judge(to, seen)}[name]
+    assert finding.verdict is Verdict.FAIL
+    assert says in finding.cause
+
+
 def test_a_template_without_a_switch_may_think_always() -> None:
     check, to = Thinking(), context()
     seen = []

@@ -104,13 +104,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
-    if options.prompts and options.input_tokens:
-        raise ConfigError(
-            "--prompts and --input-tokens exclude each other",
-            because="prompts have the lengths that they have",
-        )
-    if "arrivals" in profile.checks and not options.rates:
-        raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
+    _require_dataset(options, profile)
     _require_files(options)
 
 
@@ -282,6 +276,21 @@ def _dataset(options: VerifyOptions) -> Dataset:
     """
     own = read_same(Path(options.prompts), options.prompts_sha256) if options.prompts else ()
     return Dataset(own, options.input_tokens, options.rates)
+
+
+def _require_dataset(options: VerifyOptions, profile: Profile) -> None:
+    """Refuse prompts and rates that contradict each other or *profile*.
+
+    Raises:
+        ConfigError: they do.
+    """
+    if options.prompts and options.input_tokens:
+        raise ConfigError(
+            "--prompts and --input-tokens exclude each other",
+            because="prompts have the lengths that they have",
+        )
+    if "arrivals" in profile.checks and not options.rates:
+        raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
 
 
 def _require_known(profile: Profile, *, own: str = "") -> None:

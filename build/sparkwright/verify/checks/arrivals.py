@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.slo import times_of
-from sparkwright.verify.capacity.step import grows, lateness_s
 from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, triage
@@ -83,6 +82,8 @@ def _cell(context: Context, category: str, rate: float) -> Cell:
 
 
 def _rate(context: Context, seen: CheckedCells, rate: float) -> Finding:
+    from sparkwright.verify.capacity.step import grows, lateness_s  # which imports checks itself
+
     own = seen.tagged(rate=f"{rate:g}")
     speed = context.profile.speed
     measured: dict[str, float | str] = {}

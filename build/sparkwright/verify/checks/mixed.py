@@ -31,6 +31,8 @@ DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000
 """Of a prompt, or half of the longest request if that is less: more than one chunk on most servers."""
 TOKENS = 256
+BESIDE_TOKENS = 2 * TOKENS
+"""Of a request beside prompts: it still decodes when they come, though the client may be late."""
 COUNTED = 100
 """Numbers that a decoding request is to write, of which one that is missing shows; its tokens are too few for
 all of them, so that requests have one length."""
@@ -105,7 +107,7 @@ def _beside(context: Context, alone: Observation) -> Cell:
     longest, words = main_facts(context).max_model_len, main_facts(context).words_per_token
     tokens = LONG_TOKENS
     if longest > 0 and CONTEXT_LENGTH not in context.lacks:
-        tokens = min(tokens, longest // 2)
+        tokens = min(tokens, (longest - BESIDE_TOKENS) // 2)
     documents = tuple(
         context.corpus.document(
             tokens,
@@ -119,7 +121,7 @@ def _beside(context: Context, alone: Observation) -> Cell:
     load = Load(
         concurrency=len(prompts),
         requests=len(prompts),
-        max_tokens=TOKENS,
+        max_tokens=BESIDE_TOKENS,
         natural_stop=True,
         chat=True,
         # To a tenth of a second, so that the cell has few forms.

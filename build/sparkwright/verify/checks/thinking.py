@@ -155,12 +155,14 @@ def _off(
         )
 
     def reasoned(_: Observation, sample: Sample) -> str:
-        return f"{len(found)} characters of reasoning" if (found := _reasoning(sample)) else ""
+        if found := _reasoning(sample):
+            return f"{len(found)} characters of reasoning"
+        return "" if sample.answer.strip() else f"no answer in {sample.output_tokens} tokens"
 
     return conclude(
         seen,
         _OFF,
-        "Chats with enable_thinking false: no answer has reasoning.",
+        "Chats with enable_thinking false: answers have no reasoning, and none is empty.",
         against=[] if context.made_up else against_each(seen, reasoned),
         passed=f"{answers_in(seen)} answers have none",
         threshold="none",
@@ -208,7 +210,8 @@ def _unreasoned(on: Observation) -> list[Reason]:
         shown = (
             f"thinking on: none of {len(on.counted)} answers has reasoning, though the template asks for it"
         )
-        return [(Verdict.FAIL, f"{shown}: the parser loses it")]
+        why = "the parser loses it" if any(s.answer.strip() for s in on.counted) else "they are empty"
+        return [(Verdict.FAIL, f"{shown}: {why}")]
     if all(sample.finish_reason == "length" for sample in on.counted):
         shown = f"thinking on: {LONGEST} tokens cut all {len(on.counted)} answers"
         return [(Verdict.INCONCLUSIVE, shown)]

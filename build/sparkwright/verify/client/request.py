@@ -24,6 +24,7 @@ from sparkwright.verify.capabilities import (
     TOKEN_COUNTS,
 )
 from sparkwright.verify.cell import Load, Prompt
+from sparkwright.verify.client.endpoint import open_session
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import FailureKind, RequestFailure, Sample
@@ -111,9 +112,6 @@ class Exchange:
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
-        self._head = {"Content-Type": "application/json"}
-        if self.refusable:
-            self._head["Connection"] = "close"
         self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
         self._reply = Reply()
@@ -127,6 +125,13 @@ class Exchange:
         Args:
             session: from `endpoint.open_session`.
         """
+        if not self.refusable:
+            return await self._run(session)
+        async with open_session(self.endpoint) as own:
+            return await self._run(own)
+
+    async def _run(self, session: aiohttp.ClientSession) -> Sample:
+        """Send the request once and read the response."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
@@ -138,7 +143,7 @@ class Exchange:
                 session.post(
                     self._url,
                     data=self._body,
-                    headers=self._head,
+                    headers={"Content-Type": "application/json"},
                     timeout=timeout,
                     allow_redirects=False,
                     trace_request_ctx=self._note_sent,
@@ -303,10 +308,7 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     if load.chat:
         body["messages"] = messages_of(prompt, salt)
         body |= _features(load)
-        if extended:  # templates of models that do not think ignore it
-            body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
-            if load.thinking_budget:
-                body["thinking_token_budget"] = load.thinking_budget
+        body |= _reasoning(load) if extended else {}
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
@@ -322,6 +324,12 @@ def _sampling(load: Load) -> dict[str, Any]:
     """Return the fields of sampling; none for a load that leaves it to the server."""
     fields: dict[str, Any] = {} if load.plain else {"temperature": load.temperature, "seed": load.seed}
     return fields if load.top_p is msgspec.UNSET else {**fields, "top_p": load.top_p}
+
+
+def _reasoning(load: Load) -> dict[str, Any]:
+    """Return vLLM's fields on reasoning; templates of models that do not think ignore the first."""
+    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": load.thinking}}
+    return fields | ({"thinking_token_budget": load.thinking_budget} if load.thinking_budget else {})
 
 
 def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:
