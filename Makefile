@@ -18,27 +18,32 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-verify lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-verify test-verify-real lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
 
+# By uv where it is installed: it downloads in parallel and links files from its cache.
+UV       := $(shell command -v uv 2>/dev/null)
+MAKE_VENV := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
+INSTALL  := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
+
 # The environments, remade when pyproject.toml changes.
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(MAKE_VENV)
+	$(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.ready-serve: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	$(INSTALL) --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.ready-verify: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[verify]'
+	$(INSTALL) --editable '.[verify]'
 	@touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(INSTALL) --editable '.[test]'
 	@touch $@
 
 wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into DIST
@@ -123,6 +128,9 @@ test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the whe
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
 	$(BIN)/python scripts/verify_faults.py --seeds 20
 
+test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and without n-gram drafts, and with faults in its code
+	$(BIN)/pytest --quiet --capture no -m walk tests/integration/test_verify_real.py $(ARGS)
+
 releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write docs/upstream-releases.md
 	$(BIN)/python scripts/upstream_releases.py $(ARGS)
 
@@ -136,7 +144,7 @@ bench-native: $(VENV)/.ready-test ## Time a native build, and what a change cost
 	$(BIN)/python scripts/bench/native.py --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH))
 
 $(VENV)/.ready-docs: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.ready-docs ## Build the documents as a site in dist/site; a broken link is an error

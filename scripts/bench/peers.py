@@ -61,7 +61,7 @@ class PeerErrors:
         cpu_s: CPU time of the program and all that it started, start and end included.
         wall_s: duration of the same.
         paired: ``id`` where each request was compared with its own record, ``rank`` where the program reports
-            no ids: the n-th shortest time of a batch with the n-th shortest, which gives the least error possible.
+            no ids: the n-th shortest time of a batch with the n-th shortest, which gives the least error.
         load_before: load average of the machine when it began.
         niced: it ran with a higher priority.
     """
@@ -141,7 +141,11 @@ class Results:
         self._write()
 
     def _write(self) -> None:
-        machine = {"cpu": platform.machine(), "cores": os.cpu_count(), "system": platform.platform(terse=True)}
+        machine = {
+            "cpu": platform.machine(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(terse=True),
+        }
         content = {
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": machine,
@@ -256,7 +260,9 @@ def _children_cpu_s() -> float:
 _Pair = tuple[PeerTime, CalibrationTruth]
 
 
-def pair(times: Sequence[PeerTime], truths: Sequence[CalibrationTruth], level: int) -> tuple[list[_Pair], str]:
+def pair(
+    times: Sequence[PeerTime], truths: Sequence[CalibrationTruth], level: int
+) -> tuple[list[_Pair], str]:
     """Each request with its record, and how they were paired.
 
     Args:
@@ -268,7 +274,9 @@ def pair(times: Sequence[PeerTime], truths: Sequence[CalibrationTruth], level: i
         LookupError: a request has no record, or there are fewer records than requests.
     """
     if all(one.request for one in times):
-        by_id = {truth.id.partition("-")[2]: truth for truth in truths} | {truth.id: truth for truth in truths}
+        by_id = {truth.id.partition("-")[2]: truth for truth in truths} | {
+            truth.id: truth for truth in truths
+        }
         return [(one, _record(by_id, one.request)) for one in times], "id"
     long = [truth for truth in truths if truth.tokens > 1]
     last = sorted(long, key=lambda truth: truth.received_ns)[-len(times) :]
@@ -306,8 +314,14 @@ def errors_of(pairs: Sequence[_Pair], **of: Any) -> PeerErrors:
     ttft = [abs(one.ttft_ms - truth.ttft_ms) for one, truth in pairs]
     tpot = [100 * abs(one.tpot_ms / truth.tpot_ms - 1) for one, truth in pairs]
     found = [float(np.percentile(values, q)) for values in (ttft, tpot) for q in (50, 99)]
-    names = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_percent", "tpot_p99_percent")
-    return PeerErrors(requests=len(pairs), **dict(zip(names, map(_rounded, found), strict=True)), **of)
+    return PeerErrors(
+        requests=len(pairs),
+        ttft_p50_ms=_rounded(found[0]),
+        ttft_p99_ms=_rounded(found[1]),
+        tpot_p50_percent=_rounded(found[2]),
+        tpot_p99_percent=_rounded(found[3]),
+        **of,
+    )
 
 
 def _rounded(value: float) -> float:
@@ -317,7 +331,7 @@ def _rounded(value: float) -> float:
 def table(errors: Sequence[PeerErrors]) -> str:
     """The errors as a Markdown table, by concurrency and then in the order of `PEERS`."""
     lines = [
-        "| c | client | TTFT error p50, ms | p99, ms | time per token p50, % | p99, % | CPU, s | load before |",
+        "| c | client | TTFT error p50, ms | p99, ms | time per token p50, % | p99, % | CPU, s | load |",
         "|---|---|---|---|---|---|---|---|",
     ]
     order = list(PEERS)
@@ -330,7 +344,10 @@ def table(errors: Sequence[PeerErrors]) -> str:
             f" {one.load_before:.1f} |"
         )
     if any(one.paired == "rank" for one in errors):
-        lines += ["", "¹ reports no ids: paired by rank within a batch, which gives the least error possible."]
+        lines += [
+            "",
+            "¹ reports no ids: paired by rank within a batch, which gives the least error possible.",
+        ]
     return "\n".join(lines)
 
 

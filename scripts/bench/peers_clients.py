@@ -75,7 +75,7 @@ class Peer:
     package: str
     command: Callable[[PeerJob], Sequence[str]]
     read: Callable[[PeerJob], list[PeerTime]]
-    environment: Callable[[PeerJob], Mapping[str, str]] = field(default=lambda job: {})
+    environment: Callable[[PeerJob], Mapping[str, str]] = field(default=lambda _: {})
 
 
 # Environments ---------------------------------------------------------------------------------------------
@@ -109,14 +109,14 @@ def prepare(peer: Peer) -> Path | None:
     new = environments() / f".{peer.package}"
     shutil.rmtree(new, ignore_errors=True)
     subprocess.run(["uv", "venv", "--quiet", new], check=True)
-    install = ["uv", "pip", "install", "--quiet", "--python", new / "bin" / "python", peer.package]
-    subprocess.run(install, check=True)
+    install = ["uv", "pip", "install", "--quiet", "--python"]
+    subprocess.run([*install, new / "bin" / "python", peer.package], check=True)
     version = version_of(peer, new / "bin" / "python")
     shutil.rmtree(new)  # programs in an environment have its path in them, so it is made where it stays
     place = environments() / f"{peer.package}-{version}"
     subprocess.run(["uv", "venv", "--quiet", place], check=True)
-    pinned = f"{peer.package}=={version}"
-    subprocess.run(["uv", "pip", "install", "--quiet", "--python", place / "bin" / "python", pinned], check=True)
+    subprocess.run([*install, place / "bin" / "python", f"{peer.package}=={version}"], check=True)
+
     return place / "bin" / "python"
 
 
@@ -133,7 +133,8 @@ def version_of(peer: Peer, python: Path) -> str:
 
 def _aiperf(job: PeerJob) -> list[str]:
     return [
-        "-m", "aiperf.cli", "profile", "--model", job.model, "--url", job.url, "--endpoint-type", "chat", "--streaming",
+        "-m", "aiperf", "profile", "--model", job.model, "--url", job.url, "--endpoint-type", "chat",
+        "--streaming",
         "--tokenizer", str(job.tokenizer), "--use-server-token-count", "--concurrency", str(job.level),
         "--request-count", str(job.requests), "--warmup-request-count", str(job.level), "--isl", "32",
         "--osl", str(job.tokens), "--extra-inputs", "ignore_eos:true",

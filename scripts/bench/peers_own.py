@@ -1,6 +1,6 @@
 """Our own client as a program of its own, for `peers`.
 
-    python scripts/bench/peers_own.py URL MODEL LEVEL REQUESTS TOKENS FILE
+python scripts/bench/peers_own.py URL MODEL LEVEL REQUESTS TOKENS FILE
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ async def measure(endpoint: Endpoint, level: int, requests: int, tokens: int, fi
 
 
 if __name__ == "__main__":
-    url, model, *sizes, target = sys.argv[1:]
-    asyncio.run(measure(Endpoint(url, model), *map(int, sizes), Path(target)))  # type: ignore[call-arg]
+    url, model, level, requests, tokens, target = sys.argv[1:]
+    asyncio.run(measure(Endpoint(url, model), int(level), int(requests), int(tokens), Path(target)))

@@ -23,7 +23,7 @@ from sparkwright.upstream import IndexSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SETTINGS = IndexSettings(timeout_s=2.0, attempts=2, backoff_s=0.01)
+SETTINGS = IndexSettings(timeout_s=30.0, attempts=2, backoff_s=0.01)
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -162,13 +162,18 @@ class _Broken(_Handler):
 
 
 @pytest.mark.parametrize(
-    ("handler", "says"), [(_Endless, "more than"), (_Silent, "timed out"), (_Broken, "503")]
+    ("handler", "says", "timeout_s"),
+    [(_Endless, "more than", 30), (_Silent, "timed out", 0.3), (_Broken, "503", 30)],
 )
 def test_a_server_that_misbehaves_is_given_up(
-    published: ChannelWorld, monkeypatch: pytest.MonkeyPatch, handler: type[_Handler], says: str
+    published: ChannelWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    handler: type[_Handler],
+    says: str,
+    timeout_s: float,
 ) -> None:
     monkeypatch.setattr(mirrors, "MOST_BYTES", 1 << 20)
-    settings = IndexSettings(timeout_s=0.3, attempts=1, backoff_s=0.01)
+    settings = IndexSettings(timeout_s=timeout_s, attempts=1, backoff_s=0.01)
     with served(published.published, handler) as (address, _), pytest.raises(FetchError, match=says):
         published.verify(mirror=HttpMirror(address, settings))
 
@@ -177,7 +182,7 @@ def test_no_password_of_an_address_is_shown(published: ChannelWorld) -> None:
     with served(published.published, _Broken) as (address, _):
         place = address.replace("http://", "http://user:hunter2@")
         with pytest.raises(FetchError) as caught:
-            published.verify(mirror=HttpMirror(place, IndexSettings(timeout_s=1, attempts=1)))
+            published.verify(mirror=HttpMirror(place, IndexSettings(timeout_s=30, attempts=1)))
     assert "hunter2" not in f"{caught.value}{caught.value.next_step}"
 
 

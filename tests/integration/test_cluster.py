@@ -16,11 +16,11 @@ from cluster_kit import SUPPORT, Home, Host, make_home
 from kit import Recorder, small_disk
 from native_kit import HERE
 from small_extension import build, compiled
-from store_servers import free_port
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
+from sparkwright.base.ports import free_port
 from sparkwright.cluster import parse_cluster
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.native.build import build_extension

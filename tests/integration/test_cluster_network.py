@@ -16,11 +16,11 @@ import pytest
 from cluster_kit import Home, Host, make_home
 from kit import Recorder
 from small_extension import build
-from store_servers import free_port
 from test_cluster import _SLOW, here, scheduling, shown, use_scheduler, working
 from world import wait_until
 
 from sparkwright.base.events import subscribe
+from sparkwright.base.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,15 @@ from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.rehearsal.tree import prepare
+from sparkwright.serve.ask_installed import ask_installed
+from sparkwright.serve.preflight import PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
 from sparkwright.serve.preflight.kv_plan import KvOptions, plan_kv
 from sparkwright.serve.preflight.shape import Attention, model_shape
+from sparkwright.serve.settings import with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal.model import ServedTree
+    from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 ASK = ROOT / "tests" / "support" / "ask_planner.py"
@@ -42,6 +48,31 @@ def opened() -> Iterator[tuple[Job, MergeReport, ServedTree]]:
         served = serve_exact(job, report)
         assert served is not None
         yield job, report, served
+
+
+def test_the_installed_release_is_asked_for_flags_and_variables(
+    opened: tuple[Job, MergeReport, ServedTree], store: Store
+) -> None:
+    _, _, served = opened
+    base = load_recipe(served.recipe)
+
+    def found(environment: dict[str, str], *settings: str) -> dict[str, str]:
+        request = PreflightRequest(
+            with_settings(base, settings),
+            python=served.python,
+            host=replace(read_host({}, models=Path(base.model)), card=None),
+            environment=environment,
+            ask=partial(ask_installed, store, identity=served.key),
+        )
+        checks = {"options", "dead-variable", "deprecated-flag"}
+        return {one.check: f"{one.level} {one.what}" for one in run_preflight(request) if one.check in checks}
+
+    assert found({"VLLM_LOGGING_LEVEL": "INFO"}) == {}
+    ill = found({"VLLM_GONE_SINCE": "1"}, "max-num-seq=3")
+    assert ill["options"].startswith("refuse")
+    assert "--max-num-seq" in ill["options"]
+    assert ill["dead-variable"] == "warn VLLM_GONE_SINCE has no effect"
+    assert "refuses the command" in found({}, "max-num-seqs=many")["options"]
 
 
 DRAFTERS = ((), (Attention(5, 8, 128),), (Attention(4, 8, 128, 2048), Attention(1, 8, 128)))

@@ -23,6 +23,7 @@ from test_publish_targets import PAGE, WHEEL, credentials, file_of
 from wheelkit import sha256
 
 from sparkwright.base.errors import LostRaceError, TamperedError, ToolError, UploadError
+from sparkwright.base.ports import free_port
 from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.s3 import PART
 from sparkwright.upstream.settings import IndexSettings
@@ -183,7 +184,7 @@ def test_a_slow_server_is_given_up(address: str, proxy: FaultProxy, wheel: Path)
 
 
 def test_an_absent_server_is_named() -> None:
-    port = target_kit.free_port()
+    port = free_port()
     with pytest.raises(UploadError, match="refused") as raised:
         opened(f"dav://127.0.0.1:{port}/wheels").read(PAGE)
     assert "same command" in raised.value.next_step

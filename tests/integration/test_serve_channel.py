@@ -15,7 +15,7 @@ from channel_kit import ChannelWorld, now, small_wheel
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.verification import pinned_root
+from sparkwright.publish.trust import pinned_root
 from sparkwright.serve.channel import open_channel
 
 if TYPE_CHECKING:

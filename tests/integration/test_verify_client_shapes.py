@@ -11,7 +11,7 @@ import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
 from sparkwright.base.errors import StorageError
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.verify.client import Endpoint, open_session, run_load
 from sparkwright.verify.model import FailureKind, Sample
 from sparkwright.verify.profile import Deadlines
@@ -229,3 +229,33 @@ def test_cancelling_a_load_leaves_nothing_behind(shape: str) -> None:
 
     asyncio.run(measure())
     assert [sample.failure and sample.failure.kind for sample in told] == [FailureKind.CANCELLED] * 6
+
+
+def test_requests_that_may_be_refused_have_connections_of_their_own() -> None:
+    """A server that closes the connection of a refused request breaks no other one."""
+    asked_to_close: list[bool] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            fields = head.decode().lower()
+            asked_to_close.append("connection: close" in fields)
+            length = int(fields.partition("content-length: ")[2].partition("\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno")
+            await writer.drain()
+            asyncio.get_running_loop().call_later(0.005, writer.transport.abort)
+
+    async def measure() -> list[Sample]:
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", MODEL)
+        wanted = Cell(
+            check="test", name="a cell", load=Load(concurrency=2, requests=3), prompts=PROMPTS,
+            tags={REFUSED: "must"},
+        )  # fmt: skip
+        async with server, open_session(endpoint) as session:
+            return await run_load(session, endpoint, wanted, Deadlines(), speed=1.0)
+
+    samples = asyncio.run(measure())
+    assert [sample.failure.kind for sample in samples if sample.failure] == [FailureKind.STATUS] * 3
+    assert asked_to_close == [True] * 3

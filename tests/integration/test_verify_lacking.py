@@ -63,6 +63,7 @@ def told(run: Run) -> str:
             {
                 "speculation", "baseline", "log", "metrics", "version", "tokenize", "context-length",
                 "completions", "extensions", "fixed-length", "token-counts", "logprobs",
+                "end-mark",
             },
         ),
     ],
@@ -141,10 +142,11 @@ TRAFFIC = msgspec.structs.replace(SIZES, checks=("traffic",), max_tokens=128)
     ("server", "lacks"),
     [
         (("--no-tool-parser",), {"tools"}),
+        (("--no-tool-template",), {"tools"}),
         (("--server", "llama.cpp"), set()),
         (("--server", "transformers"), {"tools", "structured-output"}),
     ],
-    ids=["vllm", "llama.cpp", "transformers"],
+    ids=["vllm", "template", "llama.cpp", "transformers"],
 )
 def test_tools_and_schemas_that_a_server_refuses_are_not_applicable(
     tmp_path: Path, server: tuple[str, ...], lacks: set[str]
@@ -152,10 +154,43 @@ def test_tools_and_schemas_that_a_server_refuses_are_not_applicable(
     run = verified(tmp_path, "--k", "0", *server, sizes=TRAFFIC)
     assert run.verdict is Verdict.PASS, told(run)
     assert {"tools", "structured-output"} & set(run.lacks) == lacks
+    assert ("leaves tools out" in run.lacks.get("tools", "")) == ("--no-tool-template" in server)
     left_out = {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE}
     names = {"tools": "tool calls are whole", "structured-output": "structured output fits its schema"}
     assert {name for key, name in names.items() if key in lacks} == left_out & set(names.values())
     assert {observation.cell.name for observation in run.observations} >= {"turn 1", "turn 2", "turn 3"}
+
+
+USERS = msgspec.structs.replace(SIZES, checks=("sampling", "thinking", "image", "mixed", "limit"))
+THINKING = {"no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"}
+PICTURES = {"pictures are in the prompt", "pictures are seen"}
+LENGTHS = {"requests of full length are answered", "longer requests are refused"}
+
+
+@pytest.mark.parametrize(
+    ("server", "lacks", "left_out"),
+    [
+        (("--reasoning", "--no-images"), {"images"}, PICTURES),
+        (
+            ("--server", "llama.cpp", "--reasoning", "--fault", "seed-ignored"),
+            {"seeds"},
+            {"a seed gives one answer", "reasoning keeps its budget"} | LENGTHS,
+        ),
+        (
+            ("--server", "transformers", "--no-images"),
+            {"images"},
+            {"pictures are in the prompt", "pictures are seen"} | THINKING | LENGTHS,
+        ),
+    ],
+    ids=["vllm", "llama.cpp", "transformers"],
+)
+def test_pictures_seeds_and_reasoning_that_a_server_lacks_are_not_applicable(
+    tmp_path: Path, server: tuple[str, ...], lacks: set[str], left_out: set[str]
+) -> None:
+    run = verified(tmp_path, "--k", "0", *server, sizes=USERS)
+    assert run.verdict is Verdict.PASS, told(run)
+    assert {"images", "seeds"} & set(run.lacks) == lacks
+    assert {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE} == left_out
 
 
 def test_a_required_tool_parser_is_tried_without_the_check(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ DRAWINGS = """[...document.querySelectorAll('figure')].map(figure => {
           box.width <= figure.getBoundingClientRect().width];
 })"""
 
+# Everything that is folded shows.
+UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+
 # Words in drawings that lie on each other, by more than line boxes are larger than letters.
 OVERLAPS = """[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0)
 .flatMap(svg => {
@@ -77,8 +80,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_charts_show_and_can_be_read(port: int, folder: Path, name: str, width: int) -> None:
     async def look(page: Page) -> None:
         await page.look(width)
+        await page.ask(UNFOLD)
         drawings = await page.ask(DRAWINGS)
-        assert len(drawings) == 13
+        assert len(drawings) == 14
         for chart, count, wide, high, fits in drawings:
             assert (count, fits) == (1, True), chart
             assert wide > 250, chart
@@ -93,6 +97,7 @@ def test_charts_show_and_can_be_read(port: int, folder: Path, name: str, width: 
 def test_the_table_of_cells_shows_all_of_its_columns(port: int, folder: Path) -> None:
     async def look(page: Page) -> None:
         await page.look(1400)
+        await page.ask(UNFOLD)
         assert await page.ask(CLIPPED) == []
 
     visit(port, folder / "healthy.html", look)
@@ -108,6 +113,7 @@ def test_names_of_figures_are_never_broken_letter_by_letter(port: int, tmp_path:
 
     async def look(page: Page) -> list[float]:
         await page.look(1280)
+        await page.ask(UNFOLD)
         found: list[float] = await page.ask(NAMES)
         return found
 
@@ -116,10 +122,31 @@ def test_names_of_figures_are_never_broken_letter_by_letter(port: int, tmp_path:
     assert max(heights) <= 2
 
 
+def test_verdict_table_and_charts_of_a_passed_run_take_two_screens(port: int, folder: Path) -> None:
+    async def look(page: Page) -> tuple[float, int]:
+        await page.look(1280, 900)
+        top = await page.ask("document.querySelector('#findings').getBoundingClientRect().top + scrollY")
+        return top, await page.ask("document.body.innerText.split(/\\s+/).length")
+
+    top, words = visit(port, folder / "healthy.html", look)
+    assert top < 2 * 900
+    assert words < 900
+
+
+def test_a_link_to_a_folded_finding_shows_it(port: int, folder: Path) -> None:
+    async def look(page: Page) -> Any:
+        await page.look(1280)
+        await page.ask("location.hash = '#finding-1'")
+        return await page.ask("document.querySelector('#finding-1').getBoundingClientRect().height")
+
+    assert visit(port, folder / "healthy.html", look) > 0
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_words_stand_out_in_light_and_dark(port: int, folder: Path, *, dark: bool) -> None:
     async def look(page: Page) -> str:
         await page.look(1280, dark=dark)
+        await page.ask(UNFOLD)
         assert await page.ask(FAINT) == []
         colour: str = await page.ask("getComputedStyle(document.body).backgroundColor")
         return colour
@@ -135,6 +162,7 @@ def test_faint_words_are_seen(port: int, folder: Path) -> None:
 
     async def look(page: Page) -> Any:
         await page.look(1280)
+        await page.ask(UNFOLD)
         return await page.ask(FAINT)
 
     assert visit(port, faint, look)
@@ -146,6 +174,7 @@ def test_words_on_each_other_are_seen(port: int, folder: Path) -> None:
 
     async def look(page: Page) -> Any:
         await page.look(1280)
+        await page.ask(UNFOLD)
         return await page.ask(OVERLAPS), await page.ask(STRAY)
 
     overlaps, stray = visit(port, crowded, look)
@@ -159,7 +188,7 @@ def test_nothing_hostile_happens(port: int, folder: Path) -> None:
             await page.look(width)
             assert await page.ask(SIDEWAYS) == []
         assert await page.ask("document.querySelectorAll('script, img, iframe').length") == 0
-        await page.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        await page.ask(UNFOLD)
 
     visit(port, folder / "hostile.html", look)
 
@@ -195,6 +224,7 @@ def test_the_keyboard_reaches_links_and_tables(port: int, folder: Path) -> None:
 def test_those_who_cannot_see_hear_what_is_there(port: int, folder: Path) -> None:
     async def look(page: Page) -> list[tuple[str, str]]:
         await page.look(1280)
+        await page.ask(UNFOLD)
         await page.send("Accessibility.enable")
         nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
         return [
@@ -207,6 +237,6 @@ def test_those_who_cannot_see_hear_what_is_there(port: int, folder: Path) -> Non
     roles = [role for role, _ in heard]
     assert {"banner", "navigation", "main", "contentinfo", "figure", "table"} <= set(roles)
     drawings = [name for role, name in heard if role in {"image", "img", "graphics-document"}]
-    assert len(drawings) == 13
+    assert len(drawings) == 14
     assert all(drawings)
-    assert any(name.startswith("Verify-step time") for name in drawings)
+    assert any(name.startswith("Time of a decoding step") for name in drawings)

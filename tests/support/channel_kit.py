@@ -17,7 +17,8 @@ from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import NoSigner
-from sparkwright.publish.verification import VerifyChannelOptions, pinned_root, verify_channel
+from sparkwright.publish.trust import pinned_root
+from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from sparkwright.verify.client.request import body_of
 from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.engine import StreamDelta
-from sparkwright.verify.simulator.generate import make_request
 from sparkwright.verify.simulator.language import EOS
+from sparkwright.verify.simulator.making import make_request
 from sparkwright.verify.simulator.params import ApiError, parse_params
 
 if TYPE_CHECKING:

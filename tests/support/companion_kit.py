@@ -58,6 +58,10 @@ def module(
 def content(modules: Sequence[CompiledModule], target: Target = TARGET) -> CompanionContent:
     """All that decides a companion of *modules*."""
     record = {
+        "flashinfer": {"version": SPEC.version, "filename": SPEC.flashinfer.filename, "sha256": "0" * 64},
+        "recipes": {"*": ["sampling"], "experts": ["sampling", "moe"]},
+        "tree": "0" * 40,
+        "toolchain": {"key": "0" * 8, "packages": {"nvcc.whl": "1" * 64}},
         "target": {"machine": target.machine, "arch": target.arch},
         "modules": {
             one.name: {"listed": one.name, "sha256": one.sha256, "size": one.size, "arches": dict(one.arches)}

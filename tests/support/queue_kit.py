@@ -6,14 +6,16 @@ import heapq
 import itertools
 import math
 import random
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.search import Capacity, NextStep, SearchPlan, Step, decide
-from sparkwright.verify.capacity.step import FACTOR, step_of
+from sparkwright.verify.capacity.step import FACTOR, MOMENTS, rises, step_of
 from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.client.load import arrivals
 from sparkwright.verify.model import Chunk, Observation, Sample
+from sparkwright.verify.statistics import percentile
 
 if TYPE_CHECKING:
     from sparkwright.verify.capacity.slo import Slo
@@ -49,6 +51,34 @@ class Queue:
             low, high = (middle, high) if self.late_share(middle, limit_s) < 1 - share else (low, middle)
         return low
 
+    def step(self, step: NextStep, seed: str, limit_s: float) -> Step:
+        """Return what `step_of` makes of `observe`, without an observation: ten times as fast."""
+        service, number = random.Random(f"service {seed}"), random.Random(seed).randrange(1 << 30)
+        free, dues, ends = [0.0] * self.places, [], []
+        total, first = step.warm_up + step.requests, step.warm_up
+        for due in itertools.islice(arrivals(step.rate, number), total):
+            begin = max(due, heapq.heappop(free))
+            ends.append(begin + self.first_s + service.expovariate(1 / self.service_s))
+            heapq.heappush(free, ends[-1])
+            dues.append((due, begin + self.first_s - due))
+        begin, span = dues[first][0], dues[-1][0] - dues[first][0]
+        arrived, left = [due for due, _ in dues], sorted(ends)
+        shares = [(place + 0.5) / MOMENTS for place in range(MOMENTS)]
+        running = [
+            float(bisect_right(arrived, begin + span * share) - bisect_right(left, begin + span * share))
+            for share in shares
+        ]
+        return Step(
+            rate=step.rate,
+            requests=step.requests,
+            good=sum(waited <= limit_s for _, waited in dues[first:]),
+            duration_s=percentile(
+                [end - due for end, (due, _) in zip(ends[first:], dues[first:], strict=True)], 50
+            ),
+            grows=rises(shares, running),
+            factor=step.factor,
+        )
+
     def observe(self, step: NextStep, seed: str, late_s: float = 0.0) -> Observation:
         """Return what a client sees of *step*, if it sends each request *late_s* after it was due."""
         service, number = random.Random(f"service {seed}"), random.Random(seed).randrange(1 << 30)
@@ -76,8 +106,13 @@ class Queue:
 def search(queue: Queue, slo: Slo, plan: SearchPlan, seed: int) -> tuple[Capacity, list[Step]]:
     """Return the answer of a search on *queue*, and its steps."""
     steps: list[Step] = []
+    waits = slo.limits.keys() == {"ttft"}
     while isinstance(following := decide(steps, plan), NextStep):
-        steps.append(step_of(queue.observe(following, f"{seed} {len(steps)}"), slo, 1.0))
+        name = f"{seed} {len(steps)}"
+        if waits:
+            steps.append(queue.step(following, name, slo.limits["ttft"]))
+        else:
+            steps.append(step_of(queue.observe(following, name), slo, 1.0))
     return following, steps
 
 

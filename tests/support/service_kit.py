@@ -18,7 +18,7 @@ os.execv(simulator[0], [*simulator, "--model", "vllm-{version}", "--no-engine", 
 """
 
 
-def vllm_wheel(folder: Path, version: str, *faults: str) -> Path:
+def vllm_wheel(folder: Path, version: str, *faults: str, tag: str = "py3-none-any") -> Path:
     """Build a wheel of ``vllm`` that starts a simulator with *faults*."""
     info = f"vllm-{version}.dist-info"
     words = [part for fault in faults for part in ("--fault", fault)]
@@ -26,7 +26,7 @@ def vllm_wheel(folder: Path, version: str, *faults: str) -> Path:
         "vllm/__init__.py": b"",
         "vllm/server.py": SERVER.format(faults=words, version=version).encode(),
         f"{info}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n\n".encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    return wheelkit.pack(folder / f"vllm-{version}-py3-none-any.whl", wheelkit.with_record(files, info))
+    return wheelkit.pack(folder / f"vllm-{version}-{tag}.whl", wheelkit.with_record(files, info))

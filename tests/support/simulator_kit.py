@@ -12,8 +12,9 @@ import aiohttp
 from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
 from sparkwright.verify.simulator.driver import Clock
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.generate import TraceFile, make_request
+from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log
+from sparkwright.verify.simulator.making import make_request
 from sparkwright.verify.simulator.params import parse_params
 from sparkwright.verify.simulator.server import listening
 

@@ -22,6 +22,8 @@ from rehearsal_kit import SERVE, SOURCES
 from tiny_release import TinyRelease, make_tiny
 from world import SOURCE_ROOT, wait_until
 
+from sparkwright.base.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -168,9 +170,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, timeout=30
         )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (folder / "sshd").write_text(_CONFIG.format(port=port, folder=folder))
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     (folder / "ssh").write_text(_CLIENT.format(folder=folder))

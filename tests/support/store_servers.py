@@ -6,7 +6,6 @@ import base64
 import contextlib
 import http.server
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import requests
+
+from sparkwright.base.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,13 +48,6 @@ http {{
   }}
 }}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Self
 import pytest
 import requests
 
+from sparkwright.base.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -72,12 +74,6 @@ DavLockDB {folder}/lockdb
   Require all granted
 </Directory>
 """
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import CHANNEL_TYPE, STATEMENT_TYPE
-from sparkwright.publish.verification import require_listed
+from sparkwright.publish.statements import require_listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -315,7 +315,8 @@ def test_another_publishers_root_is_no_obstacle(world: ChannelWorld) -> None:
     """A reader pins several publishers; the roots at one target are of one of them."""
     from sparkwright.publish.mirror import FolderMirror
     from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.verification import pinned_root, verify_channel
+    from sparkwright.publish.trust import pinned_root
+    from sparkwright.publish.verification import verify_channel
 
     rotate_key(world.home)
     world.promote("2")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 from tiny_release import make_tiny
 
 from sparkwright.base.config import Model
@@ -206,3 +207,34 @@ class NeverDone:
 
     def done(self) -> bool:
         return False
+
+
+@pytest.mark.parametrize(("left", "again"), [(3, [3]), (9, [])])
+def test_a_task_for_the_memory_of_a_lost_machine_is_taken_by_one_with_less(
+    monkeypatch: pytest.MonkeyPatch, left: int, again: list[int]
+) -> None:
+    """It demanded as much as the larger machine had, and a worker that has less never gets it."""
+    client = Workers({"a": {"SLOT": 1, "MIB": 8}, "b": {"SLOT": 1, "MIB": left}})
+    cancelled: list[object] = []
+    made: list[NeverDone] = []
+
+    def submit(self: Workers, *_: object, **options: object) -> NeverDone:
+        self.submitted.append(options)
+        made.append(NeverDone())
+        return made[-1]
+
+    monkeypatch.setattr(Workers, "status", "running", raising=False)
+    monkeypatch.setattr(Workers, "submit", submit)
+    monkeypatch.setattr(Workers, "cancel", lambda _, futures: cancelled.extend(futures), raising=False)
+    pool = Pool("here", client)
+    pool.submit(structs.replace(task(), expected=Cost(seconds=1.0, mib=8)))
+    replies = pool.replies()
+    assert next(replies) is None
+    assert next(replies) is None
+    assert (len(client.submitted), cancelled) == (1, [])
+    del client.resources["a"]
+    assert next(replies) is None
+    assert [one["resources"]["MIB"] for one in client.submitted] == [8, *again]
+    assert cancelled == made[: len(again)]
+    assert next(replies) is None
+    assert len(client.submitted) == 1 + len(again)

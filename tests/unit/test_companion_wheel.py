@@ -143,10 +143,13 @@ def test_another_machine_fails_the_audit(store: Store, tmp_path: Path) -> None:
         ("flashinfer_jit_cache/kernels/sampling/sampling.so", "modules"),
         ("flashinfer_jit_cache/__init__.py", "modules"),
         ("flashinfer_jit_cache/more.py", "record-complete"),
+        ("sboms/sparkwright.cdx.json", "sbom"),
     ],
 )
 def test_a_changed_member_fails_the_audit(store: Store, tmp_path: Path, member: str, check: str) -> None:
     wheel = made(store, tmp_path)
+    if member.startswith("sboms/"):
+        member = f"{parse_name(wheel.name).dist_info}/{member}"
     other = kit.library(tmp_path / "other", "sampling", [("sm_121a", ["other"])]).read_bytes()
     changed = tmp_path / "changed" / wheel.name
     changed.parent.mkdir()

@@ -336,7 +336,7 @@ def test_misses_that_take_long_end_the_reading(machine, server: HostileStore, he
     store.remote.backend.get = slow
     for number in range(9):
         assert store.find_file(sha256_bytes(bytes([number]))) is None
-    assert len(server.requests) == 2
+    assert len(server.requests) in {1, 2}, "on a busy machine one takes as long as two"
     (told,) = warnings(heard)
     assert "in vain" in told
 

@@ -66,7 +66,7 @@ def test_prompts_grow_where_the_cache_keeps_their_beginning(lacks: dict[str, str
     ("fault", "name", "says"),
     [
         ("truncates-prompts", LONGER, "answered instead of refused.*takes 3840 of them and says nothing"),
-        ("truncates-prompts", FULL, "at the limit: 3840 tokens of a prompt of 40.. were read"),
+        ("truncates-prompts", FULL, "at the limit: 3840 tokens of a prompt of 39.. were read"),
         ("limit-wrong", FULL, "at the limit: the answer to the last line is wrong"),
     ],
 )

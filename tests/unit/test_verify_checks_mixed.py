@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from verify_kit import Server, boot_facts, context
 
@@ -127,6 +128,19 @@ def test_numbers_are_missed_only_by_requests_that_count_rightly_alone(
     finding = judged([], lost=lost, alone_lost=alone)[LOST]
     assert finding.verdict is verdict, finding.cause
     assert bool(finding.warnings) is warns
+
+
+def test_a_model_that_thinks_before_it_counts_is_not_judged_by_numbers() -> None:
+    check, to = Mixed(), context()
+    (first,) = check.plan(to)
+    thoughts = "Numbers, then."
+    alone = [
+        msgspec.structs.replace(sample(p.name, 0, steps(0), thoughts), reasoning_chars=len(thoughts))
+        for p in first.prompts
+    ]
+    findings = {one.name: one for one in check.judge(to, [observed(first, alone)])}
+    assert findings[LOST].verdict is Verdict.NOT_APPLICABLE
+    assert findings[GAPS].verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(

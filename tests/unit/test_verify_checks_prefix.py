@@ -47,6 +47,7 @@ def measure(
     hit: Callable[[int], bool] = lambda _: True,
     tokens: Callable[[Prompt], int] = length,
     deaf: bool = False,
+    rounding: float = 0.0,
 ) -> Observation:
     """Answers to *cell*; warm ones to prompts of a length that is *hit* have a fault.
 
@@ -59,6 +60,7 @@ def measure(
         hit: tells by a prompt's length if it shows the fault.
         tokens: tokens of a prompt.
         deaf: their answers lack the code.
+        rounding: answers of a batch have another distribution at each token.
     """
     samples = []
     for prompt in cell.prompts:
@@ -67,8 +69,10 @@ def measure(
         other = ids[PLACE] + 1
         top = {i: {f"token_id:{token}": -0.1, "token_id:1": -2.5} for i, token in enumerate(ids)}
         top[PLACE][f"token_id:{other}"] = -0.1 - gap
+        if cell.load.concurrency > 1:
+            top = {i: {**found, "token_id:1": found["token_id:1"] + rounding} for i, found in top.items()}
         if shift and faulty:
-            top = {i: {**found, "token_id:1": -2.5 + shift} for i, found in top.items()}
+            top = {i: {**found, "token_id:1": found["token_id:1"] + shift} for i, found in top.items()}
         if gap and faulty:
             ids[PLACE] = other
         logprobs = tuple(TokenLogprobs(f"token_id:{token}", -0.1, top[i]) for i, token in enumerate(ids))
@@ -226,3 +230,20 @@ def test_a_model_that_reads_no_code_is_not_judged_by_codes() -> None:
     assert [f.verdict for f in CHECK.judge(to(), seen)] == [Verdict.PASS, Verdict.NOT_APPLICABLE]
     made_up = dataclasses.replace(to(), made_up=True)
     assert CHECK.judge(made_up, run(made_up))[1].verdict is Verdict.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("shift", "rounding", "wrong"),
+    [
+        (0.05, 0.0001, True),  # as far as a wrong position moves those of float32
+        (0.05, 0.05, False),  # bfloat16: rounding does so too
+        (0.05, 0.0, False),  # requests are served one after another
+        (0.0002, 0.00001, False),  # rounding of another shape, in float32
+    ],
+)
+def test_answers_farther_from_the_cold_ones_than_rounding_puts_them(
+    shift: float, rounding: float, *, wrong: bool
+) -> None:
+    found = judged(run(to(), shift=shift, rounding=rounding))
+    assert (found.verdict is Verdict.FAIL) == wrong, found.cause
+    assert ("in warm c=1 answers depend on the prefix cache" in found.cause) == wrong

@@ -55,6 +55,20 @@ def test_a_server_that_takes_no_fields_of_templates_is_not_judged() -> None:
     assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
 
 
+def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
+    check, to, server = Thinking(), context(), settings(reasoning=True)
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, server)
+        if cell.tags["kind"] == "off":
+            padded = tuple(
+                msgspec.structs.replace(s, text=f"\n\n{s.text}", reasoning_chars=2) for s in found.samples
+            )
+            found = msgspec.structs.replace(found, samples=padded)
+        seen.append(found)
+    assert {one.verdict for one in check.judge(to, seen)} == {Verdict.PASS}
+
+
 def test_a_template_without_a_switch_may_think_always() -> None:
     check, to = Thinking(), context()
     seen = []

@@ -214,6 +214,18 @@ def test_a_healthy_run_breaks_nothing() -> None:
     assert [identity.deviation for identity in found] == [0] * 9
 
 
+def test_steps_without_a_draft_explain_tokens_that_no_draft_brought() -> None:
+    after = changed(drafts=BEFORE.drafts + 350, draft_tokens=BEFORE.draft_tokens + 2450)
+    wrong = [identity.name for identity in identities(BEFORE, after, SAMPLES) if identity.broken]
+    assert GENERATED in wrong
+    for steps in (410, float("inf")):
+        found = identities(BEFORE, after, SAMPLES, steps=steps)
+        assert GENERATED not in [identity.name for identity in found if identity.broken]
+    few = changed(generation_tokens=AFTER.generation_tokens - 200)
+    found = identities(BEFORE, few, SAMPLES, steps=float("inf"))
+    assert GENERATED in [identity.name for identity in found if identity.broken]
+
+
 GENERATED = "generated tokens = accepted + drafts + requests"
 CLIENTS = "generated tokens = clients' own count"
 REQUEST_COUNT = "finished requests = clients' own count"

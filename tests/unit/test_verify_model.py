@@ -10,6 +10,7 @@ import msgspec
 from sparkwright.base.digests import digest_of
 from sparkwright.verify import cell as cells
 from sparkwright.verify.cell import Cell, Load, Message, Prompt, Tool
+from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Sample
 
 if TYPE_CHECKING:
     import pytest
@@ -71,3 +72,27 @@ def test_thinking_is_part_of_the_key_of_chats_alone() -> None:
 
     assert key() == key(thinking=True)
     assert key(chat=True) != key(chat=True, thinking=True)
+
+
+def test_rightly_refused_requests_are_none_that_failed() -> None:
+    def seen(how: str, *statuses: int) -> Observation:
+        failures = [
+            RequestFailure(kind=FailureKind.STATUS, detail="no", status=status) if status else None
+            for status in statuses
+        ]
+        samples = tuple(
+            Sample(prompt="p", category="c", started=0, ended=1, failure=failure) for failure in failures
+        )
+        tags = {cells.REFUSED: how} if how else {}
+        return Observation(cell=msgspec.structs.replace(CELL, tags=tags), samples=samples)
+
+    def counts(observation: Observation) -> tuple[int, int]:
+        return len(observation.refused), len(observation.failed)
+
+    assert counts(seen("", 400, 400)) == (0, 2)
+    assert counts(seen("must", 400, 422)) == (2, 0)
+    assert counts(seen("must", 400, 500)) == (1, 1)
+    assert counts(seen("must", 400, 0)) == (1, 0)
+    assert counts(seen("may", 400, 400)) == (2, 0)
+    assert counts(seen("may", 400, 0)) == (0, 1)
+    assert counts(seen("may", 0, 0)) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from html.parser import HTMLParser
@@ -122,8 +123,9 @@ def test_charts_are_there(good: Reader) -> None:
     assert charts == [
         f"chart-{key}"
         for key in (
-            *("throughput", "ttft", "tpot", "step", "mal", "tradeoff", "positions"),
-            *("soak", "context-mal", "context-ttft", "crash", "compare", "memory"),
+            *("throughput", "ttft", "tpot", "compare"),  # at once; the others are folded
+            *("step", "mal", "tradeoff", "positions"),
+            *("soak", "context-mal", "context-ttft", "crash", "memory", "machine"),
         )
     ]
 
@@ -135,7 +137,7 @@ def test_a_chart_has_a_name_a_description_and_its_figures(good: Reader) -> None:
     for drawing in drawings:
         assert drawing["role"] == "img"
         assert set(drawing["aria-labelledby"].split()) <= ids
-    assert len(good.all("figcaption")) == 13
+    assert len(good.all("figcaption")) == 14
     assert len(good.all("caption")) >= 13 + 2
 
 
@@ -460,3 +462,81 @@ def test_a_run_of_which_nothing_is_applicable_has_not_passed() -> None:
         check="sweep", name="n", definition="d", verdict=Verdict.NOT_APPLICABLE, cause="no drafter"
     )
     assert Run(findings=(nothing,)).verdict is Verdict.INCONCLUSIVE
+
+
+# What shows at once --------------------------------------------------------------------------------------
+
+
+class Folded(HTMLParser):
+    """Words of a page that show while everything that is folded stays so."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.depth = 0  # of details that are not open
+        self.summary = self.hidden = 0
+        self.stack: list[bool] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "details":
+            self.stack.append("open" not in dict(attrs))
+            self.depth += self.stack[-1]
+        self.summary += tag == "summary"
+        self.hidden += tag in {"style", "svg"}
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "details":
+            self.depth -= self.stack.pop()
+        self.summary -= tag == "summary"
+        self.hidden -= tag in {"style", "svg"}
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden and (not self.depth or (self.depth == 1 and self.summary)):
+            self.words += data.split()
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def test_a_passed_run_shows_verdict_table_and_charts_and_folds_the_rest(healthy: Run) -> None:
+    shown = Folded(render_html(healthy))
+    assert len(shown.words) < 700
+    assert "TPOT p95 ms" in shown.text
+    assert healthy.findings[0].definition not in shown.text
+    assert healthy.findings[0].cause in shown.text
+
+
+def test_failures_show_and_their_consequences_are_counted(unhealthy: Run) -> None:
+    from sparkwright.verify.report.overview import consequences
+
+    shown = Folded(render_html(unhealthy))
+    for finding in unhealthy.findings:
+        if finding.verdict is Verdict.FAIL:
+            assert finding.definition in shown.text
+    missing = report_kit.finding("crash", "waves", "wave 1 was not measured", Verdict.INCONCLUSIVE)
+    missing = msgspec.structs.replace(missing, evidence=("0123456789abcdef",))
+    run = dataclasses.replace(unhealthy, findings=[*unhealthy.findings, missing])
+    places = consequences(run)
+    assert len(unhealthy.findings) in places
+    again = Folded(render_html(run))
+    assert f"{len(places)} further conclusion" in again.text
+    assert "wave 1 was not measured" not in again.text
+    alone = Run(findings=[missing])  # nothing else tells why
+    assert consequences(alone) == set()
+    assert "wave 1 was not measured" in Folded(render_html(alone)).text
+
+
+def test_a_comparison_names_both_sides_at_the_top() -> None:
+    run = Run(manifest={"title": "x", "before": ["vllm-1.whl"], "after": ["vllm-2.whl"]})
+    text = Reader(render_html(run)).text
+    assert "A, before vllm-1.whl B, after vllm-2.whl" in text
+    seen = report_kit.sweep(report_kit.Server(), (1,))[:1]
+    cell = msgspec.structs.replace(seen[0].cell, check="compare", arm="baseline")
+    live = Run(
+        manifest={"title": "recipe", "wheel": {"name": "new.whl", "sha256": "0"}, "against-file": "old.whl"},
+        observations=[msgspec.structs.replace(seen[0], cell=cell)],
+    )
+    assert "A, new new.whl B, baseline old.whl" in Reader(render_html(live)).text
+    assert "baseline old.whl" not in Reader(render_html(Run(manifest=live.manifest))).text

@@ -15,7 +15,12 @@ import pytest
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
 from sparkwright.recipes import Recipe, load_recipe, variant
 from sparkwright.verify.server import host
-from sparkwright.verify.server.environment import Installed, find_installed, prepare_wheel
+from sparkwright.verify.server.environment import (
+    Installed,
+    find_installed,
+    prepare_requirement,
+    prepare_wheel,
+)
 from sparkwright.verify.server.launch import start_server
 from sparkwright.verify.tiny import write_tiny_models
 from sparkwright.verify.tiny.tokenizer import alphabet, tokenizer
@@ -191,6 +196,21 @@ def test_an_environment_is_made_once_for_the_same_wheel(tmp_path: Path) -> None:
     prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
     assert find_installed(python).version == "0.25.0"
     assert not stamp.exists(), "it was made anew"
+
+
+def test_an_environment_for_a_requirement_is_made_once(tmp_path: Path) -> None:
+    wanted = f"vllm @ {tiny_wheel(tmp_path, '0.24.0').as_uri()}"
+    python = prepare_requirement(wanted, tmp_path / "env")
+    assert find_installed(python).version == "0.24.0"
+    stamp = tmp_path / "env" / "ours"
+    stamp.touch()
+    assert prepare_requirement(wanted, tmp_path / "env") == python
+    assert stamp.exists(), "it was taken as it is"
+    prepare_requirement(f"vllm @ {tiny_wheel(tmp_path, '0.25.0').as_uri()}", tmp_path / "env")
+    assert find_installed(python).version == "0.25.0"
+    assert not stamp.exists()
+    with pytest.raises(ServerError, match="no environment could be made with vllm @ file:///nowhere"):
+        prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
 
 
 def test_an_environment_that_was_begun_and_not_finished_is_made_anew(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ HEALTHY = 0.41  # acceptance rate of code with seven drafted tokens
 def test_the_table_says_what_each_fault_does_and_who_notices() -> None:
     checks = {"boot", "sweep", "crash", "context", "coherence", "soak", "lossless", "compare", "bands"}
     checks |= {"parity", "prefix", "compile", "traffic", "reference"}
-    checks |= {"sampling", "thinking", "image", "limit", "mixed"}
+    checks |= {"sampling", "thinking", "image", "limit", "mixed", "arrivals"}
     assert len(FAULTS) > 45
     for name, fault in FAULTS.items():
         assert name == fault.name

@@ -72,7 +72,7 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
     help="Serve wheels on a card: local, or ssh://[USER@]HOST[:PORT][/FOLDER].",
 )
 @click.option("--recipe", default="", help="What the target serves, by name or file, as for verify.")
-@click.option("--profile", default="", help="How much it measures: full, smoke or demo.")
+@click.option("--profile", default="", help="How much it measures: full, smoke, demo or cpu.")
 @click.option(
     "--try", "attempted", metavar="IDS", help="Judge one candidate: the older end with these changes."
 )

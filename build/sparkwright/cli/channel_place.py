@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkwright.publish.policy import ChannelPolicy
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.target import Target
-    from sparkwright.publish.verification import PinnedRoot
+    from sparkwright.publish.trust import PinnedRoot
 
 R = TypeVar("R")
 
@@ -113,7 +113,7 @@ def make_publisher(
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import default_memory
     from sparkwright.publish.signing import NoSigner, sigstore_signer
-    from sparkwright.publish.verification import pinned_root
+    from sparkwright.publish.trust import pinned_root
 
     place, memory = open_place(root, target), default_memory()
     if mode == "none":
@@ -138,7 +138,7 @@ def _planning_publisher(place: Target, mode: str, trust: Path | None, *, adopt: 
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import SeenChannels, default_memory
     from sparkwright.publish.signing import NoSigner
-    from sparkwright.publish.verification import pinned_root
+    from sparkwright.publish.trust import pinned_root
 
     scratch = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="sparkwright-")))
     memory = SeenChannels(scratch / "channels.json")
@@ -228,7 +228,7 @@ def _of_wheel(path: Path, sha256: str) -> bytes:
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:
     """Return the root in the file *trust*, or all pinned ones and this machine's own."""
     from sparkwright.publish.keys import own_root_file, pinned_folder
-    from sparkwright.publish.verification import pinned_root
+    from sparkwright.publish.trust import pinned_root
 
     if trust is not None:
         return [pinned_root(trust.read_bytes(), str(trust))]

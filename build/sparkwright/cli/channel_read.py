@@ -172,7 +172,7 @@ def verify(
 def _require_in_one(wheel: Path, verified: Sequence[VerifiedChannel]) -> None:
     """Refuse a wheel that the one channel given does not list; of several, one has to."""
     from sparkwright.base.digests import sha256_file
-    from sparkwright.publish.verification import require_listed
+    from sparkwright.publish.statements import require_listed
 
     sha256 = sha256_file(wheel)
     states = [one.state for one in verified]

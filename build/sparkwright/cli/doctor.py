@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sparkwright.base.errors import SparkwrightError, ToolError
+from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
@@ -34,12 +34,17 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 @click.command("doctor")
 @click.option("--recipe", default="", help="Check too that this recipe, a name or file, would start here.")
+@click.option("--use", default="", help="With --recipe: a use of it, such as single, shared or many.")
 @series_option
 @common_options
 @run_in_session
-def command(session: Session, *, recipe: str) -> None:
+def command(session: Session, *, recipe: str, use: str) -> None:
     """Check that this machine has what is needed."""
-    report = _preflight(recipe)
+    if use and not recipe:
+        raise ConfigError(
+            f"--use {use} is of no recipe", because="--recipe is not given", next_step="name the recipe too"
+        )
+    report = _preflight(recipe, use)
     findings = [
         _python(),
         _git(),
@@ -69,8 +74,8 @@ def command(session: Session, *, recipe: str) -> None:
         )
 
 
-def _preflight(recipe: str) -> PreflightReport | None:
-    return inspect_start(PreflightRequest(recipe=load_recipe(recipe))) if recipe else None
+def _preflight(recipe: str, use: str) -> PreflightReport | None:
+    return inspect_start(PreflightRequest(recipe=load_recipe(recipe, use))) if recipe else None
 
 
 def _as_checks(found: Iterable[Finding]) -> list[MachineCheck]:

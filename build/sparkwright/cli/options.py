@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -45,6 +46,22 @@ class Numbers(Names):
         if not all(str(word).isdecimal() and int(word) for word in words):
             self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
         return tuple(map(int, words))
+
+
+class Rates(Names):
+    """Positive numbers between commas."""
+
+    name = "rates"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the numbers of *value*."""
+        try:
+            rates = tuple(map(float, super().convert(value, param, ctx)))
+        except ValueError:
+            rates = (math.nan,)
+        if not all(0 < rate < math.inf for rate in rates):
+            self.fail(f"{value!r} is not a list of positive numbers such as 0.5,2", param, ctx)
+        return rates
 
 
 _SERIES = click.option(

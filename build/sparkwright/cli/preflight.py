@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight import LinkFacts, PreflightReport
     from sparkwright.serve.preflight.finding import Finding
+    from sparkwright.serve.preflight.options import AskOptions
     from sparkwright.verify.options import VerifyOptions
 
 
@@ -56,14 +57,16 @@ def command(
 ) -> None:
     """Check that RECIPE would start on this machine, and that the machine would survive it.
 
-    Nothing is loaded and nothing is downloaded. Prints the memory budget and what was found; the exit code is
-    76 if the server should not be started.
+    Nothing is loaded and nothing is downloaded; with --python, that vLLM is asked for its options. Prints the
+    memory budget and what was found; the exit code is 76 if the server should not be started.
     """
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
 
     other = _read_end(peer) if peer else None
-    request = PreflightRequest(recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, **asked)
+    request = PreflightRequest(
+        recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, ask=_asking(), **asked
+    )
     if link_only:
         print_json(to_builtins(this_end(request)))
         return
@@ -153,7 +156,19 @@ def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: 
     environment = {**os.environ, **network}
     if recipe.made_up or find_folder(recipe.model, environment) is None:
         return ()
-    return run_preflight(PreflightRequest(recipe=recipe, python=python, wheel=wheel, environment=environment))
+    return run_preflight(
+        PreflightRequest(recipe=recipe, python=python, wheel=wheel, environment=environment, ask=_asking())
+    )
+
+
+def _asking() -> AskOptions:
+    """Return the question to a release for its options, with the store that records its answers."""
+    from functools import partial
+
+    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.store import open_store
+
+    return partial(ask_installed, open_store())
 
 
 def _gib(gib: float | None, low: float | None, high: float | None) -> str:

@@ -15,7 +15,7 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.cli.machines import counting_machines, opened_cluster
-from sparkwright.cli.options import Names, Numbers, machines_option
+from sparkwright.cli.options import Names, Numbers, Rates, machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
@@ -33,10 +33,12 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
+    "eval": "sparkwright.cli.verify_eval",
     "reference": "sparkwright.cli.verify_reference",
     "tune": "sparkwright.cli.verify_tune",
     "export": "sparkwright.cli.verify_export",
     "schema": "sparkwright.cli.verify_schema",
+    "history": "sparkwright.cli.verify_history",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
@@ -86,7 +88,7 @@ _OPTIONS = (
         metavar="RECIPE[:USE]",
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, quick, smoke or demo."),
+    click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
     click.option(
         "--protocol",
         default="",
@@ -97,6 +99,20 @@ _OPTIONS = (
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
+    click.option(
+        "--prompts",
+        type=click.Path(exists=True, dir_okay=False),
+        help="The sweep's prompts: JSON lines with messages or prompt, or ShareGPT's JSON.",
+    ),
+    click.option("--input-tokens", type=click.IntRange(min=120), help="Sweep with documents of this length."),
+    click.option("--max-tokens", type=click.IntRange(min=2), help="Output of each request of the sweep."),
+    click.option(
+        "--rate",
+        "rates",
+        type=Rates(),
+        default=(),
+        help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
+    ),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
@@ -163,9 +179,10 @@ def command(
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
-    that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, and 'verify
-    reference make' stores answers of a checkpoint to compare others with. 'verify export RUN' writes a run in
-    the forms of other programs, and 'verify schema' prints the schema of verdict.json.
+    that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, 'verify reference
+    make' stores answers of a checkpoint to compare others with, and 'verify eval' evaluates tasks. 'verify
+    export RUN' writes a run in the forms of other programs, 'verify history' lists earlier runs, and 'verify
+    schema' prints the schema of verdict.json.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
@@ -339,12 +356,27 @@ def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
     given |= {
         name: str(Path(given[name]).absolute())
-        for name in ("log", "python", "against", "reference")
+        for name in ("log", "python", "against", "reference", "prompts")
         if name in given and not (demo and name == "against")
     }
+    if "prompts" in given:
+        given["prompts_sha256"] = _digest_of_prompts(Path(given["prompts"]))
     if wheel is not None:
         given["wheel"] = str(wheel.absolute())
     return VerifyOptions(**given, simulator=demo)
+
+
+def _digest_of_prompts(path: Path) -> str:
+    """Return the digest of a file of prompts.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    from sparkwright.base.digests import sha256_file
+    from sparkwright.verify.datasets import read_prompts
+
+    read_prompts(path)  # refused before any server starts
+    return sha256_file(path)
 
 
 def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:

@@ -119,8 +119,8 @@ def _options_of(asked: dict[str, Any]) -> VerifyOptions:
     """
     from sparkwright.base.digests import sha256_file
     from sparkwright.verify.capacity.options import CapacityOptions
-    from sparkwright.verify.capacity.prompts import read_prompts
     from sparkwright.verify.capacity.slo import parse_slo
+    from sparkwright.verify.datasets import read_prompts
     from sparkwright.verify.options import VerifyOptions
 
     url, demo, prompts = asked["url"], asked["demo"], asked["prompts"]

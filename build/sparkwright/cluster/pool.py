@@ -24,7 +24,7 @@ from sparkwright.cluster.serving import run_task
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from sparkwright.cluster.messages import ClusterTask
 
@@ -49,6 +49,7 @@ class Pool:
     client: Any
     patience_s: float = 60.0
     _futures: dict[Any, ClusterTask] = field(default_factory=dict)
+    _demanded: dict[Any, float] = field(default_factory=dict)
     _unfit: set[str] = field(default_factory=set)
     _submitted: Iterator[int] = field(default_factory=itertools.count)
     _homes: dict[str, list[str]] = field(default_factory=dict)
@@ -59,8 +60,11 @@ class Pool:
     @property
     def workers(self) -> dict[str, dict[str, float]]:
         """Return the resources of each worker that is connected and not unfit, by address."""
+        return {home: found for home, found in self._connected().items() if home not in self._unfit}
+
+    def _connected(self) -> dict[str, dict[str, float]]:
         info = self.client.scheduler_info(n_workers=-1)["workers"]
-        return {home: worker["resources"] for home, worker in info.items() if home not in self._unfit}
+        return {home: worker["resources"] for home, worker in info.items()}
 
     @property
     def slots(self) -> int:
@@ -118,14 +122,14 @@ class Pool:
         """
         workers = self.require(asked.needs)
         preferred = [home for home in workers if home not in avoid]
-        largest = max(found.get(MIB, 0) for found in workers.values())
+        demanded = min(asked.expected.mib, _most_memory(workers))
         future = self.client.submit(
             run_task,
             msgspec.json.encode(asked),
             key=f"{asked.name}-{next(self._submitted)}",
             resources={
                 SLOT: 1,
-                MIB: min(asked.expected.mib, largest),
+                MIB: demanded,
                 **dict.fromkeys((code_need(), *asked.needs), 1),
             },
             # One that connects later is found by the tasks that are submitted later.
@@ -134,12 +138,13 @@ class Pool:
             priority=asked.expected.seconds,
             pure=False,
         )
-        self._futures[future] = asked
+        self._futures[future], self._demanded[future] = asked, demanded
 
     def cancel(self) -> None:
         """Give up the tasks that have no reply; one that runs goes on, and its reply is not waited for."""
         self.client.cancel(list(self._futures))
         self._futures.clear()
+        self._demanded.clear()
 
     def replies(self) -> Iterator[tuple[ClusterTask, Reply] | None]:
         """Yield each reply as it comes, and `None` now and then while none does, until all are there.
@@ -156,6 +161,7 @@ class Pool:
             ready = [future for future in self._futures if future.done()]
             for future in ready:
                 asked = self._futures.pop(future)
+                self._demanded.pop(future)
                 if (reply := self._reply(future, asked)) is not None:
                     yield asked, reply
             if ready:
@@ -166,10 +172,24 @@ class Pool:
             wanted = {asked.needs for asked in self._futures.values()}
             if all(_with(self.workers, (code_need(), *needs)) for needs in wanted):
                 alone_since = None
+                self._demand_less()
                 continue
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > self.patience_s:
                 raise _deserted(self.name, f"all were lost, and none came back in {self.patience_s:g} s")
+
+    def _demand_less(self) -> None:
+        """Submit those tasks again that demand more memory than any worker that is left has.
+
+        Such a one was submitted while a larger worker was connected, and would wait for it without end.
+        """
+        connected = self._connected()
+        for future, demanded in list(self._demanded.items()):
+            able = _with(connected, (code_need(), *self._futures[future].needs))
+            if able and demanded > _most_memory(able):
+                self._demanded.pop(future)
+                self.client.cancel([future])
+                self.submit(self._futures.pop(future))
 
     def _reply(self, future: Any, asked: ClusterTask) -> Reply | None:
         """Return the reply of a finished task, or `None` if it was given to another worker."""
@@ -202,7 +222,7 @@ class Pool:
 
     def alone(self) -> Pool:
         """Return a pool of the same workers for the tasks of one thread."""
-        return replace(self, _futures={}, _homes={}, _refused=Counter(), _running=[])
+        return replace(self, _futures={}, _demanded={}, _homes={}, _refused=Counter(), _running=[])
 
     def require(self, needs: Collection[str]) -> dict[str, dict[str, float]]:
         """Return the resources of the workers that have all of *needs*, by address.
@@ -229,6 +249,11 @@ class Pool:
 
 def _with(workers: dict[str, dict[str, float]], needs: Collection[str]) -> dict[str, dict[str, float]]:
     return {home: worker for home, worker in workers.items() if all(worker.get(one, 0) for one in needs)}
+
+
+def _most_memory(workers: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the memory, in MiB, of the worker that has most of it."""
+    return max(found.get(MIB, 0) for found in workers.values())
 
 
 def _executing() -> Callable[..., list[tuple[str, str, float]]]:

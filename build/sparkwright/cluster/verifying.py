@@ -72,6 +72,7 @@ def require_sendable(options: VerifyOptions) -> None:
         ConfigError: it is at an address, or is an interpreter of this machine.
     """
     named = {"--url": options.url, "--python": options.python, "--log": options.log}
+    named["--prompts"] = options.prompts
     if options.against and not options.simulator and not options.against.endswith(".whl"):
         named["--against with an interpreter"] = options.against
     if Path(recipe_and_use(options.against_recipe)[0]).suffix == ".toml":

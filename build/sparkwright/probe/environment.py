@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.base.events import task
-from sparkwright.base.process import run
+from sparkwright.base.process import install_packages, make_venv, run
 from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
@@ -66,11 +66,10 @@ def _make(folder: Path, python: Path, wanted: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     listed = folder.with_name(f"{folder.name}.txt")
     listed.write_text(wanted, encoding="utf-8")
-    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     try:
         with task("make the environment for probes (torch and what vLLM imports; minutes, once)"):
-            run([sys.executable, "-m", "venv", folder])
-            run([*pip, "--requirement", listed])
+            make_venv(folder, pip=True)
+            install_packages(python, ["--requirement", listed])
     except ProcessError as error:
         raise EnvironmentSetupError(
             "the environment for probes could not be made",

@@ -21,12 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import (
-    PublishError,
-    SignatureError,
-    TamperedError,
-    UnknownNameError,
-)
+from sparkwright.base.errors import PublishError, SignatureError, TamperedError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.channel import (
     POINTER,
@@ -170,8 +165,7 @@ class ChannelPublisher:
             now: the present time.
             provenance: an in-toto statement about the wheel, which is signed and published beside it.
             attestations: its attestations (PEP 740), published beside it and linked on the pages.
-            runtime: its locked runtime, published beside it and named in the signed statements. A wheel that
-                is listed without one is listed again with it.
+            runtime: its locked runtime, published beside it; a wheel listed without one is listed again.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
@@ -366,7 +360,7 @@ class ChannelPublisher:
         return state
 
     def write_stable_pages(self, channel: str) -> None:
-        """Write the pages of the present generation to the stable address; see `write_stable_pages`."""
+        """Write the present pages to the stable address; see the function of that name."""
         write_stable_pages(self.target, channel, lambda: self.require(channel).state)
 
     def _with_attestations(self, entry: ListedWheel, data: bytes, deposits: Deposits) -> ListedWheel:

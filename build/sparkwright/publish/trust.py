@@ -7,6 +7,7 @@ newest version that was seen is remembered, and none before it is trusted again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -224,3 +225,21 @@ def replaced(root: TrustRoot, key: TrustedKey) -> TrustRoot:
     if key not in keys:
         keys.append(key)
     return msgspec.structs.replace(root, keys=tuple(keys))
+
+
+@dataclass(frozen=True)
+class PinnedRoot:
+    """A root as the user has it.
+
+    Attributes:
+        root: its content.
+        data: its envelope.
+    """
+
+    root: TrustRoot
+    data: bytes
+
+
+def pinned_root(data: bytes, what: str) -> PinnedRoot:
+    """Return the root in the file *data*; see `read_root`."""
+    return PinnedRoot(read_root(data, what), data)

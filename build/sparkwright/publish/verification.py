@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import (
@@ -34,7 +32,15 @@ from sparkwright.publish.channel import (
     require_channel_name,
 )
 from sparkwright.publish.signing import CHANNEL_TYPE, STATEMENT_TYPE, open_envelope, verify_envelope
-from sparkwright.publish.trust import newest_root, read_root
+from sparkwright.publish.statements import (
+    ELSEWHERE,
+    InTotoStatement,
+    PromotionPredicate,
+    PromotionStatement,
+    decode_statement,
+    require_subject,
+)
+from sparkwright.publish.trust import PinnedRoot, newest_root, read_root
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,25 +52,9 @@ if TYPE_CHECKING:
     from sparkwright.publish.signing import OpenedEnvelope
     from sparkwright.publish.trust import TrustRoot
 
-T = TypeVar("T")
-
 WheelChoice = Literal["all", "newest", "none"]
-_ELSEWHERE = "do not install from there; take another mirror"
 _TRIES = 5
 _CLOCK_SKEW = timedelta(minutes=10)
-
-
-@dataclass(frozen=True)
-class PinnedRoot:
-    """A root as the user has it.
-
-    Attributes:
-        root: its content.
-        data: its envelope.
-    """
-
-    root: TrustRoot
-    data: bytes
 
 
 @dataclass(frozen=True)
@@ -96,11 +86,6 @@ class VerifiedChannel:
     state: ChannelState
     signer: str
     wheels: tuple[ListedWheel, ...]
-
-
-def pinned_root(data: bytes, what: str) -> PinnedRoot:
-    """Return the root in the file *data*; see `read_root`."""
-    return PinnedRoot(read_root(data, what), data)
 
 
 def verify_channel(
@@ -145,33 +130,6 @@ def verify_channel(
     memory.remember(state)
     emit("channel.verified", channel=channel, generation=state.generation, signer=signer, wheels=len(chosen))
     return VerifiedChannel(state, signer, tuple(chosen))
-
-
-def require_listed(state: ChannelState, filename: str, sha256: str) -> ListedWheel:
-    """Return the entry of a wheel that the user has, in a verified channel.
-
-    Raises:
-        TamperedError: the channel lists other bytes under its name, does not list it, or took it back.
-    """
-    file = state.find(sha256)
-    if file is None:
-        named = next((one for one in state.files if one.filename == filename), None)
-        raise TamperedError(
-            f"{filename} is not the wheel of channel {state.channel}"
-            if named
-            else f"{filename} is not listed",
-            because=f"its SHA-256 is {sha256}, the channel's {named.sha256}"
-            if named
-            else f"channel {state.channel} has no wheel of SHA-256 {sha256}",
-            next_step="do not install it; fetch it from the channel",
-        )
-    if file.yanked is not None:
-        raise TamperedError(
-            f"{filename} was taken back",
-            because=f"channel {state.channel} yanked it: {file.yanked}",
-            next_step="install the newest wheel of the channel instead",
-        )
-    return file
 
 
 @dataclass(frozen=True)
@@ -321,7 +279,7 @@ class _Reading:
                 because="it is missing"
                 if data is None
                 else f"its SHA-256 is {sha256_bytes(data)}, not {sha256}",
-                next_step=_ELSEWHERE,
+                next_step=ELSEWHERE,
             )
         return None
 
@@ -349,10 +307,10 @@ class _Reading:
         what = f"the promotion statement of {file.filename}"
         data = self._require(file.promotion_path, file.promotion, what)
         opened = open_envelope(data, STATEMENT_TYPE, what)
-        statement = _decoded(opened.payload, _PromotionStatement, what)
+        statement = decode_statement(opened.payload, PromotionStatement, what)
         if root is not None:
             verify_envelope(opened, root, role="channels")
-        _require_subject(statement, file, what)
+        require_subject(statement, file, what)
         if file.provenance:
             self._provenance(file, root)
         if file.attestations:
@@ -361,7 +319,7 @@ class _Reading:
             raise TamperedError(
                 f"{what} is of another channel",
                 because=f"the wheel was promoted to {statement.predicate.channel}, not to {self.channel}",
-                next_step=_ELSEWHERE,
+                next_step=ELSEWHERE,
             )
         self._runtime(file, statement.predicate)
         for run in statement.predicate.evidence:
@@ -376,16 +334,16 @@ class _Reading:
         )
         if root is not None:
             verify_envelope(opened, root, role="channels")
-        _require_subject(_decoded(opened.payload, _Statement, what), file, what)
+        require_subject(decode_statement(opened.payload, InTotoStatement, what), file, what)
 
-    def _runtime(self, file: ListedWheel, predicate: _Predicate) -> None:
+    def _runtime(self, file: ListedWheel, predicate: PromotionPredicate) -> None:
         """Verify the locked runtime of a wheel, which channel and promotion name by the same digest."""
         stated = predicate.runtime.digest.sha256 if predicate.runtime else ""
         if stated != (file.runtime or ""):
             raise TamperedError(
                 f"the runtime of {file.filename} is not the one that it was promoted with",
                 because=f"the channel names {file.runtime or 'none'}, its promotion {stated or 'none'}",
-                next_step=_ELSEWHERE,
+                next_step=ELSEWHERE,
             )
         if file.runtime:
             self._require(file.runtime_path, file.runtime, f"the runtime of {file.filename}")
@@ -395,7 +353,7 @@ class _Reading:
         what = f"the file of attestations of {file.filename}"
         data = self._require(attestations_path(file.folder, link.sha256), link.sha256, what)
         if because := refusal_of(data, file.sha256):
-            raise TamperedError(f"{what} is not one of it", because=because, next_step=_ELSEWHERE)
+            raise TamperedError(f"{what} is not one of it", because=because, next_step=ELSEWHERE)
 
     def wheel(self, file: ListedWheel, state: ChannelState) -> None:
         """Verify the bytes of a wheel."""
@@ -410,12 +368,12 @@ class _Reading:
             raise TamperedError(
                 f"{file.filename} was swapped",
                 because=f"{other.filename} is in its place",
-                next_step=_ELSEWHERE,
+                next_step=ELSEWHERE,
             )
         raise TamperedError(
             f"{file.filename} was changed",
             because=f"its SHA-256 is not the signed {file.sha256}; it has {found[1]} bytes of {file.size}",
-            next_step=_ELSEWHERE,
+            next_step=ELSEWHERE,
         )
 
     def _require(self, path: str, sha256: str, what: str, elsewhere: str = "") -> bytes:
@@ -431,63 +389,6 @@ class _Reading:
             )
         if (actual := sha256_bytes(data)) != sha256:
             raise TamperedError(
-                f"{what} was changed", because=f"its SHA-256 is {actual}, not {sha256}", next_step=_ELSEWHERE
+                f"{what} was changed", because=f"its SHA-256 is {actual}, not {sha256}", next_step=ELSEWHERE
             )
         return data
-
-
-class _Digest(msgspec.Struct):
-    sha256: str
-
-
-class _Subject(msgspec.Struct):
-    name: str
-    digest: dict[str, str]
-
-
-class _NamedEvidence(msgspec.Struct):
-    digest: _Digest
-
-
-class _Predicate(msgspec.Struct):
-    channel: str
-    evidence: list[_NamedEvidence]
-    runtime: _NamedEvidence | None = None
-
-
-class _Statement(msgspec.Struct):
-    """An in-toto statement."""
-
-    statement_type: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type")
-    subject: list[_Subject]
-
-
-class _PromotionStatement(_Statement):
-    predicate_type: Literal["urn:sparkwright:promotion:v1"] = msgspec.field(name="predicateType")
-    predicate: _Predicate
-
-
-def _decoded(payload: bytes, model: type[T], what: str) -> T:
-    """Return a signed *payload* as a *model*.
-
-    Raises:
-        SignatureError: it is another kind of statement.
-    """
-    try:
-        return msgspec.json.decode(payload, type=model)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SignatureError(f"{what} is another kind of statement", because=str(error)) from error
-
-
-def _require_subject(statement: _Statement, file: ListedWheel, what: str) -> None:
-    """Refuse a statement about something else than *file*.
-
-    Raises:
-        TamperedError: it is.
-    """
-    if [subject.digest.get("sha256") for subject in statement.subject] != [file.sha256]:
-        raise TamperedError(
-            f"{what} is of another wheel",
-            because=f"its subject is not SHA-256 {file.sha256}",
-            next_step=_ELSEWHERE,
-        )

@@ -234,8 +234,13 @@ def apply_use(recipe: Recipe, name: str) -> Recipe:
         environment={**recipe.environment, **use.environment},
         speculative={**recipe.speculative, **use.speculative} if use.speculation else {},
         drafter=recipe.drafter if use.speculation else "",
-        why={**recipe.why, **use.why},
+        why={name: why for name, why in {**recipe.why, **use.why}.items() if _counts(name, use)},
     )
+
+
+def _counts(reason: str, use: Use) -> bool:
+    """Tell if the option that *reason* names is left in a recipe with *use*."""
+    return use.speculation or reason.partition(".")[0] != "speculative"
 
 
 def variant(

@@ -14,11 +14,12 @@ from email import message_from_bytes
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task
-from sparkwright.base.process import run
+from sparkwright.base.process import install_packages, make_venv, run, uv_program
 from sparkwright.probe.environment import prepare_environment as prepare_probes
 from sparkwright.probe.environment import requirements as probes_requirements
 from sparkwright.store import remove_tree
@@ -33,6 +34,13 @@ _LEFT_OUT = frozenset({"torchaudio", "torchvision", "torchcodec"})
 _READERS = ("accelerate", "gguf")
 _READY = "ready.json"
 _LIMIT_S = 3600.0
+_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_VERSIONS = (
+    "import json; from importlib.metadata import distributions; "
+    # Those in front count: packages of the environment below come after its own.
+    "found = [(one.metadata['Name'], one.version) for one in distributions()]; "
+    "print(json.dumps(dict(reversed(found))))"
+)
 
 
 @dataclass(frozen=True)
@@ -125,33 +133,53 @@ def add_below(folder: Path, below: Path) -> None:
     (folder / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n", encoding="utf-8")
 
 
-def make_venv(folder: Path, *, pip: bool) -> None:
-    """Make an empty environment of this interpreter."""
-    run([sys.executable, "-m", "venv", *([] if pip else ["--without-pip"]), folder], timeout=_LIMIT_S)
-
-
 def _make(folder: Path, python: Path, wanted: Requirements, below: Path | None) -> None:
     remove_tree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     listed = folder.with_name(f"{folder.name}.txt")
     listed.write_text("\n".join(wanted.lines) + "\n", encoding="utf-8")
-    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     over = "over that of the probes" if below is not None else f"with torch {wanted.torch}"
     try:
         with task(f"make the environment for rehearsals, {over} (minutes, once)"):
             make_venv(folder, pip=True)
             if below is not None:
                 add_below(site_packages(python), site_packages(below))
-            run([*pip, "--requirement", listed], timeout=_LIMIT_S)
-            installed = json.loads(run([python, "-m", "pip", "list", "--format", "json"], timeout=600).text)
+            words: list[str | Path] = ["--requirement", listed]
+            if below is not None and uv_program():
+                words = _without_those_below(listed)
+            install_packages(python, words)
+            versions = json.loads(run([python, "-I", "-c", _VERSIONS], timeout=600).text)
     except ProcessError as error:
         raise RehearsalError(
             "the environment for rehearsals could not be made",
             because=error.because,
             next_step="check the package index and the disk, then run again",
         ) from error
-    versions = {entry["name"]: entry["version"] for entry in installed}
     (folder / _READY).write_text(json.dumps(versions), encoding="utf-8")
+
+
+def _without_those_below(listed: Path) -> list[str | Path]:
+    """Return the arguments of an installer for what *listed* requires and the environment for probes lacks.
+
+    pip finds packages that lie below by itself; uv looks at an environment's own folder alone.
+    """
+    resolved = listed.with_suffix(".resolved.txt")
+    below = probes_requirements()
+    resolved.write_text(below, encoding="utf-8")  # uv prefers the versions of an earlier answer
+    words = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", _PYTHON]
+    run([uv_program(), *words, "--output-file", resolved, listed], timeout=_LIMIT_S)
+    known = {_pinned(line) for line in below.splitlines()}
+    lines = resolved.read_text(encoding="utf-8").splitlines()
+    resolved.write_text(
+        "".join(f"{line}\n" for line in lines if _pinned(line) not in known), encoding="utf-8"
+    )
+    return ["--no-deps", "--requirement", resolved]
+
+
+def _pinned(line: str) -> tuple[str, str]:
+    """Return the normalized name and the version that a line of exact requirements states."""
+    name, _, version = line.partition(";")[0].strip().partition("==")
+    return canonicalize_name(name.partition("[")[0]), version.strip()
 
 
 def describe_environment(python: Path) -> dict[str, str]:

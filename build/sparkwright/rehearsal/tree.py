@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import RehearsalError
 from sparkwright.base.events import task, warn
-from sparkwright.base.process import run
+from sparkwright.base.process import make_venv, run
 from sparkwright.git import blob_id, make_read_only
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.probe.trees import fingerprint
 from sparkwright.rehearsal.environment import (
     add_below,
-    make_venv,
     prepare_environment,
     read_requirements,
     site_packages,

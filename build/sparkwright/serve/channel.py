@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkwright.publish.channel import ChannelState, ListedWheel
     from sparkwright.publish.mirror import Mirror
     from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.verification import PinnedRoot
+    from sparkwright.publish.trust import PinnedRoot
     from sparkwright.store import Store
     from sparkwright.upstream import IndexSettings
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
+from sparkwright.base.ports import free_port
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.flashinfer import environment_path
@@ -23,7 +24,6 @@ from sparkwright.verify.client import open_session
 from sparkwright.verify.metrics import fetch_snapshot
 from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
 from sparkwright.verify.server.failures import excerpt
-from sparkwright.verify.server.lifecycle import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping

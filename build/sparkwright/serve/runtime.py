@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from dataclasses import dataclass, replace
 from email import message_from_bytes
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ProcessError, ToolError
 from sparkwright.base.events import task
-from sparkwright.base.process import run
+from sparkwright.base.process import run, uv_program
 from sparkwright.lock.runtime import (
     OLDEST_PYTHON,
     SUFFIX,
@@ -58,9 +56,8 @@ def find_uv() -> str:
     Raises:
         ToolError: it is not installed.
     """
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.exists() else shutil.which("uv")
-    if found is None:
+    found = uv_program()
+    if not found:
         raise ToolError(
             "uv was not found",
             because="it resolves runtimes, and is neither beside this interpreter nor on PATH",

@@ -33,6 +33,7 @@ TOOLS: Final = "tools"
 STRUCTURED: Final = "structured-output"
 IMAGES: Final = "images"
 SEEDS: Final = "seeds"
+END_MARK: Final = "end-mark"
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -54,6 +55,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         GPU: "the log names memory of a GPU",
         IMAGES: "chats may hold pictures",
         SEEDS: "sampling draws the same for the same seed, one request at a time",
+        END_MARK: "streams end with [DONE]",
     }
 )
 """Every capability by its name, with its meaning."""

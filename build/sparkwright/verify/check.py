@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from sparkwright.verify.datasets import Dataset
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -28,6 +30,7 @@ class Context:
         lacks: reasons by the capability (see `verify.capabilities`) that the server lacks and need not have.
         floors: the client's own error by concurrency, measured against the simulator: 99th percentile of that
             of TTFT in ms, and of that of TPOT in percent. Empty if it was not measured.
+        dataset: prompts of the sweep and rates of arrivals that the user chose.
     """
 
     profile: Profile
@@ -37,6 +40,19 @@ class Context:
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
     floors: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    dataset: Dataset = field(default_factory=Dataset)
+
+    @property
+    def sweep_categories(self) -> tuple[str, ...]:
+        """Categories of the sweep: the profile's, or that of the user's prompts."""
+        return self.dataset.categories or self.profile.categories
+
+    def prompts_of(self, category: str, count: int, salt: str) -> tuple[Prompt, ...]:
+        """Return *count* prompts of one of `sweep_categories`, each with a nonce of its own."""
+        if category not in self.dataset.categories:
+            return self.corpus.prompts(category, count, self.profile.seed, salt)
+        words = facts.words_per_token if (facts := self.facts.get(("main", 0))) is not None else -1.0
+        return self.dataset.take(self.corpus, count, self.profile.seed, salt, words)
 
     def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
         """Return *count* prompts of each of *categories*, by default the profile's, one after the other."""

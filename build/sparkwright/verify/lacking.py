@@ -17,6 +17,7 @@ from sparkwright.verify.capabilities import (
     TOKENIZE,
     VERSION,
 )
+from sparkwright.verify.client.endpoint import open_session
 from sparkwright.verify.client.features import try_features
 from sparkwright.verify.client.tokens import lacks_tokenizer
 from sparkwright.verify.client.trial import try_requests
@@ -58,10 +59,11 @@ async def find_lacking(
     foreign = VERSION in lacks and METRICS in lacks  # vLLM's counters without its version: a proxy
     if why := await lacks_tokenizer(session, endpoint, deadlines, foreign=foreign):
         lacks[TOKENIZE] = f"documents are sized by an estimate: {why}"
-    if foreign:
-        lacks |= await try_requests(session, endpoint, deadlines)
-    tried = replace(endpoint, lacks=frozenset(lacks))
-    return lacks | await try_features(session, tried, deadlines, asked, foreign=foreign)
+    async with open_session(replace(endpoint, lacks=frozenset(lacks))) as own:
+        if foreign:
+            lacks |= await try_requests(own, endpoint, deadlines)
+        tried = replace(endpoint, lacks=frozenset(lacks))
+        return lacks | await try_features(own, tried, deadlines, asked, foreign=foreign)
 
 
 def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import field
 
 from sparkwright.base.config import Model
-from sparkwright.verify.cell import Cell
+from sparkwright.verify.cell import REFUSED, Cell
 
 # What is seen -------------------------------------------------------------------------------------------
 
@@ -35,6 +35,10 @@ class FailureKind(StrEnum):
     COUNT = "count"  # usage and token ids disagree
     LENGTH = "length"  # another number of tokens than requested, or ``abort``
     CANCELLED = "cancelled"  # stopped by this client
+
+
+REFUSALS = frozenset({400, 404, 405, 413, 415, 422, 501})
+"""Statuses that say that the request, not the server, is at fault."""
 
 
 class RequestFailure(Model, frozen=True):
@@ -361,9 +365,19 @@ class Observation(Model, frozen=True):
         return (max(sample.ended for sample in self.samples) - begin) / 1e9
 
     @property
+    def refused(self) -> tuple[Sample, ...]:
+        """Requests that were refused, in a cell whose requests must or may be (see `cell.REFUSED`)."""
+        how = self.cell.tags.get(REFUSED, "")
+        if not how:
+            return ()
+        found = tuple(one for one in self.samples if one.failure and one.failure.status in REFUSALS)
+        return found if how == "must" or len(found) == len(self.samples) else ()
+
+    @property
     def failed(self) -> tuple[Sample, ...]:
-        """Requests that failed, warm-ups included."""
-        return tuple(sample for sample in self.samples if sample.failure is not None)
+        """Requests that failed, warm-ups included, and without those that are rightly refused."""
+        refused = {id(sample) for sample in self.refused}
+        return tuple(one for one in self.samples if one.failure is not None and id(one) not in refused)
 
 
 # What is concluded --------------------------------------------------------------------------------------

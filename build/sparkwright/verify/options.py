@@ -24,11 +24,14 @@ REFERENCE = "reference"
 """Name of the check that `VerifyOptions.reference` adds."""
 
 
+_ARRIVALS = "arrivals"  # the check of open loops, which runs where there are rates
+
+
 class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: sizes and checks: ``full``, ``quick``, ``smoke`` or ``demo``.
+        profile: sizes and checks: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
@@ -60,6 +63,11 @@ class VerifyOptions(Model, frozen=True):
         reference: file with a reference of the checkpoint, to compare the server with.
         protocol: one of the field, as `protocol.options.parse_protocol` reads it, which is carried out
             instead of checks.
+        prompts: file with the prompts of the sweep; the corpus's own if empty.
+        prompts_sha256: of that file, so that a resumed run sends the same.
+        input_tokens: length of documents that the sweep sends instead; 0 for none.
+        max_tokens: output of each request of the sweep; the profile's if 0.
+        rates: requests a second at which the sweep's prompts are sent too, whether or not others have ended.
     """
 
     profile: str = "full"
@@ -91,6 +99,11 @@ class VerifyOptions(Model, frozen=True):
     capacity: CapacityOptions | None = None
     reference: str = ""
     protocol: str = ""
+    prompts: str = ""
+    prompts_sha256: str = ""
+    input_tokens: int = 0
+    max_tokens: int = 0
+    rates: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
@@ -148,22 +161,28 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             )
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("checks", "levels", "categories", "soak_s", "boots", "thinking"):
+    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
         changes["most_boots"] = options.boots
-    if options.compared and not options.checks:
-        changes["checks"] = ("compare",)
-    if options.capacity is not None:
-        changes["checks"] = (CAPACITY,)
-    if options.protocol:
-        _ = parse_protocol(options.protocol)
-        changes["checks"] = (PROTOCOL,)
-    if not (base.checks or "checks" in changes):
-        changes["checks"] = checks_of(base.name)
-    checks = changes.get("checks", base.checks)
-    if options.reference and not (options.compared or options.capacity) and REFERENCE not in checks:
-        changes["checks"] = (*checks, REFERENCE)
+    changes["checks"] = _selected(options, base)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)
+
+
+def _selected(options: VerifyOptions, base: Profile) -> tuple[str, ...]:
+    """Return the names of the checks that *options* select, by default those of *base*."""
+    if options.protocol:
+        _ = parse_protocol(options.protocol)
+        return (PROTOCOL,)
+    if options.capacity is not None:
+        return (CAPACITY,)
+    if options.compared and not options.checks:
+        return ("compare",)
+    names = options.checks or base.checks or checks_of(base.name)
+    if options.reference and not options.compared and REFERENCE not in names:
+        names = (*names, REFERENCE)
+    if options.rates and not options.checks:
+        names = (*names, _ARRIVALS)
+    return names

@@ -41,7 +41,7 @@ class Profile(Model, frozen=True):
     """The sizes of a run.
 
     Attributes:
-        name: ``full``, ``quick``, ``smoke`` or ``demo``.
+        name: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         checks: names of the checks that run, in order; if empty, those whose modules list this profile.
         categories: of prompts.
         levels: concurrencies of the sweep.
@@ -124,13 +124,26 @@ _DEMO = Profile(
     deadlines=Deadlines(first_token_s=120.0),
 )
 
-# At most 15 minutes on a GB10 with a model of 27 billion parameters: one category more than one, so that they
-# can be compared, the lowest and the highest concurrency and one between, the batch size of a known crash.
+# A small model on a few cores: tens of tokens a second for all requests together.
+_CPU = Profile(
+    name="cpu",
+    categories=("code", "extraction"),
+    levels=(1, 4, 8),
+    requests_per_client=2,
+    least_requests=8,
+    max_tokens=48,
+    off_grid=(3,),
+    waves=1,
+    lossless_prompts=12,
+)
+
+# At most 15 minutes on a GB10 with a model of 27 billion parameters: two categories, so that they can be
+# compared, the lowest and the highest concurrency, the batch size of a known crash, one long prompt.
 _QUICK = Profile(
     name="quick",
     checks=("boot", "coherence", "sweep", "crash", "context"),
     categories=("code", "prose"),
-    levels=(1, 8, 64),
+    levels=(1, 64),
     requests_per_client=1,
     least_requests=12,
     max_tokens=32,
@@ -141,6 +154,6 @@ _QUICK = Profile(
 )
 
 PROFILES: Mapping[str, Profile] = {
-    profile.name: profile for profile in (Profile(name="full"), _QUICK, _SMOKE, _DEMO)
+    profile.name: profile for profile in (Profile(name="full"), _QUICK, _SMOKE, _DEMO, _CPU)
 }
 """Shipped profiles by name."""

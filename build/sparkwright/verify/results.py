@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
+from sparkwright.verify.history import past_runs, read_past
 from sparkwright.verify.journal import FILE, read_journal
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:
+    from sparkwright.verify.history import PastRun
     from sparkwright.verify.journal import Contents
     from sparkwright.verify.model import Verdict
 
@@ -88,7 +90,16 @@ def write_results(folder: Path) -> Results:
         ConfigError: there is no run, or its journal is damaged.
         StorageError: the disk is full or cannot be written.
     """
-    return write_report(load_run(folder), folder, also=(FILE,))
+    run = load_run(folder)
+    for name, data in _tables(run).items():  # from which earlier runs are read, this one among them
+        replace_file(folder / name, data)
+    return write_report(replace(run, history=_alike(folder)), folder, also=(FILE,))
+
+
+def _alike(folder: Path) -> tuple[PastRun, ...]:
+    """Return the runs beside *folder* that are of the same server and profile, it among them."""
+    this = read_past(folder)
+    return () if this is None else tuple(one for one in past_runs(folder.parent) if one.is_like(this))
 
 
 def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:
@@ -102,23 +113,25 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    from sparkwright.base.digests import to_json
     from sparkwright.verify.protocol.results import protocol_files
-    from sparkwright.verify.report import render_csv, render_html, render_junit
+    from sparkwright.verify.report import render_html, render_junit
 
-    rendered = {
-        REPORT: render_html(run).encode(),
-        JUNIT: render_junit(run).encode(),
-        VERDICT: to_json(described(run)) + b"\n",
-    }
-    if run.observations:
-        rendered[TABLE] = render_csv(run).encode()
+    rendered = {REPORT: render_html(run).encode(), JUNIT: render_junit(run).encode(), **_tables(run)}
     rendered |= protocol_files(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
         replace_file(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
     return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
+
+
+def _tables(run: Run) -> dict[str, bytes]:
+    """Return the verdict and the table of cells, if there are any, by the names of their files."""
+    from sparkwright.base.digests import to_json
+    from sparkwright.verify.report import render_csv
+
+    cells = {TABLE: render_csv(run).encode()} if run.observations else {}
+    return {VERDICT: to_json(described(run)) + b"\n", **cells}
 
 
 def described(run: Run) -> dict[str, Any]:
@@ -164,6 +177,8 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         told["url"] = options.url
     if options.protocol:
         told["protocol"] = options.protocol
+    if options.recipe:
+        told["recipe-name"] = Path(options.recipe).stem
     if options.wheel:
         told["wheel"] = {"name": Path(options.wheel).name, "sha256": manifest.identity["wheel"]}
     if not contents.findings:

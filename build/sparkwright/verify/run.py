@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.verify.client.calibrate import Floor
+    from sparkwright.verify.history import PastRun
     from sparkwright.verify.model import BootFacts, Finding, Observation
 
 # From bad to good: the first of these among several verdicts is that of all.
@@ -67,6 +68,7 @@ class Run:
         findings: by check, in order.
         floors: the client's own error, by concurrency.
         lacks: reasons by the capability that the server lacks and need not have.
+        history: runs of the same server with the same profile, this one among them, oldest first.
         duration: ``estimated`` and ``actual`` seconds of the run, starts and calibration included.
     """
 
@@ -77,6 +79,7 @@ class Run:
     floors: Sequence[Floor] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
     duration: Mapping[str, float] = field(default_factory=dict)
+    history: Sequence[PastRun] = ()
 
     @property
     def verdict(self) -> Verdict:

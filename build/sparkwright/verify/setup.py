@@ -29,12 +29,12 @@ from sparkwright.verify.capabilities import (
 )
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.capacity.prompts import read_prompts
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
@@ -110,9 +110,18 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
-    if options.reference and options.compared:
+    if options.prompts and options.input_tokens:
         raise ConfigError(
-            "--reference and --against exclude each other", because="--against compares speed alone"
+            "--prompts and --input-tokens exclude each other",
+            because="prompts have the lengths that they have",
+        )
+    if "arrivals" in profile.checks and not options.rates:
+        raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
+    if options.reference and (options.compared or options.protocol or options.capacity):
+        raise ConfigError(
+            "--reference and a comparison of speed exclude each other",
+            because="that measures speed alone",
+            next_step="use the reference in a run of its own: sparkwright verify reference use",
         )
     files = [
         options.reference,
@@ -180,6 +189,7 @@ async def prepare(
         # reference has no times.
         timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
         rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
+        dataset=_dataset(options),
     )
     if options.reference:
         identity["reference"] = load_reference(Path(options.reference)).digest
@@ -226,13 +236,18 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
         if options.reference:
             known[REFERENCE] = ReferenceCheck(load_reference(Path(options.reference)))
         return [known[name] for name in profile.checks]
-    if search.prompts and sha256_file(Path(search.prompts)) != search.prompts_sha256:
-        raise ConfigError(
-            f"{search.prompts} has changed since the search began",
-            because="steps with other prompts cannot be compared with those before",
-            next_step="begin a new search in another folder",
-        )
-    return [CapacityCheck(search, read_prompts(Path(search.prompts)) if search.prompts else ())]
+    own = read_same(Path(search.prompts), search.prompts_sha256) if search.prompts else ()
+    return [CapacityCheck(search, own)]
+
+
+def _dataset(options: VerifyOptions) -> Dataset:
+    """Return the prompts and rates that *options* name.
+
+    Raises:
+        ConfigError: the file of prompts cannot be used, or is not what it was.
+    """
+    own = read_same(Path(options.prompts), options.prompts_sha256) if options.prompts else ()
+    return Dataset(own, options.input_tokens, options.rates)
 
 
 def _require_known(profile: Profile, *, own: str = "") -> None:

@@ -23,6 +23,7 @@ from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
+from sparkwright.verify.datasets import Dataset
 from sparkwright.verify.estimate import Rates, Remaining, estimate
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
@@ -91,6 +92,7 @@ class Suite:
         made_up: whether the model's weights are made up.
         lacks: reasons by the capability that the main server lacks and need not have.
         rates: typical ones of such a server, for the run's expected duration.
+        dataset: prompts of the sweep and rates of arrivals that the user chose.
     """
 
     checks: Sequence[Check]
@@ -102,6 +104,7 @@ class Suite:
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
+    dataset: Dataset = field(default_factory=Dataset)
 
 
 async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
@@ -151,6 +154,7 @@ class _SuiteRun:
             made_up=self.suite.made_up,
             lacks=self.suite.lacks,
             floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
+            dataset=self.suite.dataset,
         )
 
     def plan(self) -> list[Cell]:
@@ -320,7 +324,7 @@ class _SuiteRun:
         profile = self.suite.profile
         if (
             (arm, boot) != ("main", 0)
-            or _WITH_DOCUMENTS.isdisjoint(profile.checks)
+            or (_WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.suite.dataset.input_tokens)
             or TOKENIZE in self.suite.lacks
         ):
             return server.facts

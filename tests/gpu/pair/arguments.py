@@ -14,8 +14,8 @@ def pair_arguments(spec: dict[str, Any], *, max_model_len: int = MAX_MODEL_LEN) 
     """Arguments of vLLM's engines: nothing is downloaded, and no weights are read.
 
     Args:
-        spec: ``target`` and ``drafter``, folders; ``gpu_memory_utilization``; ``eager``; and ``speculative``,
-            what is added to the speculative configuration.
+        spec: ``target`` and ``drafter``, folders; ``gpu_memory_utilization``; ``eager``; ``engine``, what is
+            added to the arguments; and ``speculative``, what is added to the speculative configuration.
         max_model_len: tokens of the longest request.
     """
     return {
@@ -37,4 +37,5 @@ def pair_arguments(spec: dict[str, Any], *, max_model_len: int = MAX_MODEL_LEN) 
             "synthetic_acceptance_length": float(1 + ACCEPTED),
             **spec.get("speculative", {}),
         },
+        **spec.get("engine", {}),
     }

@@ -230,7 +230,7 @@ async def run(spec: dict[str, Any]) -> None:
     engine = AsyncLLM.from_engine_args(engine_args(spec), stat_loggers=[LiveBatch])
     try:
         async with asyncio.timeout(LEVEL_SECONDS):  # a worker whose answer cannot be sent never answers
-            view = (await engine.collective_rpc("pair_boot"))[0]
+            view, *others = await engine.collective_rpc("pair_boot")  # of each card
             modules = (await engine.collective_rpc("pair_modules", args=(spec["carried"],)))[0]
             binaries = (await engine.collective_rpc("pair_binaries", args=(spec["native"],)))[0]
             asked = [(await engine.collective_rpc(name))[0] for name in spec.get("ask", [])]
@@ -238,7 +238,7 @@ async def run(spec: dict[str, Any]) -> None:
         gc.collect()
         gc.freeze()  # as vLLM's own server does: a full collection would stall the streams
         seconds = round(time.monotonic() - started, 1)
-        boot = {"view": view, "modules": modules, "binaries": binaries, "asked": asked}
+        boot = {"view": view, "others": others, "modules": modules, "binaries": binaries, "asked": asked}
         write("boot", seconds=seconds, **boot, canary=alive)
         for level in spec["levels"]:
             seen = await serve(engine, level)

@@ -40,6 +40,7 @@ class PairView:
             "python": sys.version.split()[0],
             "torch": str(torch.__version__),
             "device": torch.cuda.get_device_name(),
+            "card": str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")),
             "runner": _name(runner),
             "drafter": _name(drafter),
             "rejection_sampler": _name(getattr(runner, "rejection_sampler", None)),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from base64 import b64decode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import companion_kit
 import pytest
 import wheelkit
 from channel_kit import small_wheel
 
 from sparkwright.base.errors import PublishError
+from sparkwright.companion.wheel import write_companion
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.provenance import STATEMENT
 
@@ -97,6 +100,26 @@ def test_a_wheel_with_an_unproved_carry_is_not_promoted(world: World) -> None:
     refused = world.call("channel", "promote", world.wheels[0], "--to", "nightly")
     assert refused.status == 63
     assert "without a proof of bare" in refused.err
+
+
+def test_a_companion_is_promoted_by_its_audit_alone(built: World) -> None:
+    module = companion_kit.module(built.store, companion_kit.library(built.folder, "sampling"))
+    companion = write_companion(built.store, companion_kit.content([module]), built.dist).path
+    refused = built.call("channel", "promote", companion, "--to", "stable")
+    assert refused.status == 63
+    assert "sparkwright companion audit" in refused.err
+    assert "sparkwright verify" not in refused.err
+    attach(built.dist, "audit", wheelkit.sha256(companion), {"checks": {}, "unchecked": []})
+    built.good("channel", "promote", companion, "--to", "stable")
+    assert "1 of 1 read" in built.good("channel", "verify", built.dist / "published/channels/stable").out
+    (file,) = built.good("channel", "status", "stable", "--json").json["files"]
+    assert (file["filename"], bool(file["provenance"])) == (companion.name, True)
+    statement = built.dist / f"published/wheels/{file['sha256'][:2]}/{file['sha256']}/provenance"
+    envelope = json.loads(next(statement.iterdir()).read_bytes())
+    inputs = json.loads(b64decode(envelope["payload"]))["predicate"]["buildDefinition"][
+        "resolvedDependencies"
+    ]
+    assert "flashinfer_python-1.2.3-py3-none-any.whl" in {one["name"] for one in inputs}
 
 
 def test_publish_promotes_every_wheel_of_the_folder(built: World) -> None:

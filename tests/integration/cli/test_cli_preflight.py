@@ -105,6 +105,18 @@ def test_doctor_checks_a_recipe(world: World, tmp_path: Path) -> None:
     assert not any(one["what"].startswith("recipe") for one in world.good("doctor", "--json").json)
 
 
+def test_doctor_checks_a_use_of_a_recipe(world: World, tmp_path: Path) -> None:
+    recipe = write(tmp_path)
+    use = '[uses.many]\ntitle = "many"\nflags = { max-model-len = 1048576 }\n'
+    recipe.write_text(f"{recipe.read_text()}\n{use}")
+    assert world.good("doctor", "--json", "--recipe", recipe).status == 0
+    refused = world.call("doctor", "--json", "--recipe", recipe, "--use", "many")
+    assert refused.status == 76
+    assert "fail" in {one["verdict"] for one in refused.json if one["what"].startswith("recipe: ")}
+    assert world.call("doctor", "--recipe", recipe, "--use", "none").status == 12
+    assert world.call("doctor", "--use", "many").status == 10
+
+
 def verify(recipe: Path) -> int:
     """Return the exit status of a verification by *recipe*, with an interpreter that has no vLLM."""
     words = ["--python", sys.executable, "--recipe", str(recipe), "--out", "run", "--checks", "boot"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import wheelkit
+from channel_kit import POLICY, ChannelWorld, now
 from service_kit import vllm_wheel
 
+from sparkwright.base.ports import free_port
+from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.manager import canary_failure
-from sparkwright.verify.server.lifecycle import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +30,8 @@ SYSTEMCTL = """#!{python}
 import os, signal, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {build!r})
+from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.manager import canary_failure
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
 with open({calls!r}, "a") as calls:
@@ -70,6 +78,9 @@ class Machine:
         program.chmod(0o755)
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return self.sparkwright("service", *words)
+
+    def sparkwright(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         script = (
             "import sys; from sparkwright.serve.service import manager as m; m.has_systemd = lambda _: True; "
             "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -80,9 +91,10 @@ class Machine:
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "SPARKWRIGHT_HOME": str(self.folder / "store"),
         }
-        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "SPARKWRIGHT_API_KEY_FILE"):
+        ours = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "SPARKWRIGHT_API_KEY_FILE")
+        for name in ours:
             environment.pop(name, None)
-        command = [sys.executable, "-c", script, "service", *map(str, words)]
+        command = [sys.executable, "-c", script, *map(str, words)]
         return subprocess.run(
             command, env=environment, cwd=self.folder, check=False, capture_output=True, text=True
         )
@@ -141,6 +153,54 @@ def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> Non
     assert not machine.state.exists()
     assert not (machine.config / "chat.key").exists()
     assert machine.run("status", "chat", "--user").returncode == 12
+
+
+def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
+    tag = f"py3-none-manylinux_2_28_{platform.machine()}"
+    channel = ChannelWorld(tmp_path / "channel")
+
+    def offer(version: str, *faults: str) -> str:
+        wheel = vllm_wheel(channel.dist, version, *faults, tag=tag)
+        sha256 = wheelkit.sha256(wheel)
+        attach(channel.dist, "audit", sha256, {"checks": {}, "unchecked": []})
+        found = require_evidence(wheel, sha256, "stable", POLICY, channel.dist / "evidence")
+        runtime = f"vllm=={version} --hash=sha256:{sha256}\n".encode()
+        channel.publisher().promote("stable", wheel, found, POLICY, now(), runtime=runtime)
+        return wheel.name
+
+    first = offer("1.0+spark.1")
+    place, service = channel.published / "channels/stable", ("chat", "--user")
+    words = (machine.recipe(), "--name", "chat", "--user", "--port", str(machine.port), "--force")
+    done = machine.run("install", *words, "--channel", place)
+    assert done.returncode == 67, "no key of the publisher is pinned"
+    publisher = load_publisher(channel.home).root.publisher
+    pinned = machine.sparkwright("channel", "key", "pin", channel.pin(), "--publisher", publisher)
+    assert pinned.returncode == 0, pinned.stderr
+    done = machine.run("install", *words, "--channel", place)
+    assert done.returncode == 0, done.stderr
+    assert (machine.status["wheel"], machine.status["channel"]) == (first, str(place))
+
+    broken = offer("1.0+spark.2", "boot-engine")
+    done = machine.run("upgrade", *service)
+    assert done.returncode == 77
+    assert "the environment before it serves again" in done.stderr
+    assert machine.status["wheel"] == first
+
+    better = offer("1.0+spark.3")
+    done = machine.run("upgrade", *service)
+    assert done.returncode == 0, done.stderr
+    assert machine.status["wheel"] == better != broken
+    channel.publisher().rollback("stable", POLICY, now(), to=1, reason="it is slow")
+    done = machine.run("upgrade", *service, "--json")
+    assert json.loads(done.stdout)["wheel"] == first, "what the channel took back is not served"
+
+    (runtime,) = channel.published.rglob(f"wheels/*/{wheelkit.sha256(channel.dist / first)}/runtime/*")
+    shutil.rmtree(machine.folder / "store")
+    runtime.unlink()
+    done = machine.run("upgrade", *service)
+    assert done.returncode == 65
+    assert "the runtime of" in done.stderr
+    assert machine.status["wheel"] == first
 
 
 def test_without_a_systemd_nothing_is_begun(machine: Machine) -> None:

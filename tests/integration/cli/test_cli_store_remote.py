@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kit import small_disk
-from store_servers import HostileStore, Misbehaviour, free_port, hostile_store, nginx_store
+from store_servers import HostileStore, Misbehaviour, hostile_store, nginx_store
 from world import finish, wait_until
+
+from sparkwright.base.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -107,6 +107,23 @@ def test_a_healthy_server_leaves_a_verdict_and_its_evidence(tmp_path: Path) -> N
     assert left_behind(run) == []
 
 
+def test_a_file_of_prompts_is_swept_and_sent_at_a_rate_and_a_changed_one_is_not_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"messages": [{"role": "user", "content": "Sum up the news."}]}\n{"prompt": "Why?"}\n')
+    asked = ("--prompts", "own.jsonl", "--max-tokens", "24", "--levels", "1", "--rate", "1", "--seed", "3")
+    run = tmp_path / "run"
+    done = verify("--demo", *asked, "--checks", "sweep,arrivals", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line["observation"]["cell"]["name"] for line in documents(run) if line["kind"] == "cell"]
+    assert names == ["own c=1", "own 1/s"]
+    own.write_text('{"prompt": "Something else."}\n')
+    done = verify("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 10
+    assert "own.jsonl has changed since the run began" in done.stderr
+
+
 def test_machines_get_one_document(tmp_path: Path) -> None:
     done = verify(*QUICK, "--json", cwd=tmp_path)
     told = json.loads(done.stdout)
@@ -247,6 +264,10 @@ REFUSED = {
         "addresses",
     ),
     "only a baseline": (("--demo", "--baseline-url", "http://127.0.0.1:9"), 10, "--baseline-url"),
+    "no prompts": (("--demo", "--prompts", __file__), 10, "line 1 is not JSON"),
+    "prompts of a length": (("--demo", "--input-tokens", "50"), 2, "--input-tokens"),
+    "no rate": (("--demo", "--rate", "0"), 2, "'0' is not a list of positive numbers"),
+    "arrivals without a rate": (("--demo", "--checks", "arrivals"), 10, "--rate"),
     "a wheel against a simulator": (("--demo", "--against", __file__), 10, "--against"),
     "a recipe against an address": (
         ("--url", "http://127.0.0.1:9", "--against-recipe", "smoke"), 10, "addresses"

@@ -176,13 +176,10 @@ def test_a_script_goes_along_and_its_output_comes_back(patched: World, hosts: li
 
 
 def test_a_command_that_takes_too_long_is_a_timeout_there_too(patched: World, hosts: list[Host]) -> None:
-    judged = judge(
-        patched,
-        "import os, sys, time\n"
-        + JUDGE.replace("sys.exit(", "_ = (", 1).rsplit("\n", 2)[0]
-        + '\ntime.sleep(60 * ("value * 2" in text))\n',
-    )
-    found = patched.good(*search(judged), *cluster(hosts), "--timeout", "2")
+    # A shell, so that what is good has ended by then on a busy machine too.
+    path = patched.folder / "judge.sh"
+    path.write_text('! grep -q "value \\* 2" "$SPARKWRIGHT_TREE/vllm/clamp.py" || exec sleep 60\n')
+    found = patched.good(*search(f"run /bin/sh {path}"), *cluster(hosts), "--timeout", "3")
     assert found.json["changes"] == ["doubled:added"]
     assert found.json["calibration"]["signature"] == "timeout"
 

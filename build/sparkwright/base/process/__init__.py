@@ -5,6 +5,7 @@ Open `run` first. `session` starts programs in the background, `limited` kills t
 """
 
 from sparkwright.base.process.dialogue import Dialogue
+from sparkwright.base.process.installer import install_packages, make_venv, uv_program
 from sparkwright.base.process.limited import LimitsExceeded, ProcessLimits, run_limited, watch
 from sparkwright.base.process.replace import replace_process
 from sparkwright.base.process.run import Completed, UnguardedProcess, run, start_unguarded, stream, which
@@ -18,6 +19,8 @@ __all__ = [
     "ProcessLimits",
     "Running",
     "UnguardedProcess",
+    "install_packages",
+    "make_venv",
     "replace_process",
     "resident_mib",
     "run",
@@ -25,6 +28,7 @@ __all__ = [
     "start",
     "start_unguarded",
     "stream",
+    "uv_program",
     "watch",
     "which",
 ]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.options import CHECK, CapacityOptions
-from sparkwright.verify.capacity.prompts import CHATS
 from sparkwright.verify.capacity.report import conclude_search
 from sparkwright.verify.capacity.search import NextStep, decide
 from sparkwright.verify.capacity.step import FACTOR, step_of
 from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.checks.common import main_facts, unanswered
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
+from sparkwright.verify.datasets import CHATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _ROUNDS = 50
 _SURE = 0.975
 _LEAST = 3
+_KNOWN = 0.5
+"""Share of the degrees of freedom that the scatter has. Queues are rarely long: most searches see too few
+long ones, and take the scatter for smaller than it is more often than with a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,27 @@ def fit_crossing(counts: Sequence[tuple[float, int, int]], share: float) -> Cros
     if slope >= 0:
         return unknown
     at = (math.log(share / (1 - share)) - float(coefficients[0])) / slope
-    place = np.array([1.0, at])
-    freedom = rates.size - 2
-    error = math.sqrt(float(place @ covariance @ place)) / -slope * t_quantile(_SURE, freedom)
-    low, rate, high = (math.exp(min(max(middle + at + side * error, -700), 700)) for side in (-1, 0, 1))
+    ends = _fieller(float(coefficients[0]) - math.log(share / (1 - share)), slope, covariance, rates.size - 2)
+    low, rate, high = (math.exp(min(max(middle + x, -700), 700)) for x in (ends[0], at, ends[1]))
     return Crossing(rate, low, high)
+
+
+def _fieller(
+    height: float, slope: float, covariance: NDArray[np.float64], freedom: int
+) -> tuple[float, float]:
+    """Return the 95 % interval of the place where a line crosses zero (Fieller's theorem).
+
+    The slope has an error too, so the interval is wider on the side where the line is less well known; it is
+    infinite where the slope might be zero.
+    """
+    quantile = t_quantile(_SURE, max(1.0, _KNOWN * freedom)) ** 2
+    a = slope**2 - quantile * float(covariance[1, 1])
+    b = height * slope - quantile * float(covariance[0, 1])
+    c = height**2 - quantile * float(covariance[0, 0])
+    if a <= 0 or b * b < a * c:
+        return -math.inf, math.inf
+    half = math.sqrt(b * b - a * c)
+    return (-b - half) / a, (-b + half) / a
 
 
 def _regress(

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.options import CHECK
-from sparkwright.verify.capacity.search import Capacity, Outcome, decide
+from sparkwright.verify.capacity.search import TRIES, Capacity, Outcome, decide
 from sparkwright.verify.capacity.step import allowed_lateness_s, lateness_s, step_of
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import told_of
@@ -86,6 +86,9 @@ def _told(answer: Capacity, options: CapacityOptions) -> tuple[Verdict, str]:
             held = f"; {_rate(answer.held)} requests/s hold" if answer.held else ""
             cause = f"this client cannot send {_rate(answer.rate)} requests/s in time{held}"
             return Verdict.INVALID, cause
+        case Outcome.DISTURBED:
+            held = f"; {_rate(answer.held)} requests/s hold" if answer.held else ""
+            return Verdict.INVALID, f"the machine was not in its usual state in {TRIES} steps in a row{held}"
 
 
 def _measured(
@@ -135,7 +138,7 @@ def _rate(rate: float) -> str:
 
 
 def _knee(steps: Sequence[Step], observations: Sequence[Observation]) -> Finding:
-    sure = [step for step in steps if not step.late and step.duration_s > 0]
+    sure = [step for step in steps if not step.void and step.duration_s > 0]
     rates = {step.rate for step in sure}
     knee = max(sure, key=lambda step: step.rate / step.duration_s, default=None)
     known = knee is not None and len(rates) >= _LEAST_FOR_KNEE and min(rates) < knee.rate

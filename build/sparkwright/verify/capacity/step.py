@@ -9,6 +9,7 @@ import msgspec
 
 from sparkwright.verify.capacity.search import Step
 from sparkwright.verify.capacity.slo import times_of
+from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.statistics import percentile, theil_sen
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ LATE_SHARE = 0.25
 duration where only the time of a token is limited. Times count from when a request was due, so that lateness
 makes them longer, never shorter."""
 _SPOILT = 0.25  # of the requests that may be bad: so many may be bad for being sent late
-_WINDOWS = 20
+MOMENTS = 20
+"""Moments of a step at which the requests in flight are counted."""
 _RISE, _LEAST_RISE = 0.25, 2.0  # of the mean requests in flight over the step, and requests
 
 
@@ -57,6 +59,7 @@ def step_of(observation: Observation, slo: Slo, speed: float) -> Step:
         grows=grows(observation.samples),
         late=too_late or spoilt,
         factor=int(observation.cell.tags.get(FACTOR, "1")),
+        disturbed=bool(disturbances(observation)),
     )
 
 
@@ -81,8 +84,14 @@ def grows(samples: Sequence[Sample]) -> bool:
     if not due or min(due) == max(due):
         return False
     begin, span = min(due), max(due) - min(due)
-    moments = [begin + span * (number + 0.5) / _WINDOWS for number in range(_WINDOWS)]
+    shares = [(number + 0.5) / MOMENTS for number in range(MOMENTS)]
+    moments = [begin + span * share for share in shares]
     running = [float(sum(sample.due <= at < sample.ended for sample in samples)) for at in moments]
-    slope = theil_sen([(number + 0.5) / _WINDOWS for number in range(_WINDOWS)], running)
-    mean = sum(running) / _WINDOWS
+    return rises(shares, running)
+
+
+def rises(shares: Sequence[float], running: Sequence[float]) -> bool:
+    """Tell if *running* rises over these shares of a step: surely, by a quarter of its mean and two."""
+    slope = theil_sen(shares, running)
+    mean = sum(running) / len(running)
     return slope.low > 0 and slope.slope > max(_RISE * mean, _LEAST_RISE)

@@ -25,6 +25,10 @@ INERT = 0.05
 category of any model has 1.1; a drafter whose hidden states are wrong guesses a token in thousands."""
 
 
+AT_TIMES = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods that draft only where the text repeats itself: their other steps have no draft."""
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """Acceptance over one observation.

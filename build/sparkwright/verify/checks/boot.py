@@ -65,7 +65,7 @@ class BootCheck:
         ]
 
 
-CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "smoke": 10, "demo": 10})
+CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "cpu": 10, "smoke": 10, "demo": 10})
 
 
 # First answers -------------------------------------------------------------------------------------------

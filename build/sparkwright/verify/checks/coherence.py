@@ -89,7 +89,7 @@ class Coherence:
         ]
 
 
-CHECK = RegisteredCheck(Coherence(), profiles={"full": 20, "demo": 20})
+CHECK = RegisteredCheck(Coherence(), profiles={"full": 20, "cpu": 20, "demo": 20})
 
 
 def _cell(context: Context, name: str, level: int, prompts: tuple[Prompt, ...]) -> Cell:

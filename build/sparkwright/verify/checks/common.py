@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import METRICS
-from sparkwright.verify.cell import REFUSED
 from sparkwright.verify.metrics import CountersResetError, SpeculationAbsentError, speculation
 from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
 
@@ -79,10 +78,6 @@ _FEWEST_CHUNKS, _FEWEST_ANSWERS = 12, 4
 _STREAMED = 0.01
 """Share of the time to the first token that all others take at the least, where answers are streamed. A
 prompt of 33,000 tokens takes a GB10 some 30 s, and 256 tokens after it 5."""
-
-REFUSALS = frozenset({400, 404, 405, 413, 415, 422, 501})
-"""Statuses that say that the request, not the server, is at fault."""
-_FEWEST_REFUSED = 2
 
 _SEVERITY = (Verdict.NOT_APPLICABLE, Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.INVALID, Verdict.FAIL)
 _LONGEST_LINE = 200
@@ -277,9 +272,7 @@ def _signatures(log: Sequence[str]) -> str:
 
 def _failures(observation: Observation) -> list[Reason]:
     """Return failed requests by kind, the most frequent first."""
-    failed = [(sample, sample.failure) for sample in observation.samples if sample.failure is not None]
-    if REFUSED in observation.cell.tags:
-        failed = [(sample, failure) for sample, failure in failed if failure.status not in REFUSALS]
+    failed = [(sample, sample.failure) for sample in observation.failed if sample.failure is not None]
     found = []
     for kind, count in Counter(failure.kind for _, failure in failed).most_common():
         sample, failure = next((sample, failure) for sample, failure in failed if failure.kind is kind)
@@ -316,7 +309,7 @@ def _counters(observation: Observation) -> list[Reason]:
 def _incomplete(observation: Observation) -> list[Reason]:
     """Return the reason if a cell was cut short."""
     load, where = observation.cell.load, describe(observation.cell)
-    counted = len(observation.samples if REFUSED in observation.cell.tags else observation.counted)
+    counted = len(observation.counted) + len(observation.refused)
     if not load.seconds and counted < load.requests:
         return [(Verdict.INVALID, f"only {counted} of {load.requests} requests of {where} were recorded")]
     if not counted:
@@ -341,16 +334,11 @@ def _unstreamed(observation: Observation) -> list[Reason]:
 
 
 def all_refused(observation: Observation) -> str:
-    """Return the server's words if it refused every request with a status of the client's fault, else ``""``.
-
-    Two requests at the least: one may be refused by chance.
-    """
-    failures = [sample.failure for sample in observation.samples]
-    if len(failures) < _FEWEST_REFUSED or observation.died is not None or observation.canary:
+    """Return the server's words if it refused every request of a cell that it may refuse, else ``""``."""
+    failures = [sample.failure for sample in observation.refused if sample.failure is not None]
+    if not failures or observation.died is not None or observation.canary:
         return ""
-    if any(failure is None or failure.status not in REFUSALS for failure in failures):
-        return ""
-    return _short(next(failure.detail for failure in failures if failure is not None))
+    return _short(failures[0].detail)
 
 
 def in_flight(observation: Observation) -> int:

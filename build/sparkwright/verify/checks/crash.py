@@ -93,7 +93,7 @@ def _answered_waves(waves: CheckedCells) -> Finding:
     )
 
 
-CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "smoke": 30, "demo": 50})
+CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "cpu": 50, "smoke": 30, "demo": 50})
 
 
 def _burst(context: Context, level: int) -> Cell:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.verify.capabilities import IMAGES, TOKEN_COUNTS
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import answers_in
 from sparkwright.verify.checks.common import all_refused, conclude, triage
@@ -97,7 +97,13 @@ def _cell(context: Context, kind: str, prompts: tuple[Prompt, ...]) -> Cell:
         chat=True,
         seed=context.profile.seed,
     )
-    return Cell(check="image", name=f"{kind} pictures", load=load, prompts=prompts, tags={"kind": kind})
+    return Cell(
+        check="image",
+        name=f"{kind} pictures",
+        load=load,
+        prompts=prompts,
+        tags={"kind": kind} | ({REFUSED: "may"} if kind == "with" else {}),
+    )
 
 
 # Findings -----------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Chats of the greatest length that the server takes, and one that is too long.
 
-Tokens are the server's own: two short documents give the tokens of the template and of a line, and the number
-of lines that fill a request follows from them. Long prompts grow step by step, each with the one before it in
-the prefix cache, so that no single prefill outlasts the deadline of a first token.
+Tokens are the server's own: two short documents give the tokens of the template and of a block of text, and
+the number of blocks that fill a request follows from them. Long prompts grow step by step, each with the one
+before it in the prefix cache, so that no single prefill outlasts the deadline of a first token.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.checks.text import excerpt
 from sparkwright.verify.corpus import holds
+from sparkwright.verify.corpus.document import write_notes
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
@@ -25,50 +26,51 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation
+    from sparkwright.verify.model import Finding, Observation, Sample
 
 OUTPUT = 64
 """Tokens of an answer at the least; at the limit so many more that the request ends with the last place."""
 GROWTH = 32_768
 """Tokens by which prompts grow; a GB10 takes half a minute to a minute for as many."""
-_LINE = "The ledger has no entry on this page, and the page after it is empty too.\n"
-_SHORT, _MEDIUM = 10, 40  # lines
+_BLOCK = write_notes(120, 7) + "\n\n"
+_SHORT, _MEDIUM = 1, 4  # blocks
+_FIRST, _LAST = "Hollowmere", "Tindlehope"
 _SHORTEST = 2048  # tokens of a longest request; with fewer there is nothing long about it
-_LOOSE = 0.005  # of the limit, kept free where lines have no whole number of tokens
+_LOOSE = 0.005  # of the limit, kept free where blocks have no whole number of tokens
 _BEYOND = 2  # requests that are too long
 
 
 @dataclass(frozen=True)
 class _Size:
-    """Tokens of a prompt: those around its lines, and of one line.
+    """Tokens of a prompt: those around its blocks, and of one block.
 
     Attributes:
         around: template, facts and question.
-        line: tokens of one line.
+        block: tokens of one block.
         limit: tokens of the longest request.
     """
 
     around: float
-    line: float
+    block: float
     limit: int
 
     @property
     def spare(self) -> int:
         """Tokens by which a prompt may be longer than computed."""
-        return 0 if self.line.is_integer() else math.ceil(_LOOSE * self.limit)
+        return 0 if self.block.is_integer() else math.ceil(_LOOSE * self.limit)
 
     @property
-    def most_lines(self) -> int:
-        """Lines of the longest prompt that leaves place for an answer."""
-        return self.lines(self.limit - OUTPUT - self.spare)
+    def most_blocks(self) -> int:
+        """Blocks of the longest prompt that leaves place for an answer."""
+        return self.blocks(self.limit - OUTPUT - self.spare)
 
-    def lines(self, tokens: int) -> int:
-        """Return the lines of the longest prompt of up to so many *tokens*."""
-        return max(0, math.floor((tokens - self.around) / self.line))
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of the longest prompt of up to so many *tokens*."""
+        return max(0, math.floor((tokens - self.around) / self.block))
 
-    def tokens(self, lines: int) -> int:
-        """Return the tokens of a prompt with so many *lines*."""
-        return round(self.around + self.line * lines)
+    def tokens(self, blocks: int) -> int:
+        """Return the tokens of a prompt with so many *blocks*."""
+        return round(self.around + self.block * blocks)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Limit:
         """Return the two short documents, from which the longer ones follow."""
         if _unfit(context):
             return ()
-        return tuple(_cell(context, f"{lines} lines", "short", lines) for lines in (_SHORT, _MEDIUM))
+        return tuple(_cell(context, f"{blocks} blocks", "short", blocks) for blocks in (_SHORT, _MEDIUM))
 
     def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
         """Return the longer documents, once the tokens of the short ones are known."""
@@ -122,15 +124,15 @@ def _unfit(context: Context) -> str:
 def _size(context: Context, observations: Sequence[Observation]) -> _Size | None:
     """Return the tokens of prompts; `None` before both short documents were counted."""
     counts = {
-        int(o.cell.tags["lines"]): o.counted[0].prompt_tokens
+        int(o.cell.tags["blocks"]): o.counted[0].prompt_tokens
         for o in observations
         if o.cell.tags["kind"] == "short" and o.counted
     }
     short, medium = counts.get(_SHORT, 0), counts.get(_MEDIUM, 0)
     if not 0 < short < medium:
         return None
-    line = (medium - short) / (_MEDIUM - _SHORT)
-    return _Size(short - _SHORT * line, line, main_facts(context).max_model_len)
+    block = (medium - short) / (_MEDIUM - _SHORT)
+    return _Size(short - _SHORT * block, block, main_facts(context).max_model_len)
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -138,23 +140,25 @@ def _size(context: Context, observations: Sequence[Observation]) -> _Size | None
 
 def _long(context: Context, size: _Size) -> list[Cell]:
     """Return the cells of growing documents, of the longest, and of longer ones."""
-    most = size.most_lines
+    most = size.most_blocks
     cells: list[Cell] = []
     if PREFIX_CACHE not in context.lacks:
         steps = range(GROWTH, size.tokens(most), GROWTH)
-        cells += [_cell(context, f"up to {tokens} tokens", "growing", size.lines(tokens)) for tokens in steps]
+        cells += [
+            _cell(context, f"up to {tokens} tokens", "growing", size.blocks(tokens)) for tokens in steps
+        ]
     output = size.limit - size.spare - size.tokens(most)
     cells.append(_cell(context, "at the limit", "limit", most, output=output))
-    longer = size.lines(size.limit + size.spare) + 2
+    longer = size.blocks(size.limit + size.spare) + 2
     return [*cells, _cell(context, "beyond the limit", "beyond", longer)]
 
 
-def _cell(context: Context, name: str, kind: str, lines: int, output: int = OUTPUT) -> Cell:
-    prompts = [_prompt(context, f"{lines} last", lines)]
-    if kind == "limit":
-        prompts.append(_prompt(context, f"{lines} first", lines, first=True))
+def _cell(context: Context, name: str, kind: str, blocks: int, output: int = OUTPUT) -> Cell:
+    prompts = [_prompt(context, f"{blocks}", blocks)]
+    if kind == "limit":  # of exactly as many tokens, and from the cache
+        prompts.append(_prompt(context, f"{blocks} again", blocks))
     elif kind == "beyond":
-        prompts = [_prompt(context, f"{lines + n} last", lines + n) for n in range(_BEYOND)]
+        prompts = [_prompt(context, f"{blocks + n}", blocks + n) for n in range(_BEYOND)]
     load = Load(
         requests=len(prompts),
         max_tokens=output,
@@ -162,20 +166,19 @@ def _cell(context: Context, name: str, kind: str, lines: int, output: int = OUTP
         chat=True,
         seed=context.profile.seed,
     )
-    tags = {"kind": kind, "lines": str(lines)} | ({REFUSED: "yes"} if kind == "beyond" else {})
+    tags = {"kind": kind, "blocks": str(blocks)} | ({REFUSED: "must"} if kind == "beyond" else {})
     return Cell(check="limit", name=name, load=load, prompts=tuple(prompts), tags=tags)
 
 
-def _prompt(context: Context, name: str, lines: int, *, first: bool = False) -> Prompt:
-    """Return a document of so many *lines* with a fact before and one after them."""
+def _prompt(context: Context, name: str, blocks: int) -> Prompt:
+    """Return a document of so many *blocks* with a fact before and one after them, of which it asks that."""
     draw = random.Random(f"limit {context.profile.seed}")  # noqa: S311 - codes, not secrets
     before, after = (str(draw.randrange(100_000, 1_000_000)) for _ in range(2))
-    asked, expect = ("Ash", before) if first else ("Elm", after)
     text = (
-        f"[ledger {draw.randrange(10_000, 100_000)}]\nThe code for Ash is {before}.\n{_LINE * lines}"
-        f"The code for Elm is {after}.\n\nWhat is the code for {asked}? Answer with the code alone."
+        f"[notes {draw.randrange(10_000, 100_000)}]\nThe code for {_FIRST} is {before}.\n\n{_BLOCK * blocks}"
+        f"The code for {_LAST} is {after}.\n\nThese were the notes. What is the code for {_LAST}?"
     )
-    return Prompt(name=f"ledger/{name}", category="extraction", text=text, expect=expect)
+    return Prompt(name=f"notes/{name}", category="extraction", text=text, expect=after)
 
 
 # Findings -----------------------------------------------------------------------------------------------
@@ -189,49 +192,57 @@ _REFUSED = (
 
 def _full(context: Context, seen: CheckedCells, size: _Size | None) -> Finding:
     against: list[Reason] = _uncounted(seen, size)
-    warnings: list[str] = []
-    longest = 0
-    sure = all(_is_right(o, 0) for o in seen.sound if o.cell.tags["kind"] == "short")
+    sure = all(not _wrong(o) for o in seen.sound if o.cell.tags["kind"] == "short")
     for observation in seen.sound:
-        where, counted = observation.cell.name, observation.counted
-        longest = max(longest, counted[0].prompt_tokens)
-        planned = size.tokens(int(observation.cell.tags["lines"])) if size is not None else 0
-        if size is not None and counted[0].prompt_tokens < planned - size.spare:
-            shown = f"{where}: {counted[0].prompt_tokens} tokens of a prompt of {planned} were read"
-            against.append((Verdict.FAIL, f"{shown}: the server cuts it"))
-        if observation.cell.tags["kind"] == "short" or _is_right(observation, 0) or context.made_up:
-            pass
-        elif sure:
-            shown = f"{where}: the answer to the last line is wrong, “{excerpt(counted[0].text)}”"
-            against.append((Verdict.FAIL, f"{shown}, and after short prompts it is right"))
-        else:
-            shown = f"{where}: the answer is wrong, and so it is after short prompts"
-            against.append((Verdict.INCONCLUSIVE, f"{shown}: this model cannot be tested so"))
-        if observation.cell.tags["kind"] == "limit" and not (context.made_up or _is_right(observation, 1)):
-            warnings.append(f"{where}: the code at the beginning was not found")
+        against += _cut(observation, size) if size is not None else []
+        if observation.cell.tags["kind"] != "short" and not context.made_up:
+            against += _misread(observation, sure=sure)
+    longest = max((o.counted[0].prompt_tokens for o in seen.sound), default=0)
     return conclude(
         seen,
         _FULL,
-        "Chats whose prompt and output fill the longest request, template included: each token is read, and"
-        " the answer to the last line is right.",
+        "Chats whose prompt and output fill the longest request, template included, cold and from the cache:"
+        " each token is read, and the answer to the last line is right.",
         against=against,
         passed=f"prompts of up to {longest} tokens were answered",
         threshold="every answer, if those after short prompts are right",
         measured={"longest prompt": longest, "longest request": main_facts(context).max_model_len},
-        warnings=[*warnings, *seen.notes],
+        warnings=seen.notes,
     )
+
+
+def _cut(observation: Observation, size: _Size) -> list[Reason]:
+    """Return the reason if the server read fewer tokens than were sent."""
+    planned = size.tokens(int(observation.cell.tags["blocks"]))
+    read = min(sample.prompt_tokens for sample in observation.counted)
+    if read >= planned - size.spare:
+        return []
+    shown = f"{observation.cell.name}: {read} tokens of a prompt of {planned} were read"
+    return [(Verdict.FAIL, f"{shown}: the server cuts it")]
+
+
+def _misread(observation: Observation, *, sure: bool) -> list[Reason]:
+    """Return the reason if an answer is wrong; *sure* if those after short prompts are right."""
+    wrong = _wrong(observation)
+    if not wrong:
+        return []
+    if not sure:
+        shown = f"{observation.cell.name}: the answer is wrong, and so it is after short prompts"
+        return [(Verdict.INCONCLUSIVE, f"{shown}: this model cannot be tested so")]
+    shown = f"{observation.cell.name}: the answer to the last line is wrong, “{excerpt(wrong[0].text)}”"
+    return [(Verdict.FAIL, f"{shown}, and after short prompts it is right")]
+
+
+def _wrong(observation: Observation) -> list[Sample]:
+    """Return the answers without the code that they are asked for."""
+    expected = {prompt.name: prompt.expect for prompt in observation.cell.prompts}
+    return [sample for sample in observation.counted if not holds(expected[sample.prompt], sample.text)]
 
 
 def _uncounted(seen: CheckedCells, size: _Size | None) -> list[Reason]:
     if size is not None or seen.troubles:
         return []
     return [(Verdict.INVALID, "the server counts no more tokens for a longer prompt")]
-
-
-def _is_right(observation: Observation, number: int) -> bool:
-    """Tell if the answer to a cell's prompt of this *number* holds its code."""
-    prompt = observation.cell.prompts[number]
-    return any(holds(prompt.expect, s.text) for s in observation.counted if s.prompt == prompt.name)
 
 
 def _longer(seen: CheckedCells, size: _Size | None) -> Finding:
@@ -241,7 +252,7 @@ def _longer(seen: CheckedCells, size: _Size | None) -> Finding:
         return conclude(seen, _LONGER, _REFUSED, against=[(Verdict.INCONCLUSIVE, shown)], passed="")
     for observation in seen.sound:
         for sample in observation.counted[:1]:
-            planned = size.tokens(int(observation.cell.tags["lines"]))
+            planned = size.tokens(int(observation.cell.tags["blocks"]))
             shown = f"a prompt of {planned} tokens is answered instead of refused, and {size.limit} are the"
             shown += " longest request"
             if sample.prompt_tokens < planned:
@@ -252,6 +263,6 @@ def _longer(seen: CheckedCells, size: _Size | None) -> Finding:
         _LONGER,
         _REFUSED,
         against=against,
-        passed=f"{sum(len(o.failed) for o in seen.sound)} requests were refused",
+        passed=f"{sum(len(o.refused) for o in seen.sound)} requests were refused",
         threshold="all",
     )

@@ -83,7 +83,7 @@ class Lossless:
         ]
 
 
-CHECK = RegisteredCheck(Lossless(), profiles={"full": 80, "demo": 70})
+CHECK = RegisteredCheck(Lossless(), profiles={"full": 80, "cpu": 80, "demo": 70})
 
 
 # Cells --------------------------------------------------------------------------------------------

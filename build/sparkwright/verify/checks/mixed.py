@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sparkwright.verify.capabilities import CONTEXT_LENGTH
 from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import conclude, main_facts, triage
+from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.model import Verdict
 
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000
 """Of a prompt, or half of the longest request if that is less: more than one chunk on most servers."""
-TOKENS = 320
-COUNTED = 40
-"""Numbers that a decoding request writes: each of them is known, and so is one that is missing."""
+TOKENS = 256
+COUNTED = 100
+"""Numbers that a decoding request is to write, of which one that is missing shows; its tokens are too few for
+all of them, so that requests have one length."""
 STARVED = 0.8
 """Share of the time of prefill without a token of any other request. One prompt more or less in a step leaves
 two thirds at the most, since prompts arrive one after another."""
@@ -218,6 +219,12 @@ def _stalled(waits: _Waits, usual: float) -> list[Reason]:
 # Lost tokens --------------------------------------------------------------------------------------------
 
 
+_LOST = "no token is lost beside prefill"
+_COUNTING = (
+    "Requests that write numbers in order leave none out beside long prompts, if they leave none out alone."
+)
+
+
 def missing(answer: str, first: int) -> str:
     """Return the flaw of an *answer* that counts from *first* on; empty if no number is left out.
 
@@ -239,6 +246,9 @@ def _lost(
     against: list[Reason] = []
     warnings: list[str] = []
     sure: set[str] = set()
+    if alone is not None and all(s.reasoning_chars and not s.answer.strip() for s in _decoders(alone)):
+        shown = f"the model thinks for more than {TOKENS} tokens before it counts"
+        return not_applicable(seen, _LOST, _COUNTING, shown)
     if alone is not None and beside is not None and not context.made_up:
         flaws = [
             {_first(sample): missing(sample.answer, int(_first(sample))) for sample in _decoders(observation)}
@@ -256,9 +266,8 @@ def _lost(
             warnings = [f"{shown}: {broken[0]}"]
     return conclude(
         seen,
-        "no token is lost beside prefill",
-        "Requests that write numbers in order leave none out beside long prompts, if they leave none out"
-        " alone.",
+        _LOST,
+        _COUNTING,
         against=against,
         passed="not judged: the model's weights are made up"
         if context.made_up

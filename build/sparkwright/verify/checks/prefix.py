@@ -38,6 +38,11 @@ MOST_COLD = 0.1
 """Share of a cold prompt's tokens that may come from the cache: a template's beginning."""
 LIMIT_KL = 0.1
 """Mean distance of an answer's distributions, in nats: rounding makes some thousandths."""
+ROUNDINGS = 10.0
+"""Mean distance of warm answers from cold ones, one at a time, in multiples of that between two batch sizes,
+which rounding makes. A position that is off by one moves probabilities of bfloat16 no farther than rounding
+does, and those of float32 far beyond."""
+LEAST_KL = 1e-6
 MOST_LOST = 1
 
 
@@ -64,7 +69,7 @@ class Prefix:
         return [_differences(context, seen), _codes(context, seen)]
 
 
-CHECK = RegisteredCheck(Prefix(), profiles={"full": 85})
+CHECK = RegisteredCheck(Prefix(), profiles={"full": 85, "cpu": 45})
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -145,7 +150,8 @@ def _differences(context: Context, seen: CheckedCells) -> Finding:
         against=compared.against,
         passed=f"{measured.get('answers that differ', 0)} of {measured.get('answers', 0)} warm"
         f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
-        threshold=f"no gap above {LIMIT_NAT} nat and no answer with a mean distance above {LIMIT_KL} nat;"
+        threshold=f"no gap above {LIMIT_NAT} nat, no answer with a mean distance above {LIMIT_KL} nat, and"
+        f" answers one at a time at most {ROUNDINGS:.0f} times as far as two batch sizes are from each other;"
         f" decides nothing where less than {LEAST_HIT:.0%} of the reusable blocks' tokens come from the"
         " cache, or where no prompt is of such a length",
         measured=measured,
@@ -184,6 +190,7 @@ def _compare(context: Context, seen: CheckedCells) -> _Compared:
     }
     if undecided := _unfit(context, cold, share):
         return _Compared(undecided, measured)
+    moved = _beyond_rounding(cold, warm, measured)
     wrong = {
         (describe(cell), found.prompt): (found.gap, str(found))
         for cell, pairing in pairings
@@ -193,7 +200,37 @@ def _compare(context: Context, seen: CheckedCells) -> _Compared:
     for (where, prompt), mean in means.items():
         if mean > LIMIT_KL and (where, prompt) not in wrong:
             wrong[where, prompt] = (0.0, f"{prompt}: probabilities are {mean:.2f} nat apart in the mean")
-    return _Compared([_dependent(context, cold, wrong, len(gaps))] if wrong else [], measured)
+    return _Compared([_dependent(context, cold, wrong, len(gaps))] if wrong else moved, measured)
+
+
+def _beyond_rounding(
+    cold: Observation, warm: Sequence[Observation], measured: dict[str, float | str]
+) -> list[Reason]:
+    """Return the reason against warm answers that are farther from cold ones than rounding puts them.
+
+    Two batch sizes give the distance that rounding makes on this server; it is none where requests are served
+    one after another, and then nothing is said.
+    """
+    by_level = {observation.cell.load.concurrency: observation for observation in warm}
+    alone, several = by_level.get(1), by_level.get(max(by_level))
+    if alone is None or several is None or several is alone:
+        return []
+    moved, rounding = _mean_distance(cold, alone), _mean_distance(alone, several)
+    measured |= {"mean distance nat": float(f"{moved:.3g}"), "of rounding nat": float(f"{rounding:.3g}")}
+    if rounding <= 0 or moved <= max(LEAST_KL, ROUNDINGS * rounding):
+        return []
+    cause = (
+        f"in {describe(alone.cell)} answers depend on the prefix cache: probabilities are {moved:.2g} nat"
+        f" from the cold ones in the mean, {moved / rounding:.0f} times as far as rounding puts them"
+        f" ({rounding:.2g} nat between two batch sizes)"
+    )
+    return [(Verdict.FAIL, cause)]
+
+
+def _mean_distance(reference: Observation, other: Observation) -> float:
+    """Return the mean distance of distributions over all answers, each up to its first difference."""
+    bounds = [bound for found in distances(reference, other).values() for bound in found]
+    return sum(bounds) / len(bounds) if bounds else 0.0
 
 
 def _dependent(

@@ -7,6 +7,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.checks.common import conclude, describe, unanswered
 from sparkwright.verify.checks.machine import LOW, describe_card, is_low, slow_state, under_load
@@ -75,10 +77,10 @@ def clocks_findings(seen: CheckedCells, made: Sequence[Observation], speed: floa
         " slow state: times say nothing about the server",
         measured={
             "samples under load": len(samples),
-            "below": sum(is_low(sample) for _, sample in samples),
+            "in the slow state": sum(is_low(sample) for _, sample in samples),
         },
     )
-    return [found]
+    return [msgspec.structs.replace(found, evidence=tuple(one.cell.key for one in stuck or made))]
 
 
 def _slow_cause(made: Sequence[Observation], stuck: Sequence[Observation], speed: float) -> str:
@@ -200,12 +202,13 @@ def progress_finding(seen: CheckedCells, made: Sequence[Observation], speed: flo
         speed: server's seconds in one of the client's.
     """
     found = [wedge for one in made if (wedge := find_wedge(one, speed)) is not None]
+    more = f"; and in {', '.join(describe(one.observation.cell) for one in found[1:])}" if found[1:] else ""
     return conclude(
         seen,
         _HELD,
         "While requests run, the server's counter of generated tokens grows. A wedged engine holds them and"
         " brings no token, while its /health says that all is well.",
-        against=[(Verdict.FAIL, str(wedge)) for wedge in found],
+        against=[(Verdict.FAIL, str(found[0]) + more)] if found else [],
         passed="tokens came for as long as requests ran",
         threshold=f"fails where no token came for {FROZEN_S:.0f} s up to the end of a cell while requests"
         " ran, and a plain request stays without an answer",

@@ -7,25 +7,40 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import METRICS, SPECULATION
+from sparkwright.verify.capabilities import SPECULATION
 from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, not_speculating, ratio, surely
-from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
+from sparkwright.verify.checks.acceptance import (
+    AT_TIMES,
+    FEW_DRAFTS,
+    drafter_finding,
+    not_speculating,
+    ratio,
+    surely,
+)
+from sparkwright.verify.checks.common import (
+    CheckedCells,
+    conclude,
+    describe,
+    main_facts,
+    not_applicable,
+    triage,
+)
+from sparkwright.verify.checks.counts import positions_finding, tokens_finding
 from sparkwright.verify.checks.figures import figures
-from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
-from sparkwright.verify.metrics import identities
+from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.acceptance import Acceptance
     from sparkwright.verify.checks.common import Reason
     from sparkwright.verify.checks.figures import Figures
-    from sparkwright.verify.model import Finding, MetricsSnapshot, Observation
+    from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.profile import Profile
 
 STEP_SPREAD = 0.10
@@ -56,7 +71,7 @@ class Sweep:
         """Return one cell for each category and level, levels of a category in order."""
         return tuple(
             cell(context, category, level)
-            for category in context.profile.categories
+            for category in context.sweep_categories
             for level in context.profile.levels
         )
 
@@ -68,21 +83,21 @@ class Sweep:
             (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
         }
         sizes = context.profile
-        findings = [_category(seen.tagged(category=name), name, grid) for name in sizes.categories]
+        findings = [_category(seen.tagged(category=name), name, grid) for name in context.sweep_categories]
         definition = (
             "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted."
         )
         findings.append(drafter_finding(seen, main_facts(context), definition))
         if len(sizes.levels) > 1:
             findings.append(_invariance(seen, grid, context))
-        findings += [_positions(seen), _tokens(seen)]
-        if len(sizes.categories) > 1:
-            findings.append(_step_time(seen, grid, sizes))
+        findings += [positions_finding(seen), tokens_finding(seen, main_facts(context).speculative_method)]
+        if len(context.sweep_categories) > 1:
+            findings.append(_step_time(seen, grid, context))
         states = state_findings(seen, observations, speed)
         return [*findings, _client(seen, grid, context), *states]
 
 
-CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40})
+CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "cpu": 30, "smoke": 20, "demo": 40})
 
 
 def cell(context: Context, category: str, level: int) -> Cell:
@@ -94,6 +109,7 @@ def cell(context: Context, category: str, level: int) -> Cell:
     sizes = context.profile
     requests = max(sizes.least_requests, sizes.requests_per_client * level)
     name = f"{category} c={level}"
+    prompts = context.prompts_of(category, requests, f"sweep {name}")
     return Cell(
         check="sweep",
         name=name,
@@ -104,8 +120,9 @@ def cell(context: Context, category: str, level: int) -> Cell:
             max_tokens=sizes.max_tokens,
             stagger_s=STAGGER_S,
             seed=sizes.seed,
+            chat=any(prompt.category == CHATS for prompt in prompts),
         ),
-        prompts=context.corpus.prompts(category, requests, sizes.seed, f"sweep {name}"),
+        prompts=prompts,
         tags={"category": category, "level": str(level)},
     )
 
@@ -132,8 +149,9 @@ def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
 
 
 def _disturbed(seen: CheckedCells) -> list[str]:
-    """Return warnings on cells during which the machine was slowed or swapped."""
-    return [f"{told}: its times are not the usual ones" for o in seen.sound for told in told_of(o)]
+    """Return warnings on cells during which the machine was slowed or swapped; a finding has slow states."""
+    told = (one for o in seen.sound if not slow_state(o.host) for one in told_of(o))
+    return [f"{one}: its times are not the usual ones" for one in told]
 
 
 def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
@@ -225,68 +243,21 @@ def _beyond(low: float, high: float) -> bool:
     return low > 1 + INVARIANCE or high < 1 - INVARIANCE
 
 
-# Identities ----------------------------------------------------------------------------------------------
-
-_POSITIONS = "acceptance falls from position to position"
+# Step time -----------------------------------------------------------------------------------------------
 
 
-def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
-    """Yield the counters before and after each sound observation; none of a server without counters."""
-    for observation in seen.sound:
-        if observation.before is not None and observation.after is not None:
-            yield observation.before, observation.after, observation
-
-
-def _positions(seen: CheckedCells) -> Finding:
-    """Return a finding on acceptance by position: a token is accepted only after the one before it."""
-    against = []
-    for before, after, observation in _metered(seen):
-        start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
-        grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
-        rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
-        for i in rises[:1]:
-            shown = f"position {i + 1} of the draft was accepted more often than position {i}"
-            against.append(
-                (Verdict.FAIL, f"{describe(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
-            )
-    return conclude(
-        seen,
-        _POSITIONS,
-        "A drafted token is accepted only after the one before it, so counts by position cannot rise.",
-        against=against,
-        passed="counts by position never rise",
-        threshold="exact: these are counts",
-        lenient=True,
-        needs=(SPECULATION,),
-    )
-
-
-def _tokens(seen: CheckedCells) -> Finding:
-    """Return a finding on the agreement of counters and clients."""
-    against, largest = [], 0.0
-    for before, after, observation in _metered(seen):
-        for identity in identities(before, after, observation.samples):
-            if identity.name == _POSITIONS:
-                continue
-            largest = max(largest, identity.deviation)
-            if identity.broken:
-                shown = f"{describe(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
-                against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
-    return conclude(
-        seen,
-        "counters and clients agree on tokens",
-        "Generated tokens are accepted tokens, drafts and requests together, and what clients counted.",
-        against=against,
-        passed=f"all identities hold within {largest:.2%}",
-        threshold="see the identities: 3 % between counters, 1 % against clients, exact within a draft",
-        measured={"largest deviation": round(largest, 5)},
-        lenient=True,
-        needs=(METRICS,),
-    )
-
-
-def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
+def _step_time(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     """Return a finding on step times: content changes acceptance, not the time of a step."""
+    profile, method = context.profile, main_facts(context).speculative_method
+    name = "verify-step time does not depend on content"
+    definition = (
+        "MAL over decode rate at the lowest level is the time of one step of the engine. It does not depend"
+        " on content; where it seems to, counters, token counts or clocks are wrong."
+    )
+    if method in AT_TIMES:
+        return not_applicable(
+            seen, name, definition, f"{method} drafts only where text repeats itself: steps are of two kinds"
+        )
     level = min(profile.levels, default=1)
     times = {
         category: found.step_ms
@@ -300,9 +271,8 @@ def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
         measured["coefficient of variation"] = round(spread, 5)
     return conclude(
         seen.tagged(level=str(level)),
-        "verify-step time does not depend on content",
-        "MAL over decode rate at the lowest level is the time of one step of the engine. It does not depend"
-        " on content; where it seems to, counters, token counts or clocks are wrong.",
+        name,
+        definition,
         against=against,
         passed=f"it varies by {spread:.1%} over {len(times)} categories at c={level}",
         threshold=f"coefficient of variation at most {STEP_SPREAD:.0%}; a warning where times mean nothing",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import EXTENSIONS, VERSION
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import against_each, answers_in, reasoning_mark
 from sparkwright.verify.checks.common import all_refused, conclude, not_applicable, triage
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LONGEST = 2048
 """Tokens of reasoning and answer together: models think for some hundred about questions like these."""
+PLAIN = 512
+"""Tokens of an answer without reasoning."""
 BUDGET = 24
 SLACK = 24
 """Tokens beyond the budget that count as within it: marks around the reasoning, the words that some parsers
@@ -80,14 +82,20 @@ def _cell(context: Context, kind: str, budget: int = 0) -> Cell:
     load = Load(
         concurrency=len(prompts),
         requests=len(prompts),
-        max_tokens=LONGEST,
+        max_tokens=PLAIN if kind == "off" else LONGEST,
         natural_stop=True,
         chat=True,
         thinking=kind != "off",
         thinking_budget=budget,
         seed=context.profile.seed,
     )
-    return Cell(check="thinking", name=f"thinking {kind}", load=load, prompts=prompts, tags={"kind": kind})
+    return Cell(
+        check="thinking",
+        name=f"thinking {kind}",
+        load=load,
+        prompts=prompts,
+        tags={"kind": kind} | ({REFUSED: "may"} if budget else {}),
+    )
 
 
 # What was seen ------------------------------------------------------------------------------------------
@@ -101,10 +109,15 @@ def _switch(off: Observation | None, on: Observation | None) -> bool | None:
     return sum(counts[0]) != sum(counts[1]) if all(map(all, counts)) else None
 
 
+def _reasoning(sample: Sample) -> str:
+    """Return the reasoning of *sample*; parsers may send the line breaks around one that is empty."""
+    return sample.text[: sample.reasoning_chars].strip()
+
+
 def _thinks(observation: Observation | None) -> bool:
     """Tell if any answer has reasoning, in its field or in the text."""
     return observation is not None and any(
-        sample.reasoning_chars or reasoning_mark(sample.answer) for sample in observation.counted
+        _reasoning(sample) or reasoning_mark(sample.answer) for sample in observation.counted
     )
 
 
@@ -142,7 +155,7 @@ def _off(
         )
 
     def reasoned(_: Observation, sample: Sample) -> str:
-        return f"{sample.reasoning_chars} characters of reasoning" if sample.reasoning_chars else ""
+        return f"{len(found)} characters of reasoning" if (found := _reasoning(sample)) else ""
 
     return conclude(
         seen,
@@ -184,14 +197,14 @@ def _on(
 def _unparsed(_: Observation, sample: Sample) -> str:
     if mark := reasoning_mark(sample.answer):
         return f"{mark}: the server has no reasoning parser, or the wrong one"
-    if sample.finish_reason != "length" and sample.reasoning_chars and not sample.answer.strip():
+    if sample.finish_reason != "length" and _reasoning(sample) and not sample.answer.strip():
         return f"{sample.output_tokens} tokens of reasoning, and no answer after them"
     return ""
 
 
 def _unreasoned(on: Observation) -> list[Reason]:
     """Return the reason if answers have no reasoning at all, or all of them were cut."""
-    if not any(sample.reasoning_chars for sample in on.counted):
+    if not any(map(_reasoning, on.counted)):
         shown = (
             f"thinking on: none of {len(on.counted)} answers has reasoning, though the template asks for it"
         )

@@ -85,7 +85,7 @@ class Traffic:
         ]
 
 
-CHECK = RegisteredCheck(Traffic(), profiles={"full": 25}, tries=(TOOLS, STRUCTURED))
+CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS, STRUCTURED))
 
 
 # Cells --------------------------------------------------------------------------------------------------

@@ -86,6 +86,13 @@ class _Model(msgspec.Struct):
     id: str = ""
     name: str = ""
     max_model_len: int | None = None
+    meta: Any = None
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest request, as vLLM names them, or llama.cpp for each of its slots."""
+        found = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
+        return self.max_model_len or (found if isinstance(found, int) and found > 0 else None)
 
 
 class _Models(msgspec.Struct):
@@ -100,8 +107,10 @@ class _Version(msgspec.Struct):
 def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     """Return a session for *endpoint*, an async context manager.
 
-    It opens as many connections as there are requests and drops idle ones before the server does. Its sockets
-    record arrivals, and its trace calls a request's context when the request's bytes are written.
+    It opens as many connections as there are requests and drops idle ones before the server does. To a server
+    other than vLLM each request has a connection of its own: llama.cpp's closes one after a stream, although
+    it announces to keep it, and the next request would be lost. Its sockets record arrivals, and its trace
+    calls a request's context when the request's bytes are written.
     """
     import aiohttp
 
@@ -115,15 +124,18 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     trace.on_request_chunk_sent.append(note_sent)
     # Compressed streams would come in other pieces than the server wrote.
     headers = {"Accept-Encoding": "identity"}
+    single: dict[str, Any] = (
+        {"force_close": True} if VERSION in endpoint.lacks else {"keepalive_timeout": _IDLE_S}
+    )
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=0,
-            keepalive_timeout=_IDLE_S,
             ttl_dns_cache=None,
             ssl=not endpoint.insecure,
             socket_factory=make_socket,
+            **single,
         ),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=None),
@@ -143,9 +155,13 @@ async def check_endpoint(
         EndpointError: it is a vLLM that is too old, it refuses the key, or does not serve the model.
     """
     check_address(endpoint.url)
-    served = _listed(await _get(session, endpoint, "/v1/models", deadlines))
+    listing = await _listing(session, endpoint, deadlines)
     lacks: dict[str, str] = {}
     version = await _version(session, endpoint, deadlines)
+    named = bool(endpoint.model) and not version
+    if named and listing.status != _OK:
+        warn(f"{listing.url} answers with status {listing.status}: the model is taken to be the named one")
+    served = [] if named and listing.status != _OK else _listed(listing)
     model = _choose(endpoint, served, foreign=not version)
     if not version:
         if not model.max_model_len:
@@ -164,6 +180,16 @@ async def check_endpoint(
         lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
     page = metrics.text if metrics is not None and METRICS not in lacks else ""
     return EndpointFacts(version, model.id, model.max_model_len or -1, page, lacks)
+
+
+async def _listing(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> _Answer:
+    """Return the list of models, or the last of several answers that hold none."""
+    answer = await _get(session, endpoint, "/v1/models", deadlines)
+    for _ in range(ATTEMPTS - 1):
+        if answer.status == _OK:
+            break
+        answer = await _get(session, endpoint, "/v1/models", deadlines)
+    return answer
 
 
 def check_address(url: str) -> None:
@@ -285,7 +311,8 @@ def _read_json(answer: _Answer, model: type[T]) -> T:
         raise EndpointError(
             f"{answer.url} answers with status {answer.status}",
             because=answer.excerpt,
-            next_step="give the root of a vLLM server, such as http://localhost:8000",
+            next_step="give the root of a vLLM server, such as http://localhost:8000; if another server"
+            " cannot list its models, name one by --model",
         )
     try:
         return msgspec.json.decode(answer.body, type=model)
@@ -307,7 +334,7 @@ def _listed(answer: _Answer) -> list[_Model]:
             because=f"it has neither `data` nor `models`; {answer.excerpt}",
             next_step="give the root of an OpenAI-compatible server, such as http://localhost:8000",
         )
-    return [_Model(model.id or model.name, model.name, model.max_model_len) for model in listed]
+    return [_Model(model.id or model.name, model.name, model.longest) for model in listed]
 
 
 def _choose(endpoint: Endpoint, served: list[_Model], *, foreign: bool) -> _Model:

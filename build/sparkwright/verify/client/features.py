@@ -1,6 +1,7 @@
 """Trial requests for what a server may do in chats: tools, output by a schema, pictures, seeds.
 
-Only a server that refuses every one of several requests lacks a feature. vLLM that answers is taken at its
+Only a server that refuses every one of several requests lacks a feature, or one whose prompts are as long
+without tools as with them: its chat template leaves them out. vLLM that answers is otherwise taken at its
 word, so that a broken parser is found by the check; of another server, a field that it ignores is lacking.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sparkwright.verify.capabilities import IMAGES, SEEDS, STRUCTURED, TOOLS
 from sparkwright.verify.cell import Load, Prompt, Tool
@@ -92,14 +95,20 @@ async def _try(
     if name == SEEDS and not foreign:
         return ""  # vLLM promises it
 
-    async def send() -> Sample:
-        exchange = Exchange(endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0)
+    async def send(load: Load = load) -> Sample:
+        exchange = Exchange(
+            endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0, refusable=True
+        )
         return await exchange.run(session)
 
     sample = await send()
     if name == SEEDS and sample.failure is None and (await send()).text != sample.text:
         return "two requests with the same seed are answered otherwise"
-    if sample.failure is not None and sample.failure.kind is FailureKind.STATUS:
+    if name == TOOLS and sample.failure is None and not sample.tool_calls:
+        without = (await send(msgspec.structs.replace(load, tools=()))).prompt_tokens
+        if sample.prompt_tokens == without > 0:
+            return f"the chat template leaves tools out: a prompt has {without} tokens with and without them"
+    if sample.failure is not None and sample.failure.kind in {FailureKind.STATUS, FailureKind.IN_BAND}:
         refused = sample.failure.status in _REFUSED
         return f"requests for {name} are refused: {sample.failure.detail}" if refused else ""
     if foreign and sample.failure is None and not _shown(name, sample):

@@ -1,4 +1,4 @@
-"""Duration of a request that computes nothing: the list of models."""
+"""Requests for the list of models, which compute nothing: their duration, and connections that they leave."""
 
 from __future__ import annotations
 
@@ -21,18 +21,33 @@ async def time_listing(session: aiohttp.ClientSession, endpoint: Endpoint) -> tu
     Each is from the request to the last byte of the response, on a connection that is open if one was used
     before.
     """
-    import aiohttp
-
     durations = []
     for _ in range(_REQUESTS):
         begin = perf_counter_ns()
-        try:
-            async with (
-                asyncio.timeout(_PATIENCE_S),
-                session.get(f"{endpoint.url}/v1/models", allow_redirects=False) as response,
-            ):
-                await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            continue
-        durations.append((perf_counter_ns() - begin) / 1e6)
+        if await _listed(session, endpoint):
+            durations.append((perf_counter_ns() - begin) / 1e6)
     return tuple(durations)
+
+
+async def open_connections(session: aiohttp.ClientSession, endpoint: Endpoint, count: int) -> None:
+    """Leave *count* open connections in the pool of *session*, as far as the server keeps them.
+
+    Without them the first of several requests is sent on a connection that is open, and the others after
+    theirs have been made: a server that is idle computes the first one alone.
+    """
+    await asyncio.gather(*(_listed(session, endpoint) for _ in range(count)))
+
+
+async def _listed(session: aiohttp.ClientSession, endpoint: Endpoint) -> bool:
+    """Request the list of models; returns whether that succeeded."""
+    import aiohttp
+
+    try:
+        async with (
+            asyncio.timeout(_PATIENCE_S),
+            session.get(f"{endpoint.url}/v1/models", allow_redirects=False) as response,
+        ):
+            await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+    return True

@@ -15,6 +15,7 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.cell import REFUSED
 from sparkwright.verify.client.request import Exchange
 from sparkwright.verify.model import FailureKind
 
@@ -60,7 +61,8 @@ async def run_load(
         on_sample: called with each sample as soon as it is complete, and with those of cancelled requests;
             an exception from it ends the load.
     """
-    make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed)
+    refusable = REFUSED in cell.tags
+    make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed, refusable=refusable)
     return await _LoadRun(session, cell, make, speed, on_sample).run()
 
 

@@ -243,7 +243,7 @@ class Reply:
         return names[-1] + arguments[-1]
 
     def problem(
-        self, *, max_tokens: int, natural_stop: bool, countless: bool = False
+        self, *, max_tokens: int, natural_stop: bool, countless: bool = False, unmarked: bool = False
     ) -> RequestFailure | None:
         """Return the reason for which a stream that has ended does not count, if any.
 
@@ -251,15 +251,18 @@ class Reply:
             max_tokens: requested tokens.
             natural_stop: the model may stop by itself.
             countless: the server never counts tokens, so that only the end of the stream is judged.
+            unmarked: the server never sends ``[DONE]``: a finish reason ends the stream.
         """
-        found = self._end_problem()
+        found = self._end_problem(unmarked=unmarked)
         if found is None and countless and not self.counted_by:
             found = None if self.chunks else (FailureKind.NO_COUNT, "the stream ended without any output")
         elif found is None:
             found = self._count_problem() or self._length_problem(max_tokens, natural_stop)
         return None if found is None else RequestFailure(kind=found[0], detail=found[1])
 
-    def _end_problem(self) -> _Problem | None:
+    def _end_problem(self, *, unmarked: bool) -> _Problem | None:
+        if unmarked and self.finish_reason:
+            return None
         if not self.done:
             return FailureKind.TRUNCATED, f"the stream ended without [DONE] after {len(self.chunks)} chunks"
         if not self.finish_reason:

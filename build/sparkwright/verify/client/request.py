@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.verify.arrival import arrivals_of
-from sparkwright.verify.capabilities import COMPLETIONS, EXTENSIONS, FIXED_LENGTH, LOGPROBS, TOKEN_COUNTS
+from sparkwright.verify.capabilities import (
+    COMPLETIONS,
+    END_MARK,
+    EXTENSIONS,
+    FIXED_LENGTH,
+    LOGPROBS,
+    TOKEN_COUNTS,
+)
 from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
@@ -78,6 +85,8 @@ class Exchange:
         counted: the sample belongs to the measurement.
         salt: makes the prompt unique; see `salted`.
         due: time at which an open loop means to send it; 0 for other loads.
+        refusable: a sound server may refuse it. vLLM closes the connection of some requests that it refuses
+            without a word of it, so that the next one on it would break: it gets a connection of its own.
     """
 
     endpoint: Endpoint
@@ -90,6 +99,7 @@ class Exchange:
     counted: bool = True
     salt: str = ""
     due: int = 0
+    refusable: bool = False
 
     def __post_init__(self) -> None:
         lacks = self.endpoint.lacks
@@ -101,6 +111,9 @@ class Exchange:
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
+        self._head = {"Content-Type": "application/json"}
+        if self.refusable:
+            self._head["Connection"] = "close"
         self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
         self._reply = Reply()
@@ -125,7 +138,7 @@ class Exchange:
                 session.post(
                     self._url,
                     data=self._body,
-                    headers={"Content-Type": "application/json"},
+                    headers=self._head,
                     timeout=timeout,
                     allow_redirects=False,
                     trace_request_ctx=self._note_sent,
@@ -216,6 +229,7 @@ class Exchange:
             max_tokens=self.max_tokens,
             natural_stop=self.load.natural_stop,
             countless=TOKEN_COUNTS in self.endpoint.lacks,
+            unmarked=END_MARK in self.endpoint.lacks,
         )
         if reply.done:
             await _read_to_end(response, deadline)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import EndpointError
 from sparkwright.verify.capabilities import (
     COMPLETIONS,
+    END_MARK,
     EXTENSIONS,
     FIXED_LENGTH,
     LOGPROBS,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Sample
     from sparkwright.verify.profile import Deadlines
 
-_PROMPT = Prompt(name="trial", category="trial", text="Answer with the single word yes. Is water wet?")
+# Small models end an answer to a question of one word at once, without the chat's template.
+_PROMPT = Prompt(name="trial", category="trial", text="Count from one to ten: one, two, three,")
 _TOKENS = 32
 _REFUSED = frozenset({400, 422})
 
@@ -44,6 +46,9 @@ async def try_requests(
     """
     lacks = await _form(session, endpoint, deadlines)
     loose = frozenset({*lacks, FIXED_LENGTH, TOKEN_COUNTS})
+    if await _ends_unmarked(session, endpoint, loose, deadlines):
+        lacks[END_MARK] = "streams end without [DONE]: a finish reason is their end"
+        loose |= {END_MARK}
     fixed = [await _send(session, endpoint, loose, deadlines, Load()) for _ in range(ATTEMPTS)]
     if not any(sample.counted_by for sample in fixed):
         lacks[TOKEN_COUNTS] = "streams bring neither usage nor token ids: rates are not given in tokens"
@@ -65,7 +70,7 @@ async def _form(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: D
     no_extensions = {EXTENSIONS: "requests with vLLM's own fields are refused"}
     told = ""
     for lacks in ({}, no_extensions, no_completions, {**no_completions, **no_extensions}):
-        loose = frozenset({*lacks, FIXED_LENGTH, TOKEN_COUNTS})
+        loose = frozenset({*lacks, FIXED_LENGTH, TOKEN_COUNTS, END_MARK})
         for _ in range(ATTEMPTS):
             sample = await _send(session, endpoint, loose, deadlines, Load())
             if sample.failure is None:
@@ -75,6 +80,18 @@ async def _form(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: D
                 continue
             raise _unanswered(endpoint, told)
     raise _unanswered(endpoint, told)
+
+
+async def _ends_unmarked(
+    session: aiohttp.ClientSession, endpoint: Endpoint, lacks: frozenset[str], deadlines: Deadlines
+) -> bool:
+    """Tell if every stream ends with a finish reason and without ``[DONE]``."""
+    for _ in range(ATTEMPTS):
+        sample = await _send(session, endpoint, lacks, deadlines, Load())
+        kind = sample.failure.kind if sample.failure is not None else None
+        if kind is not FailureKind.TRUNCATED or not sample.finish_reason:
+            return False
+    return True
 
 
 async def _stops_early(

@@ -24,9 +24,9 @@ OWN: Mapping[str, str] = {
     "TTFT": "Time from the moment at which a request's bytes were handed to the socket (in an open loop of a"
     " capacity search: from when it was due) to the arrival of the first event with output, reasoning"
     " included. Percentiles over requests, linearly interpolated.",
-    "TPOT": "(arrival of the last output − arrival of the first) ÷ (output tokens − 1), for each request with two"
-    " tokens or more; tokens as the server's usage or token ids count them. Percentiles over requests, each with the"
-    " same weight.",
+    "TPOT": "(arrival of the last output - arrival of the first) ÷ (output tokens - 1), for each request with"
+    " two tokens or more; tokens as the server's usage or token ids count them. Percentiles over requests,"
+    " each with the same weight.",
     "chunk gap": "Time between two events with output of one request, pooled over requests. With speculation"
     " an event has several tokens, so it is no time per token.",
     "throughput (whole)": "Output tokens of all counted requests ÷ the time from the first of their starts to"
@@ -36,10 +36,10 @@ OWN: Mapping[str, str] = {
     "decode rate": "Output tokens after each request's first ÷ the time between its first and last output,"
     " summed over requests before dividing: the rate of one request.",
     "acceptance": "Accepted ÷ drafted tokens, by the server's counters before and after the cell.",
-    "mean acceptance length": "1 + accepted tokens ÷ drafts, by the same counters: tokens a step and request.",
+    "mean acceptance length": "1 + accepted tokens ÷ drafts, by these counters: tokens a step and request.",
     "verify step": "Mean acceptance length ÷ decode rate.",
-    "failed": "A request that did not end with [DONE], a finish reason and a plausible count of tokens; it is in no"
-    " other figure.",
+    "failed": "A request that did not end with [DONE], a finish reason and a plausible count of tokens; it is"
+    " in no other figure.",
 }
 """Definition of each aggregate of the report, by its name there."""
 
@@ -66,7 +66,7 @@ AIPERF: Mapping[str, FieldDefinition] = {
         "From the first event with output to the second; with speculation neither is one token."
     ),
     "inter_token_latency": FieldDefinition(
-        "(request_latency − time_to_first_token) ÷ (output tokens − 1), for each request.", ""
+        "(request_latency - time_to_first_token) ÷ (output tokens - 1), for each request.", ""
     ),
     "inter_chunk_latency": FieldDefinition("Time between two events with output, pooled over requests."),
     "output_token_throughput_per_user": FieldDefinition(
@@ -92,8 +92,8 @@ AIPERF: Mapping[str, FieldDefinition] = {
 
 _WEIGHT = "Percentiles are the least value that such a share of the weight does not exceed, not interpolated."
 _WINDOW = (
-    "Over time, from the first counted request's start to the last one's end: events within 0.1 ms are one; each"
-    " has a rate over half the distance to both neighbours, and weighs as much as that time. The mean is"
+    "Over time, from the first counted request's start to the last one's end: events within 0.1 ms are one;"
+    " each has a rate over half the distance to both neighbours, and weighs as much as that time. The mean is"
     " events ÷ time."
 )
 
@@ -107,19 +107,19 @@ GUIDELLM: Mapping[str, FieldDefinition] = {
         "The same to the first event with content other than reasoning."
     ),
     "time_per_output_token_ms": FieldDefinition(
-        "(last output − request's start) ÷ output tokens: the wait for the first token is in it. A request weighs as"
-        f" much as it has output tokens. {_WEIGHT}",
+        "(last output - request's start) ÷ output tokens: the wait for the first token is in it. A request"
+        f" weighs as much as it has output tokens. {_WEIGHT}",
         "TPOT is without the first token and gives each request the same weight: it is not this figure.",
     ),
     "inter_token_latency_ms": FieldDefinition(
-        "(last output − first output) ÷ (output tokens − 1). A request weighs as much as it has output tokens after"
-        f" the first. {_WEIGHT}",
+        "(last output - first output) ÷ (output tokens - 1). A request weighs as much as it has output tokens"
+        f" after the first. {_WEIGHT}",
         "TPOT gives each request the same weight.",
     ),
     "requests_per_second": FieldDefinition(f"Ends of requests. {_WINDOW}"),
     "output_tokens_per_second": FieldDefinition(
-        f"Tokens at the events that brought them. {_WINDOW} guidellm itself spreads tokens evenly over a request's"
-        " events.",
+        f"Tokens at the events that brought them. {_WINDOW} guidellm itself spreads tokens evenly over a"
+        " request's events.",
         "The mean is throughput (whole).",
     ),
     "prompt_tokens_per_second": FieldDefinition(
@@ -137,7 +137,7 @@ GUIDELLM: Mapping[str, FieldDefinition] = {
     ),
     "output_tokens_per_iteration": FieldDefinition("Output tokens of a request ÷ its events with output."),
     "iter_tokens_per_iteration": FieldDefinition(
-        "(Output tokens − 1) ÷ (events with output − 1) of a request."
+        "(Output tokens - 1) ÷ (events with output - 1) of a request."
     ),
 }
 """Metrics of guidellm's report that are filled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def rate_distribution(events: Sequence[Weighted], begin: float, end: float) -> d
     if len(merged) < 2:  # noqa: PLR2004 - a rate needs a span
         return distribution([], len(merged))
     times = [at for at, _ in merged]
-    middles = [(before + after) / 2 for before, after in zip(times, times[1:], strict=False)]
+    middles = [(before + after) / 2 for before, after in pairwise(times)]
     edges = [times[0], *middles, max(times[-1], middles[-1] + _LEAST_S)]
-    spans = [after - before for before, after in zip(edges, edges[1:], strict=False)]
+    spans = [after - before for before, after in pairwise(edges)]
     rates = [(weight / span, span) for (_, weight), span in zip(merged, spans, strict=True)]
     return distribution(rates, round(math.fsum(weight for _, weight in merged)))
 
@@ -100,7 +101,7 @@ def concurrency_distribution(spans: Sequence[Weighted], end: float) -> dict[str,
     changes = [(begin, 1.0) for begin, _ in spans] + [(over, -1.0) for _, over in spans]
     merged = [*_merged(sorted(changes)), (end, 0.0)]
     running, levels = 0.0, []
-    for (at, change), (later, _) in zip(merged, merged[1:], strict=False):
+    for (at, change), (later, _) in pairwise(merged):
         running += change
         levels.append((max(running, 0.0), max(later - at, 0.0)))
     return distribution([level for level in levels if level[1] > 0], len(spans))

@@ -12,14 +12,12 @@ from sparkwright.verify.export.timed import timed_requests
 from sparkwright.verify.results import described, load_run, replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.verify.model import Observation
     from sparkwright.verify.run import Run
 
-FORMATS = ("prometheus", "aiperf", "guidellm", "llama-benchy", "csv", "junit", "json")
-"""Names of the forms."""
 _BENCHY = {".md": "llama-benchy.md", ".csv": "llama-benchy.csv", ".json": "llama-benchy.json"}
 
 
@@ -46,9 +44,11 @@ def export_run(folder: Path, request: ExportRequest) -> tuple[Path, ...]:
         StorageError: a file cannot be written.
     """
     run = load_run(folder)
-    files = {request.target / name: data for name, data in _rendered(run, request).items()}
-    if request.form != "aiperf":
-        files = {request.target: data for data in files.values()}
+    if request.form == "aiperf":
+        rendered = _aiperf(run, _chosen(run, request))
+        files = {request.target / name: data for name, data in rendered.items()}
+    else:
+        files = {request.target: _RENDERED[request.form](run, request)}
     for path, data in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,28 +62,32 @@ def export_run(folder: Path, request: ExportRequest) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _rendered(run: Run, request: ExportRequest) -> dict[str, bytes]:
-    """Return the data by the file's name; only aiperf's form has several."""
-    from sparkwright.verify.report import render_csv, render_junit
+def _prometheus(run: Run, _: ExportRequest) -> bytes:
+    from sparkwright.verify.export.prometheus import render_prometheus
 
-    match request.form:
-        case "prometheus":
-            from sparkwright.verify.export.prometheus import render_prometheus
+    return render_prometheus(run)
 
-            return {"": render_prometheus(run)}
-        case "aiperf":
-            return _aiperf(run, _chosen(run, request))
-        case "guidellm":
-            from sparkwright.verify.export.guidellm import render_guidellm
 
-            return {"": render_guidellm(run, _chosen(run, request))}
-        case "llama-benchy":
-            return {"": _benchy(run, request.target)}
-        case "csv":
-            return {"": render_csv(run).encode()}
-        case "junit":
-            return {"": render_junit(run).encode()}
-    return {"": to_json(described(run)) + b"\n"}
+def _guidellm(run: Run, request: ExportRequest) -> bytes:
+    from sparkwright.verify.export.guidellm import render_guidellm
+
+    return render_guidellm(run, _chosen(run, request))
+
+
+def _csv(run: Run, _: ExportRequest) -> bytes:
+    from sparkwright.verify.report import render_csv
+
+    return render_csv(run).encode()
+
+
+def _junit(run: Run, _: ExportRequest) -> bytes:
+    from sparkwright.verify.report import render_junit
+
+    return render_junit(run).encode()
+
+
+def _json(run: Run, _: ExportRequest) -> bytes:
+    return to_json(described(run)) + b"\n"
 
 
 def _chosen(run: Run, request: ExportRequest) -> Sequence[Observation]:
@@ -112,7 +116,7 @@ def _aiperf(run: Run, chosen: Sequence[Observation]) -> dict[str, bytes]:
     """Return a folder of aiperf's files for each cell."""
     from sparkwright.verify.export.aiperf import render_aiperf
 
-    rendered = {}
+    rendered: dict[str, bytes] = {}
     for number, seen in enumerate(chosen, 1):
         cell = seen.cell
         name = re.sub(r"[^\w.=+-]+", "-", f"{number:03}-{cell.check}-{cell.name}-{cell.arm}-{cell.boot}")
@@ -120,14 +124,14 @@ def _aiperf(run: Run, chosen: Sequence[Observation]) -> dict[str, bytes]:
     return rendered
 
 
-def _benchy(run: Run, target: Path) -> bytes:
+def _benchy(run: Run, request: ExportRequest) -> bytes:
     from sparkwright.verify.protocol.results import protocol_files
 
-    files = protocol_files(run)
+    files, target = protocol_files(run), request.target
     if not files:
         raise ConfigError(
             "this run has no tests of llama-benchy's protocol",
-            because="its cells have other prompts and loads, so its figures are not comparable with that program's",
+            because="its cells have other prompts and loads, so that its figures are not comparable",
             next_step="run 'sparkwright verify --protocol llama-benchy' (or t1)",
         )
     if target.suffix not in _BENCHY:
@@ -135,3 +139,15 @@ def _benchy(run: Run, target: Path) -> bytes:
             f"{target} has no form of llama-benchy", next_step=f"end its name with {', '.join(_BENCHY)}"
         )
     return files[_BENCHY[target.suffix]]
+
+
+_RENDERED: Mapping[str, Callable[[Run, ExportRequest], bytes]] = {
+    "prometheus": _prometheus,
+    "guidellm": _guidellm,
+    "llama-benchy": _benchy,
+    "csv": _csv,
+    "junit": _junit,
+    "json": _json,
+}
+FORMATS = ("aiperf", *_RENDERED)
+"""Names of the forms."""

@@ -24,6 +24,16 @@ FORM = "0.8.1"
 """Release of guidellm whose form this is; the report's version is its 2."""
 _VERSION = 2
 _NO_ADDRESS = "http://127.0.0.1:0"
+_DELAYS = (
+    "queued_time",
+    "resolve_start_delay",
+    "resolve_targeted_start_delay",
+    "request_start_delay",
+    "request_targeted_start_delay",
+    "resolve_end_delay",
+    "finalized_delay",
+    "processed_delay",
+)
 _TEXTS = ("tokens", "words", "characters")
 _MEDIA = {
     "image": ("tokens", "images", "pixels", "bytes"),
@@ -138,8 +148,6 @@ def _scheduler(
     requests: Sequence[TimedRequest], begin: float, end: float, totals: dict[str, int]
 ) -> dict[str, Any]:
     """Return times of the benchmark; there is no scheduler beside the client, so its delays are 0."""
-    delays = ("queued_time", "resolve_start_delay", "resolve_targeted_start_delay", "request_start_delay")
-    delays += ("request_targeted_start_delay", "resolve_end_delay", "finalized_delay", "processed_delay")
     mean = sum(request.end - request.start for request in requests) / len(requests)
     return {
         "start_time": begin,
@@ -149,7 +157,7 @@ def _scheduler(
         "request_end_time": end,
         "end_time": end,
         "requests_made": totals,
-        **{f"{name}_avg": 0.0 for name in delays},
+        **{f"{name}_avg": 0.0 for name in _DELAYS},
         "request_time_avg": mean,
         "resolve_time_avg": mean,
     }
@@ -191,7 +199,7 @@ def _metrics(requests: Sequence[TimedRequest], totals: dict[str, int]) -> dict[s
 
 
 def _by_status(successful: dict[str, Any], nothing: dict[str, Any]) -> dict[str, Any]:
-    """Return a distribution by status; failed requests have no figures, so the total is the successful one."""
+    """Return a distribution by status: failed requests have no figures, so the total is the others'."""
     return {"successful": successful, "errored": nothing, "incomplete": nothing, "total": successful}
 
 
@@ -256,6 +264,7 @@ def _request(request: TimedRequest, begin: float) -> dict[str, Any]:
                 "token_iterations": len(request.chunks),
                 "request_iterations": len(request.chunks),
                 "request_end": begin + request.end,
+                "resolve_end": begin + request.end,
             },
         },
         "input_metrics": {"text_tokens": sample.prompt_tokens},
@@ -275,6 +284,7 @@ def _failure(sample: Sample, epoch: float) -> dict[str, Any]:
             "timings": {
                 "request_start": epoch + sample.started / 1e9,
                 "request_end": epoch + sample.ended / 1e9,
+                "resolve_end": epoch + sample.ended / 1e9,
             },
         },
         "input_metrics": {},

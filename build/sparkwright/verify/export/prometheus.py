@@ -1,4 +1,4 @@
-"""A run as Prometheus' text format, for the textfile collector of node-exporter: gauges without timestamps."""
+"""A run in Prometheus' text format, for node-exporter's textfile collector: gauges without timestamps."""
 
 from __future__ import annotations
 

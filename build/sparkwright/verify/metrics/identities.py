@@ -50,7 +50,7 @@ class Identity:
 
 
 def identities(
-    before: MetricsSnapshot, after: MetricsSnapshot, samples: Sequence[Sample]
+    before: MetricsSnapshot, after: MetricsSnapshot, samples: Sequence[Sample], *, steps: float = 0
 ) -> tuple[Identity, ...]:
     """Return all identities that the exposed counters allow to check.
 
@@ -58,6 +58,8 @@ def identities(
         before: counters while the server was idle, before the load.
         after: counters while the server was idle, after the load.
         samples: every request sent in between, warm-ups and failed ones included.
+        steps: requests times steps of the engine that there may have been, with and without drafts; 0 if
+            each step has a draft.
 
     Raises:
         CountersResetError: the server was restarted in between.
@@ -69,21 +71,22 @@ def identities(
     except SpeculationAbsentError:
         return tuple(found)
     preemptions = max(after.preemptions, 0) - max(before.preemptions, 0)
-    return (*found, *_of_drafts(spec), *_of_tokens(spec, preemptions))
+    return (*found, *_of_drafts(spec), *_of_tokens(spec, preemptions, steps))
 
 
-def _of_tokens(spec: Speculation, preemptions: float) -> Iterator[Identity]:
+def _of_tokens(spec: Speculation, preemptions: float, steps: float) -> Iterator[Identity]:
     """Check that every token comes from a draft, from the target after it, or from a request's prompt.
 
     So ``generated = accepted + drafts + requests``. But a request's last step may bring up to k tokens beyond
     its end, which are accepted and not generated; and a preempted request starts once more from its
-    prompt. Between these bounds nothing deviates.
+    prompt. Drafters that find nothing to draft at times (n-gram, suffix) add steps of one token without a
+    draft. Between these bounds nothing deviates.
     """
     if spec.generation_tokens < 0 or spec.requests < 0:
         return
     most = spec.accepted + spec.drafts + spec.requests + preemptions
     least = most - preemptions - spec.k * spec.requests
-    off = max(spec.generation_tokens - most, least - spec.generation_tokens, 0.0)
+    off = max(spec.generation_tokens - max(most, spec.accepted + steps), least - spec.generation_tokens, 0.0)
     yield _identity(
         "generated tokens = accepted + drafts + requests",
         off,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.cell import LISTED, Cell, Load
-from sparkwright.verify.protocol.judge import conclude_protocol
+from sparkwright.verify.cell import CONNECTED, LISTED, Cell, Load
+from sparkwright.verify.checks.common import main_facts
+from sparkwright.verify.protocol.judge import conclude_protocol, fits
 from sparkwright.verify.protocol.options import CHECK
 from sparkwright.verify.protocol.texts import fit_tokens, make_prompt, probe_of, sizing_prompts
 
@@ -48,7 +49,8 @@ class ProtocolCheck:
             return ()
         seed = context.profile.seed
         fit = fit_tokens(sizing[0].samples, seed)
-        return _batches(self.options, fit, seed, thinking=context.profile.thinking)
+        longest = main_facts(context).max_model_len
+        return _batches(self.options, fit, (seed, longest), thinking=context.profile.thinking)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return findings on answers and lengths of prompts, with the figures of each test."""
@@ -79,12 +81,17 @@ def _latency(context: Context) -> Cell:
 
 
 @lru_cache(maxsize=2)  # the plan is made for each cell, and texts of long contexts take minutes
-def _batches(options: ProtocolOptions, fit: TokenFit, seed: int, *, thinking: bool) -> tuple[Cell, ...]:
+def _batches(
+    options: ProtocolOptions, fit: TokenFit, server: tuple[int, int], *, thinking: bool
+) -> tuple[Cell, ...]:
+    """Return all batches; *server* is the seed, and the tokens of the longest request that it takes."""
+    seed, longest = server
     return tuple(
         cell
         for depth in options.depths
         for pp in options.pp
         for tg in options.tg
+        if fits(depth, pp, tg, longest)
         for level in options.levels
         for run in range(options.runs + 1)
         for cell in _batch(options, (depth, pp, tg, level, run), fit, seed, thinking=thinking)
@@ -131,6 +138,7 @@ def _batch(
                 "pp": str(pp),
                 "tg": str(tg),
                 "run": str(run),
+                CONNECTED: str(level),
                 **({"phase": phase} if phase else {}),
             },
         )

@@ -29,19 +29,23 @@ DEFINITIONS = {
     " one request); all of them over their duration where that is below a second. Tokens of one chunk are"
     " spread evenly between the chunk before and itself.",
     "ttfr": "From the request to the first event with a choice, also one without text such as a chat's role.",
-    "est_ppt": "ttfr less the latency: the mean of three requests for the model list (api), of three answers of"
-    " one token (generation), or 0 (none); never below 0.",
+    "est_ppt": "ttfr less the latency: the mean of three requests for the model list (api), of three answers"
+    " of one token (generation), or 0 (none); never below 0.",
     "e2e_ttft": "From the request to the first event with generated text or reasoning.",
     "±": "Standard deviation of the population, over requests or batches as the mean.",
 }
 """Definition of each column."""
 
 DEVIATIONS = (
-    "The clock starts when the request's bytes are handed to the socket; llama-benchy's before it takes a"
-    " connection. Arrivals are read from the kernel's timestamps where it gives them, not when the program"
-    " comes to reading.",
-    "A chunk with token ids and no text counts as output here, such as the end of sequence or a part of a"
-    " character; llama-benchy drops its tokens.",
+    (
+        "The clock starts when the request's bytes are handed to the socket; llama-benchy's before it takes a"
+        " connection. Arrivals are read from the kernel's timestamps where it gives them, not when the"
+        " program comes to reading."
+    ),
+    (
+        "A chunk with token ids and no text counts as output here, such as the end of sequence or a part of a"
+        " character; llama-benchy drops its tokens."
+    ),
     "Prompts are generated notes instead of a book, of lengths fitted to the server's own counts.",
     "Between two batches a short plain request is sent and the server's counters are read.",
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.common import conclude, triage
+from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.protocol.figures import DEFINITIONS
-from sparkwright.verify.protocol.table import latency_ms, tests_of
+from sparkwright.verify.protocol.table import group_tests, latency_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,11 +35,26 @@ def conclude_protocol(
     seen = triage(check, context, observations, planned)
     speed, options = context.profile.speed, check.options
     latency = latency_ms(seen.sound, options.latency, speed)
-    tests = tests_of(seen.sound, latency, speed, cached=options.cached)
-    return [_answered(seen, tests, latency), _lengths(seen, tests, cached=options.cached)]
+    tests = group_tests(seen.sound, latency, speed, cached=options.cached)
+    longest = main_facts(context).max_model_len
+    left_out = [
+        f"pp{pp} tg{tg} @ d{depth} was left out: the server takes {longest} tokens at the most"
+        for depth in options.depths
+        for pp in options.pp
+        for tg in options.tg
+        if not fits(depth, pp, tg, longest)
+    ]
+    return [_answered(seen, tests, latency, left_out), _lengths(seen, tests, cached=options.cached)]
 
 
-def _answered(seen: CheckedCells, tests: Sequence[ProtocolTest], latency: float) -> Finding:
+def fits(depth: int, pp: int, tg: int, longest: int) -> bool:
+    """Tell if a server that takes *longest* tokens, or an unknown number, takes a test's requests."""
+    return longest <= 0 or depth + pp + tg <= longest
+
+
+def _answered(
+    seen: CheckedCells, tests: Sequence[ProtocolTest], latency: float, left_out: Sequence[str]
+) -> Finding:
     requests = sum(test.requests for test in tests)
     against = [] if len(seen.planned) > 1 else [(Verdict.INCONCLUSIVE, "no batch was measured")]
     short = [
@@ -57,6 +72,7 @@ def _answered(seen: CheckedCells, tests: Sequence[ProtocolTest], latency: float)
         threshold="no failed request, no batch left out",
         measured={"latency ms": round(latency, 2), **_figures(tests)},
         warnings=[
+            *left_out,
             *short,
             *seen.notes,
             *(f"{told}: its times are not the usual ones" for one in seen.sound for told in told_of(one)),
@@ -101,8 +117,8 @@ def _lengths(seen: CheckedCells, tests: Sequence[ProtocolTest], *, cached: bool)
         " protocol's; and the share of them that came from the prefix cache, unless contexts were put there.",
         against=against,
         passed=f"off by {largest:.1%} at the most",
-        threshold=f"{WRONG_LENGTH:.0%} of the length, a warning from {ROUGH_LENGTH:.0%}; {FROM_CACHE:.0%} from"
-        f" the cache beyond {_TEMPLATE_TOKENS} tokens of a template",
+        threshold=f"{WRONG_LENGTH:.0%} of the length, a warning from {ROUGH_LENGTH:.0%}; {FROM_CACHE:.0%}"
+        f" from the cache beyond {_TEMPLATE_TOKENS} tokens of a template",
         measured={"largest deviation": round(largest, 4)},
         warnings=warnings,
         lenient=True,

@@ -97,7 +97,8 @@ def _change(text: str, key: str, value: str) -> dict[str, Any]:
         f"the protocol {text!r} cannot be read",
         because=f"{key}={value} is not understood" if value else f"{key!r} is not understood",
         next_step="give a name and changes such as pp=128,4096 tg=256 depth=0,32768 c=1,4,8 runs=3"
-        f" latency=generation exact cached; prompts have at least {_LEAST['pp']} tokens, depths {_SHORTEST_DEPTH}",
+        f" latency=generation exact cached; prompts have at least {_LEAST['pp']} tokens, depths"
+        f" {_SHORTEST_DEPTH}",
     )
 
 

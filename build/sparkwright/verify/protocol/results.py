@@ -9,11 +9,11 @@ from sparkwright.verify.protocol.figures import DEVIATIONS
 from sparkwright.verify.protocol.options import CHECK, parse_protocol
 from sparkwright.verify.protocol.table import (
     FORM,
+    group_tests,
     latency_ms,
     render_csv,
     render_markdown,
     render_report,
-    tests_of,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MARKDOWN, CSV, REPORT = "llama-benchy.md", "llama-benchy.csv", "llama-benchy.jso
 
 def protocol_files(run: Run) -> dict[str, bytes]:
     """Return the table of *run* as Markdown, CSV and llama-benchy's JSON; nothing if it has no tests."""
-    tests = tests_of_run(run)
+    tests = protocol_tests(run)
     if not tests:
         return {}
     model = model_of(run)
@@ -40,13 +40,13 @@ def protocol_files(run: Run) -> dict[str, bytes]:
     }
 
 
-def tests_of_run(run: Run) -> Sequence[ProtocolTest]:
+def protocol_tests(run: Run) -> Sequence[ProtocolTest]:
     """Return the tests of a run by the protocol; none of another run."""
     if not any(seen.cell.check == CHECK for seen in run.observations):
         return ()
     options = _options(run)
     latency = latency_ms(run.observations, options.latency, run.speed)
-    return tests_of(run.observations, latency, run.speed, cached=options.cached)
+    return group_tests(run.observations, latency, run.speed, cached=options.cached)
 
 
 def model_of(run: Run) -> str:
@@ -76,10 +76,7 @@ def _notes(run: Run, options: ProtocolOptions) -> list[str]:
     exact = "outputs of exactly tg tokens" if options.exact else "answers may end before tg tokens"
     runs = f"{options.runs} runs and a warm-up"
     latency = latency_ms(run.observations, options.latency, run.speed)
-    return [
-        f"By the definitions of llama-benchy {FORM}, measured by sparkwright"
-        f" {run.manifest.get('sparkwright', '')}: {runs}, {exact}, latency ({options.latency})"
-        f" {latency:.2f} ms, the server's own temperature.",
-        "",
-        *(f"- {deviation}" for deviation in DEVIATIONS),
-    ]
+    head = f"By the definitions of llama-benchy {FORM}, measured by sparkwright"
+    head += f" {run.manifest.get('sparkwright', '')}: {runs}, {exact}, latency ({options.latency})"
+    head += f" {latency:.2f} ms, the server's own temperature."
+    return [head, "", *(f"- {deviation}" for deviation in DEVIATIONS)]

@@ -57,7 +57,7 @@ class ProtocolTest:
         return self.depth + (0 if self.context_phase else self.pp)
 
     def name(self, phase: str, *, levels: bool) -> str:
-        """Return the test's name for its *phase*, ``pp`` or ``tg``, with the concurrency if there are *levels*."""
+        """Return the name of its *phase*, ``pp`` or ``tg``, with the concurrency if there are *levels*."""
         suffix = f" (c{self.concurrency})" if levels else ""
         if self.context_phase:
             return f"ctx_{phase} @ d{self.depth}{suffix}"
@@ -77,7 +77,7 @@ def latency_ms(observations: Sequence[Observation], mode: Latency, speed: float)
     return fmean(times) * speed if times else 0.0
 
 
-def tests_of(
+def group_tests(
     observations: Sequence[Observation], latency: float, speed: float, *, cached: bool
 ) -> list[ProtocolTest]:
     """Return the tests that were measured, in order; batches that only warm up are left out.
@@ -157,16 +157,20 @@ _HEADS = {
 }
 
 
-def render_markdown(tests: Sequence[ProtocolTest], model: str, notes: Iterable[str] = ()) -> str:
-    """Return the table as Markdown, with *notes* below it."""
+def protocol_rows(tests: Sequence[ProtocolTest]) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the table, without the model."""
     levels = max((test.concurrency for test in tests), default=1) > 1
     columns = [name for name in _COLUMNS if levels or not name.endswith("_req")]
-    heads = ["model", "test", *(_HEADS[name] for name in columns)]
+    heads = ["test", *(_HEADS[name] for name in columns)]
     if levels:
-        heads[2] = "t/s (total)"
-    rows = [
-        [_cell(model), test, *(_shown(found.get(name)) for name in columns)] for test, found in _rows(tests)
-    ]
+        heads[1] = "t/s (total)"
+    return heads, [[test, *(_shown(found.get(name)) for name in columns)] for test, found in _rows(tests)]
+
+
+def render_markdown(tests: Sequence[ProtocolTest], model: str, notes: Iterable[str] = ()) -> str:
+    """Return the table as Markdown, with *notes* below it."""
+    columns, found = protocol_rows(tests)
+    heads, rows = ["model", *columns], [[_cell(model), *row] for row in found]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = [_line(heads, widths), _rule(widths), *(_line(row, widths) for row in rows)]
     return "\n".join([*lines, "", *notes, ""])

@@ -10,9 +10,20 @@ from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.text import clean
-from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.checks.machine import disturbances
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.report.charts import charts_by_check
+from sparkwright.verify.report.field import field_section
 from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import flat, headline, highlights
+from sparkwright.verify.report.overview import (
+    consequences,
+    disturbed_levels,
+    flat,
+    headline,
+    highlights,
+    level_table,
+    levels,
+)
 from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
 from sparkwright.verify.report.vega import Naming, inline_svg
 from sparkwright.verify.run import worst
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "template"
 
+_FIRST = {"throughput", "ttft", "tpot", "capacity", "compare"}
 _FAILURES_SHOWN = 5
 _LOG_LINES_SHOWN = 20
 
@@ -35,7 +47,9 @@ _LOG_LINES_SHOWN = 20
 def render_html(run: Run) -> str:
     """Return *run* as one HTML page, the same for the same run."""
     found = cells(run)
-    charts = all_charts(run)
+    charts, first = _arranged(run)
+    followers = consequences(run)
+    speeds = levels(found, run.speed)
     page = (
         _environment()
         .get_template("page.html")
@@ -45,6 +59,11 @@ def render_html(run: Run) -> str:
             headline=headline(run),
             highlights=highlights(run, found),
             charts=charts,
+            first=first,
+            speeds=level_table(speeds),
+            disturbed=disturbed_levels(speeds),
+            followers=followers,
+            failing=_failing(run, followers),
             cells=found,
             known={cell.key for cell in found},
             names={cell.key: cell.observation.cell.name for cell in found},
@@ -54,6 +73,7 @@ def render_html(run: Run) -> str:
             files=list(_files(run)),
             floors=_floor_table(run),
             worst=worst,
+            field=field_section(run),
         )
     )
     return page.strip() + "\n"
@@ -62,6 +82,32 @@ def render_html(run: Run) -> str:
 def render_page(template: str, **values: Any) -> str:
     """Return a page of another kind by its *template* in `TEMPLATES`, with the same style and filters."""
     return _environment().get_template(template).render(**values).strip() + "\n"
+
+
+def _failing(run: Run, followers: set[int]) -> set[int]:
+    """Return the numbers, from 1, of findings that did not pass, without those that follow from others."""
+    calm = {Verdict.PASS, Verdict.NOT_APPLICABLE}
+    return {
+        place + 1
+        for place, one in enumerate(run.findings)
+        if one.verdict not in calm and place not in followers
+    }
+
+
+def _arranged(run: Run) -> tuple[list[Chart], int]:
+    """Return the charts, those that show at once first, and the number of these.
+
+    Speed shows at once, and every chart of a check that did not pass.
+    """
+    failed = {one.check for one in run.findings if one.verdict in {Verdict.FAIL, Verdict.INVALID}}
+    drawn = charts_by_check(run)
+    disturbed = any(disturbances(seen) for seen in run.observations)
+    first = [
+        chart
+        for check, chart in drawn
+        if chart.key in _FIRST or check in failed or (chart.key == "machine" and disturbed)
+    ]
+    return [*first, *(chart for _, chart in drawn if chart not in first)], len(first)
 
 
 def _head(run: Run) -> dict[str, Any]:
@@ -74,9 +120,32 @@ def _head(run: Run) -> dict[str, Any]:
         small.append(f"took {duration(float(manifest['seconds']))}")
     return {
         "subject": clean(str(subject)),
+        "sides": [(name, clean(words)) for name, words in _sides(run)],
         "small": small,
         "interrupted": clean(str(manifest.get("interrupted", ""))),
     }
+
+
+def _sides(run: Run) -> list[tuple[str, str]]:
+    """Return names and servers of the two sides of a comparison; none of another run."""
+    manifest = run.manifest
+    if "before" in manifest and "after" in manifest:
+        return [
+            (name, ", ".join(map(str, manifest[key])))
+            for name, key in (("A, before", "before"), ("B, after", "after"))
+        ]
+    if not any(seen.cell.check == "compare" for seen in run.observations):
+        return []
+    versions = {arm: facts.version for (arm, _), facts in run.facts.items()}
+    of = {
+        "main": str((manifest.get("wheel") or {}).get("name", "") or manifest.get("title", "")),
+        "baseline": str(manifest.get("against-file") or manifest.get("against") or manifest.get("title", "")),
+    }
+    sides = (("A, new", "main"), ("B, baseline", "baseline"))
+    return [
+        (name, " ".join(filter(None, (of[arm], versions.get(arm, "") and f"(vLLM {versions[arm]})"))))
+        for name, arm in sides
+    ]
 
 
 def _moment(stamp: str) -> str:
@@ -148,7 +217,7 @@ def _troubles(observation: Observation) -> list[str]:
 
 def _boots(run: Run) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return boot facts as a table: heads, and one row for each fact that any boot log holds."""
-    heads = [f"{arm}, boot {boot}" for arm, boot in run.facts]
+    heads = [f"{arm}, start {boot + 1}" for arm, boot in run.facts]
     columns = [to_builtins(facts) for facts in run.facts.values()]
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):

@@ -126,7 +126,7 @@ def level_table(found: Sequence[Level]) -> tuple[tuple[str, ...], list[tuple[str
         for one in found
     ]
     marked = any(one.disturbed for one in found)
-    return (*LEVEL_COLUMNS, *(head for head, _ in more), *([""] if marked else [])), rows
+    return (*LEVEL_COLUMNS, *(head for head, _ in more), *(["marked"] if marked else [])), rows
 
 
 def disturbed_levels(found: Sequence[Level]) -> list[str]:
@@ -189,9 +189,6 @@ def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures], speed: f
     yield from _range("First token", firsts, "ms", f"median, {level}{blurred}")
     yield from _range("Acceptance length", [cell.mal for cell in alone], "tokens a step", level)
     yield from _range("Decoding step", [cell.step_ms for cell in alone], "ms", level)
-    yield from _range(
-        "Energy", [_mean([cell.energy_j for cell in swept])], "J a token", "of the card, whole sweep"
-    )
 
 
 def _range(label: str, values: Sequence[float], unit: str, note: str) -> Iterator[Highlight]:

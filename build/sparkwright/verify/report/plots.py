@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 
+PLAIN = -1
+"""Style of a line that is no category."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 _LINE = 16.0  # the height of a label
 _MANY, _TOO_MANY = 30, 150  # points of one line, beyond which their marks are small or left out
@@ -84,12 +86,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """A named line; *style* numbers its colour and shape. Places without a figure are *missing*."""
+    """A named line; *style* numbers its colour and shape, or is `PLAIN`. A *dashed* one is of another kind.
+
+    Places without a figure are *missing*.
+    """
 
     name: str
     style: int
     points: tuple[Point, ...]
     missing: tuple[Point, ...] = ()
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,8 @@ def pixel(name: str) -> Spec:
 
 def look(style: int) -> Spec:
     """Return the colour and the shape of a series, as fields of its rows."""
-    return {"colour": f"var(--s{style})", "shape": SHAPES[style % len(SHAPES)]}
+    colour = "var(--soft)" if style == PLAIN else f"var(--s{style})"
+    return {"colour": colour, "shape": SHAPES[style % len(SHAPES)]}
 
 
 def whole(width: float, height: float | Spec, layers: Sequence[Spec]) -> Spec:
@@ -182,7 +189,9 @@ def _panel(
 ) -> Spec:
     hidden = {} if bottom else {"labels": False, "ticks": False, "title": None}
     across, up = x.encoding("x", width, **hidden), panel.y.encoding("y", panel.height * 1.6, minExtent=_LEFT)
-    rows, points = [], []
+    rows: list[Spec] = []
+    dashed: list[Spec] = []
+    points: list[Spec] = []
     run = 0  # the number of a line without a gap
     for one in panel.series:
         run += 1
@@ -195,20 +204,22 @@ def _panel(
                 "run": run,
                 **look(one.style),
             }
-            rows.append(row)
+            (dashed if one.dashed else rows).append(row)
             if len(one.points) <= _TOO_MANY or point.suspect:
                 few = len(one.points) <= _MANY or point.suspect
                 points.append({**row, "words": clean(point.words), "suspect": point.suspect, "few": few})
     layers = [
         layer(
-            {"type": "line"},
-            rows,
+            {"type": "line", **({"strokeDash": [5, 4]} if of is dashed else {})},
+            of,
             x=across,
             y=up,
             color=COLOUR,
             detail=field("run"),
             order=field("index", "quantitative"),
         )
+        for of in (rows, dashed)
+        if of or of is rows
     ]
     for test, mark in _MARKS:
         if chosen := [row for row in points if test == (row["few"], row["suspect"])]:

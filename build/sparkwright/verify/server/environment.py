@@ -9,13 +9,13 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
@@ -132,6 +132,41 @@ def prepare_wheel(
     return python
 
 
+def prepare_requirement(requirement: str, folder: Path, *, offline: bool = False) -> Path:
+    """Create an environment with the package *requirement*, and return its interpreter; reuse a finished one.
+
+    Args:
+        requirement: in pip's format, with an exact version.
+        folder: destination; it must not exist, be empty, or be such an environment.
+        offline: install from the installer's cache alone.
+
+    Raises:
+        ServerError: it cannot be created, or *folder* holds something else.
+        NotInStoreError: the package would have to be fetched, and the network is off.
+    """
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        digest, python = hashlib.sha256(requirement.encode()).hexdigest(), folder / "bin" / "python"
+        if python.exists() and _made_for(folder) == digest:
+            return python
+        _clear(folder)
+        try:
+            _make(folder, python, [requirement], (), offline=offline)
+        except (ProcessError, ToolError) as error:
+            kind = NotInStoreError if offline and _NOT_CACHED.search(error.because) else ServerError
+            raise kind(
+                f"no environment could be made with {requirement}",
+                because=f"{error.what}: {error.because}",
+                next_step="let it be fetched once, or name the interpreter of an environment that has it",
+            ) from error
+        (folder / _DONE).write_text(
+            json.dumps({"requirement": requirement, "sha256": digest}), encoding="utf-8"
+        )
+    return python
+
+
 def _made_for(folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((folder / _DONE).read_text(encoding="utf-8"))["sha256"])
@@ -163,11 +198,9 @@ def _make(
     folder: Path, python: Path, wanted: list[str | Path], overrides: Sequence[str], *, offline: bool
 ) -> None:
     """Create the environment and install *wanted*: by uv where it is installed, else by venv and pip."""
-    from sparkwright.base.process import run
+    from sparkwright.base.process import run, uv_program
 
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.exists() else shutil.which("uv")
-    if uv is not None:
+    if uv := uv_program():
         cached = ["--offline"] if offline else []
         run(
             [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],

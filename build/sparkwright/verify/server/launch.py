@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.base.ports import free_port
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.server.environment import find_installed, vllm_command
 from sparkwright.verify.server.host import card_capability, card_memory_gib
-from sparkwright.verify.server.lifecycle import Launch, ServerProcess, free_port
+from sparkwright.verify.server.lifecycle import Launch, ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -400,13 +399,6 @@ class ServerProcess:
         if self.orphans:
             warn(f"{self.orphans} processes outlived the server and were killed")
         emit("server.ended", url=self.url, orphans=self.orphans)
-
-
-def free_port(host: str) -> int:
-    """Return a port that nothing listens at now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
 
 
 def _merged(read: BootFacts, known: BootFacts) -> BootFacts:

@@ -117,7 +117,7 @@ _TABLE: Final = (
     Fault(
         "error-in-band", "an error object in the stream, then [DONE]", ("sweep",), {"every": 5, "chunks": 2}
     ),
-    Fault("status", "an HTTP error instead of an answer", ("sweep",), {"code": 500, "every": 5}),
+    Fault("status", "an HTTP error instead of an answer", ("sweep", "arrivals"), {"code": 500, "every": 5}),
     Fault("html", "an HTML page with status 200 instead of a stream", ("sweep",), _EVERY),
     Fault("buffered", "something on the way holds each stream back until its end", ("sweep",)),
     # Counts

@@ -174,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--reasoning", is_flag=True, help="Begin chat output with reasoning.")
 @click.option("--images/--no-images", default=True, help="Let chats hold pictures.")
 @click.option("--tool-parser/--no-tool-parser", default=True, help="Let chats offer tools.")
+@click.option("--tool-template/--no-tool-template", default=True, help="Describe tools to the model.")
 @click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
 @click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
 @click.option("--draft-ms", default=_DEFAULTS.costs.draft, help="Added for each drafted token of a step.")

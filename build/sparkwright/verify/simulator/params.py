@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -208,7 +209,7 @@ def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any
         return []
     if not settings.tool_parser:
         raise ApiError(400, "BadRequestError", "tool_choice auto needs a tool call parser, and none is set")
-    return list(tools)
+    return list(tools) if settings.tool_template else []
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
@@ -227,6 +228,8 @@ def _prompt(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> tuple
             messages[-1:] if "history-dropped" in settings.faults else messages,
             thinking=_thinks(body) if settings.reasoning else None,
         )
+        if settings.tool_template and (tools := body.get("tools")):
+            text = f"{json.dumps(tools)}\n{text}"  # the template describes them to the model
         pictures = () if "images-dropped" in settings.faults else images_of(messages[-1])
         return text, (
             *encode(text),

@@ -68,6 +68,7 @@ class Settings:
         reasoning: begin chat output with reasoning, as a reasoning parser would return it.
         images: chats may hold pictures.
         tool_parser: chats may offer tools.
+        tool_template: the chat template describes tools to the model.
         runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
         total_gib: the card's memory.
@@ -80,8 +81,9 @@ class Settings:
         truth: file for one line about each request.
         engine: start the engine's process.
         shape: the server whose endpoints and fields are imitated: llama.cpp's has no ``/version`` and
-            ``/metrics`` and a ``/tokenize`` of its own; that of transformers has chats alone, refuses fields
-            that it does not have, ends answers by itself and counts no tokens.
+            ``/metrics``, a ``/tokenize`` of its own, and closes a connection after a stream; that of
+            transformers has chats alone, refuses fields that it does not have, ends answers by itself, counts
+            no tokens and sends no ``[DONE]``.
     """
 
     dialect: Dialect = "0.24"
@@ -103,6 +105,7 @@ class Settings:
     reasoning: bool = False
     images: bool = True
     tool_parser: bool = True
+    tool_template: bool = True
     runner: Literal["v1", "v2"] = "v1"
     utilization: float = 0.5
     total_gib: float = 119.68

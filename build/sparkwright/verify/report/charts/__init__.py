@@ -14,11 +14,17 @@ from sparkwright.verify.report.charts.chart import Chart
 if TYPE_CHECKING:
     from sparkwright.verify.run import Run
 
-__all__ = ["Chart", "all_charts"]
+__all__ = ["Chart", "all_charts", "charts_by_check"]
 
 
 def all_charts(run: Run) -> tuple[Chart, ...]:
     """Return every chart for which *run* has figures, in the order of the page."""
-    found = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    makers = sorted((module for module in found if hasattr(module, "charts")), key=lambda one: one.ORDER)
-    return tuple(chart for maker in makers for chart in maker.charts(run))
+    return tuple(chart for _, chart in charts_by_check(run))
+
+
+def charts_by_check(run: Run) -> list[tuple[str, Chart]]:
+    """Return `all_charts`, each with the name of its check."""
+    modules = {module.name: import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)}
+    makers = [(name, module) for name, module in modules.items() if hasattr(module, "charts")]
+    makers.sort(key=lambda one: one[1].ORDER)
+    return [(name, chart) for name, module in makers for chart in module.charts(run)]

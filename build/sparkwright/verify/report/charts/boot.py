@@ -20,18 +20,20 @@ ORDER = 60  # among the charts of the page
 
 def charts(run: Run) -> Iterator[Chart]:
     """Return the memory by boot, if any boot log records it."""
-    rows = [(f"{arm}, boot {boot}", facts) for (arm, boot), facts in run.facts.items() if facts.kv_gib > 0]
+    rows = [
+        (f"{arm}, start {boot + 1}", facts) for (arm, boot), facts in run.facts.items() if facts.kv_gib > 0
+    ]
     if not rows:
         return
     yield Chart(
         key="memory",
-        title="Memory by boot",
+        title="Memory of each start",
         lead=_lead(rows),
         meaning="Weights, CUDA graphs and KV cache together must stay below the limit (upright line), which "
         "is the utilization times the card's memory (outline).",
         widths=WHOLE,
         draw=lambda width: _bars(width, rows),
-        columns=("boot", "weights, GiB", "graphs, GiB", "KV, GiB", "KV tokens", "limit, GiB", "card, GiB"),
+        columns=("start", "weights, GiB", "graphs, GiB", "KV, GiB", "KV tokens", "limit, GiB", "card, GiB"),
         rows=tuple(_row(label, facts) for label, facts in rows),
         legend=(("weights", "weights"), ("graphs", "CUDA graphs"), ("kv", "KV cache")),
     )

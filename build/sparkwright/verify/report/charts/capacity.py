@@ -69,7 +69,7 @@ def _series(steps: Sequence[_Shown], slo: Slo) -> Series:
                 step.rate,
                 step.good / step.requests,
                 f"{number(step.rate)} requests/s: {share(step.good / step.requests)} good",
-                suspect=step.late,
+                suspect=step.void,
             )
             for _, step in ordered
         ),
@@ -77,7 +77,15 @@ def _series(steps: Sequence[_Shown], slo: Slo) -> Series:
 
 
 def _row(cell: CellFigures, step: Step) -> tuple[str, ...]:
-    remarks = [word for word, said in (("queue grows", step.grows), ("client late", step.late)) if said]
+    remarks = [
+        word
+        for word, said in (
+            ("queue grows", step.grows),
+            ("client late", step.late),
+            ("marked", step.disturbed),
+        )
+        if said
+    ]
     return (
         cell.observation.cell.name.partition(":")[0],
         number(step.rate),

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
 from sparkwright.verify.report.figures import cells, pooled
+from sparkwright.verify.report.overview import levels
 from sparkwright.verify.report.plots import (
     COLOUR,
+    PLAIN,
     WORDS,
     Note,
     Point,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkwright.verify.report.figures import CellFigures
+    from sparkwright.verify.report.overview import Level
     from sparkwright.verify.report.plots import Axis, Spec
     from sparkwright.verify.run import Run
 
@@ -52,6 +55,7 @@ class _SweepMeasure:
     axis: Callable[[str, list[float]], Axis]
     meaning: str
     spoken: Callable[[_SweepMeasure, list[CellFigures]], str]
+    slowest: Callable[[Level], float] | None = None  # the 95th percentile over all categories
 
     @property
     def short_unit(self) -> str:
@@ -66,7 +70,7 @@ def charts(run: Run) -> Iterator[Chart]:
         shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
         if shown:
             rules = _floor_rules(run) if measure.key == "ttft" else ()
-            yield _over_concurrency(measure, swept, rules)
+            yield _over_concurrency(measure, swept, rules, _slowest(measure, levels(swept, run.speed)))
     if chart := _tradeoff(swept):
         yield chart
     if chart := _positions(swept):
@@ -127,8 +131,10 @@ _MEASURES = (
         "ms, median, logarithmic",
         lambda cell: cell.ttft_ms.p50,
         logarithmic,
-        "From the request to the first chunk with a generated token.",
+        "From the request to the first chunk with a generated token. Dashed: the 95th percentile of all"
+        " requests.",
         _edges,
+        lambda level: level.ttft_p95_ms,
     ),
     _SweepMeasure(
         "tpot",
@@ -136,12 +142,13 @@ _MEASURES = (
         "ms, median",
         lambda cell: cell.tpot_ms.p50,
         linear,
-        "Of one request, after its first token.",
+        "Of one request, after its first token. Dashed: the 95th percentile of all requests.",
         _edges,
+        lambda level: level.tpot_p95_ms,
     ),
     _SweepMeasure(
         "step",
-        "Verify-step time",
+        "Time of a decoding step",
         "ms",
         lambda cell: cell.step_ms,
         linear,
@@ -168,12 +175,31 @@ def _floor_rules(run: Run) -> tuple[Note, ...]:
     return (Note(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
 
 
-def _over_concurrency(measure: _SweepMeasure, swept: Sequence[CellFigures], rules: tuple[Note, ...]) -> Chart:
+def _slowest(measure: _SweepMeasure, found: Sequence[Level]) -> tuple[Series, ...]:
+    """Return the line of the 95th percentile over all categories; none of a quantity without one."""
+    if measure.slowest is None:
+        return ()
+    points = tuple(
+        Point(one.concurrency, value, f"p95, {at_c(one.concurrency)}: {number(value)} {measure.short_unit}")
+        for one in found
+        if math.isfinite(value := measure.slowest(one))
+    )
+    return (Series("p95 of all", PLAIN, points, dashed=True),) if points else ()
+
+
+def _over_concurrency(
+    measure: _SweepMeasure,
+    swept: Sequence[CellFigures],
+    rules: tuple[Note, ...],
+    slowest: tuple[Series, ...],
+) -> Chart:
     shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
     styles = categories(swept)
     series = tuple(_series(measure, name, style, _levels(swept, name)) for name, style in styles.items())
+    series += slowest
     x = logarithmic(CONCURRENCY, [cell.concurrency for cell in swept], 2)
     values = [measure.value(cell) for cell in shown] + [rule.at for rule in rules]
+    values += [point.y for one in slowest for point in one.points]
     y = measure.axis(measure.unit, values)
     spoken = measure.spoken(measure, shown)
     return Chart(
@@ -212,14 +238,14 @@ def _point(measure: _SweepMeasure, cell: CellFigures) -> Point:
 
 _COLUMNS = (
     "requests",
-    "tokens/s, steady",
-    "tokens/s, whole",
+    "tokens/s, full load",
+    "tokens/s, overall",
     "TTFT p50, ms",
     "TTFT p95, ms",
     "TPOT p50, ms",
     "TPOT p95, ms",
     "step, ms",
-    "MAL",
+    "tokens/step",
     "trouble",
 )
 

@@ -1,0 +1,123 @@
+"""``sparkwright verify eval``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.cli.options import Names
+from sparkwright.cli.terminal import showing_events
+
+if TYPE_CHECKING:
+    from sparkwright.verify.client import EndpointFacts
+    from sparkwright.verify.evaluation import EvalLimits
+
+
+@click.command("eval")
+@click.option("--url", required=True, help="The server to evaluate.")
+@click.option(
+    "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
+)
+@click.option("--model", default="", help="The model's name there, if it serves several.")
+@click.option(
+    "--tasks", type=Names(), required=True, help="Tasks of lm-evaluation-harness, or YAML files of your own."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Questions of each task; all by default.")
+@click.option("--chat", is_flag=True, help="Send chats, in the model's template, instead of raw prompts.")
+@click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--least", multiple=True, metavar="TASK=SCORE", help="Lowest allowed score of a task.")
+@click.option(
+    "--before",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of an earlier evaluation, to compare with question by question.",
+)
+@click.option("--lm-eval", "python", default="", metavar="PYTHON", help="An interpreter that has lm-eval.")
+@click.option(
+    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor data sets."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    *,
+    url: str,
+    api_key: str,
+    model: str,
+    tasks: tuple[str, ...],
+    limit: int | None,
+    chat: bool,
+    concurrency: int,
+    least: tuple[str, ...],
+    before: Path | None,
+    python: str,
+    offline: bool,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate tasks with the server at --url, by lm-evaluation-harness.
+
+    The harness runs as a process of its own: with the extra 'eval' in this environment, by --lm-eval in
+    another, else in one that is made in the cache. Tasks that generate text are supported.
+    """
+    from sparkwright.cli.verify import new_folder, require_libraries
+    from sparkwright.cli.verify_show import show_results
+
+    require_libraries()
+    from sparkwright.store.paths import default_home
+    from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run
+    from sparkwright.verify.options import VerifyOptions
+    from sparkwright.verify.results import write_report
+
+    with showing_events(quiet=quiet or as_json):
+        limits = _limits(least, before)
+        known = asyncio.run(_known(url, model, api_key))
+        root = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        request = EvalRequest(
+            url=root,
+            model=known.model,
+            tasks=tasks,
+            limit=limit or 0,
+            chat=chat,
+            concurrency=concurrency,
+            api_key=api_key,
+            python=python,
+            offline=offline,
+        )
+        folder = (out or new_folder(VerifyOptions(url=url), "-eval")).absolute()
+        scores = evaluate(request, folder, default_home() / "evaluation")
+        results = write_report(evaluation_run(request, scores, limits), folder)
+    show_results(results, as_json=as_json)
+
+
+async def _known(url: str, model: str, api_key: str) -> EndpointFacts:
+    from sparkwright.verify.client import Endpoint, check_endpoint, open_session
+    from sparkwright.verify.profile import Deadlines
+
+    endpoint = Endpoint(url, model, api_key)
+    async with open_session(endpoint) as session:
+        return await check_endpoint(session, endpoint, Deadlines())
+
+
+def _limits(least: tuple[str, ...], before: Path | None) -> EvalLimits:
+    """Return the limits of the command line.
+
+    Raises:
+        ConfigError: one is no score, or the earlier evaluation cannot be read.
+    """
+    from sparkwright.verify.evaluation import EvalLimits, read_scores
+
+    limits = {}
+    for text in least:
+        name, _, value = text.rpartition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError as error:
+            raise ConfigError(f"--least takes TASK=SCORE, not {text!r}", because=str(error)) from error
+        if not name:
+            raise ConfigError(f"--least takes TASK=SCORE, not {text!r}", because="it names no task")
+    return EvalLimits(limits, read_scores(before) if before is not None else ())

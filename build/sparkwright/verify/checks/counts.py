@@ -1,0 +1,78 @@
+"""Findings of the sweep on counters: acceptance by position, and tokens as the clients count them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.capabilities import METRICS, SPECULATION
+from sparkwright.verify.checks.acceptance import AT_TIMES
+from sparkwright.verify.checks.common import conclude, describe
+from sparkwright.verify.metrics import identities
+from sparkwright.verify.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.verify.checks.common import CheckedCells
+    from sparkwright.verify.model import Finding, MetricsSnapshot, Observation
+
+_POSITIONS = "acceptance falls from position to position"
+
+
+def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
+    """Yield the counters before and after each sound observation; none of a server without counters."""
+    for observation in seen.sound:
+        if observation.before is not None and observation.after is not None:
+            yield observation.before, observation.after, observation
+
+
+def positions_finding(seen: CheckedCells) -> Finding:
+    """Return a finding on acceptance by position: a token is accepted only after the one before it."""
+    against = []
+    for before, after, observation in _metered(seen):
+        start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
+        grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
+        rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
+        for i in rises[:1]:
+            shown = f"position {i + 1} of the draft was accepted more often than position {i}"
+            against.append(
+                (Verdict.FAIL, f"{describe(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
+            )
+    return conclude(
+        seen,
+        _POSITIONS,
+        "A drafted token is accepted only after the one before it, so counts by position cannot rise.",
+        against=against,
+        passed="counts by position never rise",
+        threshold="exact: these are counts",
+        lenient=True,
+        needs=(SPECULATION,),
+    )
+
+
+def tokens_finding(seen: CheckedCells, method: str) -> Finding:
+    """Return a finding on the agreement of counters and clients, with speculation by *method*."""
+    against, largest = [], 0.0
+    for before, after, observation in _metered(seen):
+        steps = math.inf if method in AT_TIMES else 0
+        if not method:  # nor does the log say so: each chunk is a step, with or without a draft
+            steps = sum(len(sample.chunks) for sample in observation.samples)
+        for identity in identities(before, after, observation.samples, steps=steps):
+            if identity.name == _POSITIONS:
+                continue
+            largest = max(largest, identity.deviation)
+            if identity.broken:
+                shown = f"{describe(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
+                against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
+    return conclude(
+        seen,
+        "counters and clients agree on tokens",
+        "Generated tokens are accepted tokens, drafts and requests together, and what clients counted.",
+        against=against,
+        passed=f"all identities hold within {largest:.2%}",
+        threshold="see the identities: 3 % between counters, 1 % against clients, exact within a draft",
+        measured={"largest deviation": round(largest, 5)},
+        lenient=True,
+        needs=(METRICS,),
+    )

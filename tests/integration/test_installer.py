@@ -1,0 +1,100 @@
+"""Environments by uv and by pip hold the same packages, and take those that lie below from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+
+from sparkwright.base.process import installer, run
+from sparkwright.rehearsal import environment
+from sparkwright.rehearsal.environment import Requirements, describe_environment, prepare_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.store import Store
+
+BELOW = "beta==2.0\ntorch==9.9\n"
+
+
+def pack(folder: Path, name: str, version: str, *requires: str) -> Path:
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {
+        f"{name}.py": f"VERSION = {version!r}\n".encode(),
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    return wheelkit.pack(folder / f"{name}-{version}-py3-none-any.whl", wheelkit.with_record(files, info))
+
+
+@pytest.fixture(params=["uv", "pip"])
+def installing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An installer with an index of four packages."""
+    folder = tmp_path / "offered"
+    pack(folder, "alpha", "1.5", "beta<3", "gamma")
+    for version in ("2.0", "2.5", "3.0"):
+        pack(folder, "beta", version)
+    for version in ("1.0", "2.0"):
+        pack(folder, "gamma", version)
+    pack(folder, "torch", "9.9")
+    for tool in ("UV", "PIP"):
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # the user's own may pin packages
+    monkeypatch.delenv("PIP_CONSTRAINT", raising=False)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    if request.param == "pip":
+        for module in (installer, environment):
+            monkeypatch.setattr(module, "uv_program", lambda: "")
+    elif shutil.which("uv") is None:
+        pytest.skip("uv is not here")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("installing")
+def test_a_whole_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "probes_requirements", lambda: "")
+    python = prepare_environment(store, Requirements(("alpha", "torch==9.9"), "9.9"))
+    found = describe_environment(python)
+    assert {name: found[name] for name in ("alpha", "beta", "gamma", "torch")} == {
+        "alpha": "1.5", "beta": "2.5", "gamma": "2.0", "torch": "9.9"
+    }  # fmt: skip
+    assert run([python, "-I", "-c", "import alpha, beta; print(beta.VERSION)"]).text.strip() == "2.5"
+
+
+@pytest.mark.usefixtures("installing")
+def test_what_lies_below_is_not_installed_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "below"
+    installer.make_venv(below, pip=True)
+    installer.install_packages(below / "bin" / "python", ["beta==2.0", "torch==9.9"])
+    monkeypatch.setattr(environment, "probes_requirements", lambda: BELOW)
+    monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: below / "bin" / "python")
+    python = prepare_environment(store, Requirements(("alpha", "gamma<2", "torch==9.9"), "9.9"))
+    own = {path.stem for path in environment.site_packages(python).glob("*.py")}
+    assert {"alpha", "gamma"} <= own
+    assert not {"beta", "torch"} & own
+    found = describe_environment(python)
+    assert (found["beta"], found["gamma"], found["torch"]) == ("2.0", "1.0", "9.9")
+
+
+@pytest.mark.usefixtures("installing")
+def test_another_version_than_below_comes_before_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "below"
+    installer.make_venv(below, pip=True)
+    installer.install_packages(below / "bin" / "python", ["beta==2.0", "torch==9.9"])
+    monkeypatch.setattr(environment, "probes_requirements", lambda: BELOW)
+    monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: below / "bin" / "python")
+    python = prepare_environment(store, Requirements(("beta>=3", "torch==9.9"), "9.9"))
+    assert describe_environment(python)["beta"] == "3.0"
+    assert run([python, "-I", "-c", "import beta; print(beta.VERSION)"]).text.strip() == "3.0"

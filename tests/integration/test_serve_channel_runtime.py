@@ -1,0 +1,151 @@
+"""A wheel of a channel, served outside of a checkout: with its runtime, and a companion of the channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import companion_kit
+import pytest
+import wheelkit
+from channel_kit import POLICY, ChannelWorld, now
+
+from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
+from sparkwright.companion.wheel import write_companion
+from sparkwright.publish.companion_provenance import companion_statement
+from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.trust import pinned_root
+from sparkwright.recipes import Recipe
+from sparkwright.serve.channel import open_channel
+from sparkwright.serve.flashinfer import CUBIN
+from sparkwright.serve.runtime_choice import OfferedWheel, choose_runtime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.serve.runtime_choice import ServedRuntime
+    from sparkwright.store import Store
+
+MACHINE = companion_kit.TARGET.machine
+STRICT = ChannelPolicy(
+    requires=("audit", "proofs", "rehearsal", "verify"), expires_days=30, capability="12.1"
+)
+
+
+def small_vllm(folder: Path) -> Path:
+    info, tag = "vllm-0.33.0+spark.1.dist-info", f"py3-none-manylinux_2_28_{MACHINE}"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 0.33.0+spark.1\n"
+        b"Requires-Dist: flashinfer-python==1.2.3\n\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n\n".encode(),
+    }
+    return wheelkit.pack(folder / f"vllm-0.33.0+spark.1-{tag}.whl", wheelkit.with_record(files, info))
+
+
+@dataclass
+class Offered:
+    """A channel with one wheel, its runtime and a companion."""
+
+    world: ChannelWorld
+    store: Store
+    wheel: Path
+    companion: Path
+
+    def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> ServedRuntime:
+        """What is served with far from any checkout."""
+        root = pinned_root((self.world.folder / "pinned.json").read_bytes(), "pinned.json")
+        memory = SeenChannels(self.world.folder / "seen.json")
+        place = str(self.world.published / "channels/nightly")
+        offer = open_channel(self.store, place, MACHINE, "", roots=[root], memory=memory, now=now())
+        return choose_runtime(
+            OfferedWheel(offer.wheel, offer),
+            Recipe(format=1, name=recipe, title="R", model="m"),
+            capability=capability,
+            folders=(),
+            patchsets=None,
+            environment={"PATH": str(self.world.folder)},
+            locked=locked,
+        )
+
+
+@pytest.fixture
+def offered(tmp_path: Path, store: Store) -> Offered:
+    world = ChannelWorld(tmp_path / "channel")
+    wheel = small_vllm(world.dist)
+    sha256 = wheelkit.sha256(wheel)
+    attach(world.dist, "audit", sha256, {"checks": {}, "unchecked": []})
+    runtime = (
+        f"vllm==0.33.0+spark.1 --hash=sha256:{sha256}\nflashinfer-python==1.2.3 --hash=sha256:{'0' * 64}\n"
+    )
+    found = require_evidence(wheel, sha256, "nightly", POLICY, world.dist / "evidence")
+    world.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime.encode())
+    module = companion_kit.module(store, companion_kit.library(tmp_path, "sampling"))
+    companion = write_companion(store, companion_kit.content([module]), world.dist).path
+    attach(world.dist, "audit", wheelkit.sha256(companion), {"checks": {}, "unchecked": []})
+    evidence = require_evidence(
+        companion, wheelkit.sha256(companion), "nightly", STRICT, world.dist / "evidence"
+    )
+    assert [one.evidence.kind for one in evidence] == ["audit"], "no model and no carry is of it"
+    world.publisher().promote(
+        "nightly", companion, evidence, STRICT, now(), provenance=companion_statement(companion)
+    )
+    world.pin()
+    world.verify()
+    return Offered(world, store, wheel, companion)
+
+
+def test_runtime_and_companion_come_from_the_channel(offered: Offered) -> None:
+    found = offered.runtime()
+    assert f"--hash=sha256:{wheelkit.sha256(offered.wheel)}" in found.requirements.text
+    assert "flashinfer-python==1.2.3 --hash" in found.requirements.text
+    assert f"--hash=sha256:{wheelkit.sha256(offered.companion)}" in found.requirements.text
+    assert found.missing == ()
+    assert found.variables == {}, "the companion does not know the recipe, so perhaps not all that it needs"
+
+
+def test_a_companion_says_itself_what_it_is_enough_for(offered: Offered) -> None:
+    assert offered.runtime("*").variables == {CUBIN: "1"}
+    lacking = offered.runtime("experts")
+    assert (lacking.missing, "flashinfer-jit-cache" in lacking.requirements.text) == (("its kernels",), False)
+    other = offered.runtime(capability="9.0")
+    assert "flashinfer-jit-cache" not in other.requirements.text
+    assert "flashinfer-jit-cache" not in offered.runtime(capability="").requirements.text
+
+
+def test_a_changed_companion_or_runtime_is_refused(offered: Offered) -> None:
+    (copy,) = offered.world.published.rglob(offered.companion.name)
+    copy.chmod(0o644)
+    copy.write_bytes(copy.read_bytes() + b"0")
+    with pytest.raises(TamperedError, match="not those that were signed"):
+        offered.runtime()
+    (runtime,) = offered.world.published.rglob("*.requirements.txt")
+    runtime.unlink()
+    with pytest.raises(TamperedError, match="the runtime of"):
+        offered.runtime()
+
+
+def test_without_a_runtime_it_is_served_unlocked_alone(offered: Offered, tmp_path: Path) -> None:
+    bare = Offered(ChannelWorld(tmp_path / "bare"), offered.store, offered.wheel, offered.companion)
+    bare.world.promote_file(_copied(offered, bare.world))
+    bare.world.pin()
+    with pytest.raises(ConfigError, match="has no locked runtime"):
+        bare.runtime()
+    assert bare.runtime(locked=False).requirements.text == ""
+
+
+def _copied(offered: Offered, world: ChannelWorld) -> Path:
+    world.dist.mkdir(parents=True)
+    wheel = world.dist / offered.wheel.name
+    wheel.write_bytes(offered.wheel.read_bytes())
+    attach(world.dist, "audit", wheelkit.sha256(wheel), {"checks": {}, "unchecked": []})
+    return wheel
+
+
+def test_a_companion_without_an_audit_is_not_promoted(offered: Offered, tmp_path: Path) -> None:
+    with pytest.raises(MissingEvidenceError) as caught:
+        require_evidence(
+            offered.companion, wheelkit.sha256(offered.companion), "stable", STRICT, tmp_path / "none"
+        )
+    assert "sparkwright companion audit" in caught.value.next_step

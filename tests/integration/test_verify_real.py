@@ -1,0 +1,97 @@
+"""`sparkwright verify` at a real vLLM with a real model: it passes, and planted faults are named."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from real_kit import REPAIR, Standing, Verified, make_server, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.walk, pytest.mark.upstream]
+
+SIZES = ("--profile", "cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """The merged Python without a drafter, as others are compared with it."""
+    with Standing(make_server(), tmp_path_factory.mktemp("plain")) as server:
+        yield server
+
+
+def show(name: str, run: Verified) -> None:
+    """Print verdict and coverage, which `make test-verify-real` shows."""
+    lines = [line for line in run.told.splitlines() if line.startswith(("Coverage", "not applicable"))]
+    print(f"\n{name}: {run.verdict['verdict']}", *lines, sep="\n  ")  # noqa: T201
+
+
+def test_a_server_without_a_drafter_passes_with_its_coverage_stated(plain: Standing, tmp_path: Path) -> None:
+    run = verify(tmp_path / "run", "--url", plain.url, *SIZES)
+    show("no drafter", run)
+    assert (run.status, run.verdict["verdict"]) == (0, "pass"), run.told
+    assert {"speculation", "tools", "baseline", "log"} <= set(run.verdict["lacks"])
+    passed = {one["check"] for one in run.findings if one["verdict"] == "pass"}
+    assert passed >= {"boot", "coherence", "traffic", "sweep", "prefix", "crash", "lossless"}
+    assert "structured output fits its schema" in {one["name"] for one in run.findings}
+    assert "chat template leaves tools out" in run.told
+    assert "Coverage:" in run.told
+
+
+def test_n_gram_speculation_is_judged_and_loses_nothing(tmp_path: Path) -> None:
+    server = make_server(REPAIR)
+    # By the recipe, since processes at an address cannot be watched for compilers.
+    run = verify(
+        tmp_path / "run", "--recipe", server.speculative, "--python", server.tree.python, *SIZES,
+        "--levels", "1,4", "--categories", "code,extraction",
+        "--checks", "boot,coherence,sweep,prefix,lossless,compile",
+    )  # fmt: skip
+    show("n-gram", run)
+    assert (run.status, run.verdict["verdict"]) == (0, "pass"), run.told
+    passed = {one["name"] for one in run.findings if one["verdict"] == "pass"}
+    assert passed >= {
+        "acceptance does not depend on concurrency",
+        "counters and clients agree on tokens",
+        "answers do not depend on the prefix cache",
+        "nothing is compiled after the warm-up",
+    }, passed
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "verdict", "named"),
+    [
+        (
+            "wrong-position",
+            ("--checks", "prefix"),
+            "fail",
+            r"in warm.*depend on the prefix cache",
+        ),
+        (
+            "reused-block",
+            ("--checks", "prefix"),
+            "fail",
+            r"depend on the prefix cache.*in (?:warm|again)",
+        ),
+        (
+            "dropped-token",
+            ("--checks", "sweep", "--categories", "code", "--levels", "1,8"),
+            "invalid",  # a count of tokens that is not the requested one is not to be trusted
+            r"requests in code c=8 brought another number of tokens than requested",
+        ),
+    ],
+    ids=["wrong-position", "reused-block", "dropped-token"],
+)
+def test_a_fault_in_the_servers_code_is_named(
+    fault: str, words: tuple[str, ...], verdict: str, named: str, tmp_path: Path
+) -> None:
+    with Standing(make_server(fault), tmp_path / "server") as server:
+        run = verify(tmp_path / "run", "--url", server.url, *SIZES, *words)
+    causes = run.causes(verdict)
+    show(fault, run)
+    print("", *causes, sep="\n  ")  # noqa: T201
+    assert run.verdict["verdict"] == verdict, run.told
+    assert any(re.search(named, cause) for cause in causes), causes

@@ -1,0 +1,135 @@
+"""The comparison of load generators: requests are paired with their records, and errors are those planted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from peers import PeerErrors, Results, errors_of, pair, table
+from peers_clients import PEERS, PeerJob, PeerTime
+
+from sparkwright.verify.client.calibrate import CalibrationTruth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+OTHERS = {"cpu_s": 1.0, "wall_s": 2.0, "load_before": 0.1, "niced": False}
+
+
+def truth(
+    name: str, ttft_ms: float, tpot_ms: float, received_ms: float = 0, tokens: int = 11
+) -> CalibrationTruth:
+    first = received_ms + ttft_ms
+    last = first + tpot_ms * (tokens - 1)
+    return CalibrationTruth(name, round(received_ms * MS), round(first * MS), round(last * MS), tokens)
+
+
+TRUTHS = [truth(f"chatcmpl-r{n}", 100 + n, 10, received_ms=1000 * n) for n in range(8)]
+
+
+def measured(shift_ms: float = 0.0, stretch: float = 1.0) -> list[PeerTime]:
+    return [PeerTime(request=f"r{n}", ttft_ms=100 + n + shift_ms, tpot_ms=10 * stretch) for n in range(2, 8)]
+
+
+def found(times: list[PeerTime], level: int = 2) -> PeerErrors:
+    pairs, paired = pair(times, TRUTHS, level)
+    return errors_of(pairs, peer="aiperf", version="1", concurrency=level, paired=paired, **OTHERS)
+
+
+def test_right_times_have_no_error() -> None:
+    errors = found(measured())
+    assert (errors.ttft_p99_ms, errors.tpot_p99_percent, errors.paired) == (0, 0, "id")
+    assert errors.requests == 6
+
+
+def test_planted_errors_are_found() -> None:
+    errors = found(measured(shift_ms=7, stretch=1.03))
+    assert errors.ttft_p50_ms == pytest.approx(7)
+    assert errors.ttft_p99_ms == pytest.approx(7)
+    assert errors.tpot_p50_percent == pytest.approx(3)
+
+
+def test_one_late_request_is_in_the_tail_alone() -> None:
+    times = measured()
+    times[0] = PeerTime(request="r2", ttft_ms=202, tpot_ms=10)
+    errors = found(times)
+    assert errors.ttft_p50_ms == 0
+    assert errors.ttft_p99_ms == pytest.approx(95)
+
+
+def test_a_request_without_a_record_is_an_error() -> None:
+    with pytest.raises(LookupError, match="r99"):
+        pair([PeerTime(request="r99", ttft_ms=1, tpot_ms=1)], TRUTHS, 1)
+
+
+def test_without_ids_requests_of_a_batch_are_paired_by_rank() -> None:
+    mixed = [PeerTime(ttft_ms=100 + n, tpot_ms=10) for n in (3, 2, 5, 4, 7, 6)]
+    errors = found(mixed)
+    assert (errors.paired, errors.ttft_p99_ms) == ("rank", 0)
+    late = [PeerTime(ttft_ms=one.ttft_ms + 5, tpot_ms=10) for one in mixed]
+    assert found(late).ttft_p50_ms == pytest.approx(5)
+
+
+def test_warm_ups_are_no_part_of_a_batch() -> None:
+    probes = [truth("chatcmpl-p", 1, 0, tokens=1, received_ms=9000)]
+    pairs, _ = pair([PeerTime(ttft_ms=107, tpot_ms=10)], [*TRUTHS, *probes], 1)
+    assert pairs[0][1].ttft_ms == pytest.approx(107)
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    results = Results(path, again=False)
+    assert results.lacks("aiperf", 2)
+    results.skip("guidellm", "no environment")
+    results.add(found(measured()))
+    kept = Results(path, again=False)
+    assert not kept.lacks("aiperf", 2)
+    assert kept.lacks("aiperf", 8)
+    assert kept.skipped == {"guidellm": "no environment"}
+    again = Results(path, again=True)
+    assert again.lacks("aiperf", 2)
+    again.add(found(measured(shift_ms=1)))
+    assert not again.lacks("aiperf", 2)
+    assert [one["ttft_p50_ms"] for one in json.loads(path.read_text())["errors"]] == [1.0]
+
+
+def test_the_table_marks_those_paired_by_rank() -> None:
+    own = found(measured())
+    other = found([PeerTime(ttft_ms=100 + n, tpot_ms=10) for n in range(2, 8)])
+    shown = table([own, other])
+    assert shown.splitlines()[2].startswith("| 2 | aiperf 1 | 0 | 0 | 0 | 0 | 1.0 | 0.1 |")
+    assert "aiperf 1 ¹" in shown
+    assert "paired by rank" in shown
+    assert "¹" not in table([own])
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+def test_commands_name_the_server_and_the_load(name: str, tmp_path: Path) -> None:
+    job = PeerJob("http://127.0.0.1:1", "m/x", 8, 104, 64, tmp_path / "tokenizer", tmp_path)
+    told = " ".join(PEERS[name].command(job))
+    assert "http://127.0.0.1:1" in told
+    assert "64" in told
+    assert "8" in told
+
+
+def test_times_are_read_from_each_programs_file(tmp_path: Path) -> None:
+    job = PeerJob("u", "m", 1, 2, 3, tmp_path, tmp_path)
+    result = {"ttfts": [0.1, 0.2], "itls": [[0.01, 0.03], [0.02, 0.02]], "output_lens": [3, 3]}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    read = PEERS["vllm bench serve"].read(job)
+    assert [(one.request, one.ttft_ms, round(one.tpot_ms, 6)) for one in read] == [
+        ("peer1-0", 100, 20), ("peer1-1", 200, 20),
+    ]  # fmt: skip
+    run = {"e2e_ttft": {"values": [90, 95]}, "tg_req_throughput": {"values": [100, 50]}}
+    (tmp_path / "result.json").write_text(json.dumps({"benchmarks": [run]}))
+    times = PEERS["llama-benchy"].read(job)
+    assert [(one.batch, one.ttft_ms, one.tpot_ms) for one in times] == [(0, 90, 10), (1, 95, 20)]
+    record = {
+        "metadata": {"x_request_id": "a", "benchmark_phase": "profiling"},
+        "metrics": {"time_to_first_token": {"value": 5}, "inter_token_latency": {"value": 6}},
+    }
+    warm = {**record, "metadata": {"x_request_id": "w", "benchmark_phase": "warmup"}}
+    (tmp_path / "profile_export.jsonl").write_text("\n".join(map(json.dumps, (warm, record))))
+    assert PEERS["aiperf"].read(job) == [PeerTime(request="a", ttft_ms=5, tpot_ms=6)]

@@ -1,0 +1,108 @@
+"""The locked runtime of a promoted wheel: named in both signed statements, verified before it is used."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+from channel_kit import POLICY, ChannelWorld, now
+
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import PublishError, TamperedError
+from sparkwright.publish.evidence import require_evidence
+from sparkwright.publish.index import describe
+from sparkwright.publish.runtimes import promoted_runtime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.publish.channel import ChannelState
+
+VERSION = "0.24.0+spark.1"
+RUNTIME = b"torch==2.11.0 --hash=sha256:" + b"0" * 64 + b"\n"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ChannelWorld:
+    return ChannelWorld(tmp_path)
+
+
+def promote(world: ChannelWorld, runtime: bytes = RUNTIME) -> ChannelState:
+    wheel = world.wheel(VERSION)
+    found = require_evidence(wheel, wheelkit.sha256(wheel), "nightly", POLICY, world.dist / "evidence")
+    return world.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime)
+
+
+def test_it_is_beside_the_wheel_by_its_digest_and_in_both_statements(world: ChannelWorld) -> None:
+    state = promote(world)
+    (file,) = state.files
+    assert file.runtime == sha256_bytes(RUNTIME)
+    assert (world.published / file.runtime_path).read_bytes() == RUNTIME
+    assert file.runtime_path.startswith(f"{file.folder}/runtime/")
+    envelope = json.loads((world.published / file.promotion_path).read_bytes())
+    predicate = json.loads(b64decode(envelope["payload"]))["predicate"]
+    assert predicate["runtime"] == {"digest": {"sha256": file.runtime}}
+    assert state.format == 3, "an earlier sparkwright has to say that it cannot read it"
+    assert world.verify().state == state
+
+
+def test_a_channel_without_one_keeps_its_format(world: ChannelWorld) -> None:
+    state = promote(world, b"")
+    assert state.format == 1
+    assert b"runtime" not in state.payload
+    assert world.verify().state == state
+
+
+@pytest.mark.parametrize("change", ["other", "missing"])
+def test_a_changed_runtime_is_refused(world: ChannelWorld, change: str) -> None:
+    (file,) = promote(world).files
+    path = world.published / file.runtime_path
+    path.unlink()
+    if change == "other":
+        path.write_bytes(RUNTIME.replace(b"2.11.0", b"2.11.1"))
+    with pytest.raises(TamperedError, match=r"the runtime of vllm-.* (was changed|is missing)"):
+        world.verify()
+
+
+def test_a_runtime_that_the_promotion_does_not_name_is_refused(
+    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparkwright.publish import promote as promoting
+
+    real = promoting.promotion_statement
+    monkeypatch.setattr(promoting, "promotion_statement", lambda *given: real(*given[:4]))
+    promote(world)
+    with pytest.raises(TamperedError, match="not the one that it was promoted with"):
+        world.verify()
+
+
+def test_a_wheel_that_was_listed_without_one_is_listed_again_with_it(world: ChannelWorld) -> None:
+    first, second, third = promote(world, b""), promote(world), promote(world)
+    assert (first.files[0].runtime or "", bool(second.files[0].runtime)) == ("", True)
+    assert (second.generation, third) == (2, second)
+    assert len(second.files) == 1
+
+
+def test_a_renewed_channel_keeps_it(world: ChannelWorld) -> None:
+    promote(world)
+    state = world.publisher().renew("nightly", POLICY, now())
+    assert state.files[0].runtime == sha256_bytes(RUNTIME)
+    assert world.verify().state == state
+
+
+def test_the_file_beside_a_wheel_is_taken_if_it_is_of_it(world: ChannelWorld, tmp_path: Path) -> None:
+    wheel = world.wheel(VERSION)
+    entry, _ = describe(wheel)
+    patchsets = tmp_path / "patchsets"
+    patchsets.mkdir()
+    assert promoted_runtime(wheel, entry, patchsets) == b""
+    beside = wheel.with_name(wheel.name.replace(".whl", ".requirements.txt"))
+    own = f"vllm=={entry.version} --hash=sha256:{entry.sha256}\n".encode()
+    beside.write_bytes(own + RUNTIME)
+    assert promoted_runtime(wheel, entry, patchsets) == own + RUNTIME
+    beside.write_bytes(own.replace(entry.sha256[:8].encode(), b"0" * 8) + RUNTIME)
+    with pytest.raises(PublishError, match="not the runtime of the wheel beside it"):
+        promoted_runtime(wheel, entry, patchsets)

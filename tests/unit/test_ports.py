@@ -1,0 +1,49 @@
+"""Ports for servers that bind them later: free, and no other program gets them meanwhile."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.base import ports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def handed_out(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    """Let the kernel say that it hands out the ports that *text* names."""
+    file = folder / "range"
+    file.write_text(text)
+    monkeypatch.setattr(ports, "_RANGE", file)
+
+
+def test_it_is_free_and_not_one_of_those_that_the_kernel_hands_out() -> None:
+    port = ports.free_port()
+    first = int(ports._RANGE.read_text().split()[0])
+    assert 20_000 <= port < max(first, 32_768)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+
+
+def test_one_that_is_bound_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(ports.random, "sample", lambda *_: [port])
+        assert ports.free_port() != port
+
+
+@pytest.mark.parametrize("text", ["", "some ports", "1024 60999"])
+def test_where_nothing_is_known_or_left_below_a_usual_range_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    handed_out(monkeypatch, tmp_path, text)
+    assert ports._first_handed_out() == 32_768
+
+
+def test_the_kernels_range_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    handed_out(monkeypatch, tmp_path, "25000\t60999\n")
+    assert ports._first_handed_out() == 25_000

@@ -1,0 +1,98 @@
+"""Uses of recipes for hybrid models with a drafter: states of their requests fit, by preflight's layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from checkpoint_kit import (
+    MODELOPT,
+    QWEN_27B,
+    QWEN_27B_DFLASH,
+    QWEN_35B,
+    Tensors,
+    dflash_27b,
+    nvfp4_27b,
+    write_checkpoint,
+)
+from preflight_kit import start
+
+from sparkwright.recipes import load_recipe
+from sparkwright.serve.preflight import run_preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+
+# Of each recipe: the target, and the size of its weights in GiB; none for those of the 27B in NVFP4.
+MODELS = {
+    "qwen3.6-27b-dflash": (QWEN_27B, 0),
+    "qwen3.6-27b-nvfp4-kv-dflash": (QWEN_27B, 0),
+    "qwen3.6-27b-nvfp4-kv-mtp": (QWEN_27B, 0),
+    "qwen3.6-27b-mtp": (QWEN_27B, 0),
+    "qwen3.5-27b-dflash": (QWEN_27B, 51),
+    "qwen3.6-35b-a3b-dflash": (QWEN_35B, 22),
+    "qwen3.6-35b-a3b-mtp": (QWEN_35B, 22),
+}
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Callable[[Recipe], set[str]]:
+    """Findings about a start of a recipe on a Spark, with checkpoints that have headers alone."""
+
+    def found(recipe: Recipe) -> set[str]:
+        config, gib = MODELS[recipe.name]
+        tensors: list[Tensors] = [{f"t{one}": ("BF16", (1 << 19, 1 << 10)) for one in range(gib)}]
+        shards = tensors if gib else nvfp4_27b()
+        model = write_checkpoint(tmp_path / recipe.name, config, shards, modelopt=None if gib else MODELOPT)
+        drafter = ""
+        if recipe.drafter:
+            at = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)
+            drafter = str(at)
+        placed = msgspec.structs.replace(recipe, model=str(model), drafter=drafter)
+        return {one.check for one in run_preflight(start(placed))}
+
+    return found
+
+
+@pytest.mark.parametrize("use", ["", "single", "shared", "many"])
+@pytest.mark.parametrize("name", MODELS)
+def test_states_of_all_requests_fit(findings: Callable[[Recipe], set[str]], name: str, use: str) -> None:
+    recipe = load_recipe(name, use)
+    if not use and recipe.flags["max-num-seqs"] == 64:
+        pytest.skip("without a use, it is what the published figures were taken with")
+    assert "kv-states" not in findings(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "use", "drafts"),
+    [
+        ("qwen3.6-27b-dflash", "many", 12),
+        ("qwen3.6-27b-nvfp4-kv-dflash", "many", 12),
+        ("qwen3.6-35b-a3b-dflash", "many", 12),
+        ("qwen3.5-27b-dflash", "shared", 15),
+    ],
+)
+def test_as_many_drafts_as_for_one_user_would_not(
+    findings: Callable[[Recipe], set[str]], name: str, use: str, drafts: int
+) -> None:
+    recipe = load_recipe(name, use)
+    more = {**recipe.speculative, "num_speculative_tokens": drafts}
+    assert "kv-states" in findings(msgspec.structs.replace(recipe, speculative=more))
+
+
+def test_conversations_of_full_length_fit_at_16(findings: Callable[[Recipe], set[str]]) -> None:
+    recipe = load_recipe("qwen3.6-27b-dflash", "shared")
+    assert "kv-requests" not in findings(recipe)
+    more = msgspec.structs.replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 12})
+    assert "kv-requests" in findings(more)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "gpt-oss-120b-dflash", "qwen3.6-35b-a3b-mtp"])
+def test_weight_only_kernels_are_asked_for_by_name(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.flags["moe-backend"] == "marlin"
+    assert recipe.why["moe-backend"]

@@ -1,0 +1,177 @@
+"""Files of prompts are read in each form, bad ones are refused with the line, and sweeps send them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from verify_kit import KitCorpus, boot_facts, context, profile
+
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import ConfigError
+from sparkwright.verify.checks.arrivals import Arrivals
+from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.client.request import messages_of
+from sparkwright.verify.datasets import DOCUMENTS, Dataset, read_prompts, read_same
+from sparkwright.verify.options import VerifyOptions, profile_of
+from sparkwright.verify.setup import require_possible
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.verify.cell import Prompt
+
+TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
+SHARE = [
+    {"from": "human", "value": "Hi."},
+    {"from": "gpt", "value": "Yes?"},
+    {"from": "human", "value": "Why?"},
+]
+
+
+def written(folder: Path, text: str | bytes, name: str = "own.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_prompts_are_read_in_each_form(tmp_path: Path) -> None:
+    lines = written(
+        tmp_path, json.dumps({"messages": TALK}) + "\n\n" + json.dumps({"prompt": "Sum up."}) + "\n"
+    )
+    whole = json.dumps([{"id": "1", "conversations": [*SHARE, {"from": "gpt", "value": "So."}]}])
+    talk, plain = read_prompts(lines)
+    assert messages_of(talk, "") == TALK
+    assert messages_of(talk, "7") == [TALK[0], {"role": "user", "content": "[7]\nHello."}]
+    assert (plain.text, plain.history, plain.category) == ("Sum up.", (), "own")
+    (shared,) = read_prompts(written(tmp_path, whole, "share.json"))
+    assert [message.role for message in shared.history] == ["user", "assistant"]
+    assert {talk.category, shared.category} == {"own chats"}
+    assert shared.text == "Why?"
+
+
+def test_parts_of_text_marks_of_order_and_conversations_without_a_user_are_taken_as_they_come(
+    tmp_path: Path,
+) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]}]
+    (prompt,) = read_prompts(written(tmp_path, b"\xef\xbb\xbf" + json.dumps({"messages": parts}).encode()))
+    assert prompt.text == "Hello."
+    entries: list[dict[str, Any]] = [{"conversations": []}, {"conversations": [SHARE[1]]}]
+    (kept,) = read_prompts(written(tmp_path, json.dumps([*entries, {"conversations": SHARE}])))
+    assert kept.name == "own/entry 3"
+
+
+LIST = '[\n {"prompt": "a"},\n {"prompt": "b"},\n %s\n]'
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("", "no prompt"),
+        ("[]", "no prompt"),
+        ('[{"conversations": []}]', "no prompt"),
+        ("{", "line 1 is not JSON"),
+        ('{"prompt": "a"}\n{"prompt": ', "line 2 is not JSON"),
+        ('{"prompt": ""}', "line 1 has no prompt"),
+        ('\n{"messages": [{"role": "robot", "content": "x"}]}', "line 2 has a message of 'robot'"),
+        ('{"messages": [{"role": "user", "content": [1]}]}', "no text"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message of a user"),
+        (LIST % '{"prompt": }', "line 4 is not JSON: Expecting value in column 13"),
+        (LIST % '{"messages": [{"role": "robot"}]}', "in line 4, entry 3 has a message of 'robot'"),
+        (LIST % "17", "in line 4, entry 3 has no prompt"),
+        (b'[\n{"prompt": "a"},\n{"prompt": "\xff"}]', "line 3 is not JSON"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str | bytes, because: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_prompts(written(tmp_path, text))
+    assert re.search(re.escape(because), caught.value.because), caught.value.because
+
+
+def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"prompt": "a"}')
+    digest = sha256_file(path)
+    assert len(read_same(path, digest)) == 1
+    path.write_text('{"prompt": "b"}')
+    with pytest.raises(ConfigError, match="has changed"):
+        read_same(path, digest)
+    path.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        read_same(path, digest)
+
+
+# Sweeps --------------------------------------------------------------------------------------------------
+
+
+def own(tmp_path: Path, *, chats: bool) -> tuple[Prompt, ...]:
+    entry: dict[str, Any] = {"messages": TALK} if chats else {"prompt": "Sum up."}
+    return read_prompts(written(tmp_path, json.dumps(entry) + "\n" + json.dumps(entry)))
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_a_sweep_sends_the_prompts_of_a_file(tmp_path: Path, *, chats: bool) -> None:
+    to = context(profile(levels=(1, 4)), dataset=Dataset(own(tmp_path, chats=chats)))
+    cells = Sweep().plan(to)
+    assert [cell.name for cell in cells] == ["own c=1", "own c=4"]
+    for cell in cells:
+        assert cell.load.chat is chats
+        assert len({prompt.name for prompt in cell.prompts}) == len(cell.prompts) == cell.load.requests
+        sent = [json.dumps(messages_of(prompt)) for prompt in cell.prompts]
+        assert len(set(sent)) == len(sent), "no prompt is in the prefix cache"
+        assert all(("Hello." if chats else "Sum up.") in text for text in sent)
+    assert {finding.name for finding in Sweep().judge(to, [])} >= {"own: served at every level"}
+
+
+def test_a_sweep_sends_documents_of_one_length() -> None:
+    to = context(profile(levels=(1,)), boot_facts(words_per_token=0.5), dataset=Dataset(input_tokens=2000))
+    (cell,) = Sweep().plan(to)
+    assert (cell.name, cell.tags["category"]) == (f"{DOCUMENTS} c=1", DOCUMENTS)
+    assert {len(prompt.text.split()) - 4 for prompt in cell.prompts} <= set(range(995, 1005))
+    assert len({prompt.text for prompt in cell.prompts}) == len(cell.prompts)
+    unsized = Dataset(input_tokens=2000).take(KitCorpus(), 1, 0, "x")  # type: ignore[arg-type]
+    assert len(unsized[0].text.split()) > 1500
+
+
+def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
+    assert [cell.key for cell in Sweep().plan(context())][:2] == ["1244276c208c3f2f", "50c79759226d5c59"]
+
+
+def test_rates_are_open_loops_over_the_same_prompts() -> None:
+    to = context(profile(categories=("code",)), dataset=Dataset(rates=(0.5, 3.0)))
+    cells = Arrivals().plan(to)
+    assert [(cell.name, cell.load.shape, cell.load.rate) for cell in cells] == [
+        ("code 0.5/s", "open", 0.5), ("code 3/s", "open", 3.0),
+    ]  # fmt: skip
+    assert [cell.load.requests for cell in cells] == [30, 180]
+    assert all(len(cell.prompts) == cell.load.requests + cell.load.warm_up for cell in cells)
+
+
+# Options -------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
+    chosen = profile_of(VerifyOptions(rates=(1.0,), max_tokens=64))
+    assert chosen.checks[-1] == "arrivals"
+    assert chosen.max_tokens == 64
+    assert "arrivals" not in profile_of(VerifyOptions()).checks
+    assert profile_of(VerifyOptions(rates=(1.0,), checks=("sweep",))).checks == ("sweep",)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"checks": ("arrivals",)}, "needs a rate"),
+        ({"prompts": "own.jsonl", "input_tokens": 500}, "exclude each other"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        require_possible(VerifyOptions(simulator=True, **options))
+
+
+def test_options_are_recorded_with_the_run() -> None:
+    given = VerifyOptions(prompts="/x", prompts_sha256="00", rates=(0.5,), input_tokens=0, max_tokens=9)
+    assert VerifyOptions.from_options(given.recorded) == given
+    assert VerifyOptions().recorded == {}

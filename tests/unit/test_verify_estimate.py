@@ -1,0 +1,97 @@
+"""The expected duration of a run follows its cells and rates, and what cells took corrects it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sparkwright.cli.verify import command
+from sparkwright.verify.capabilities import SPECULATION
+from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.estimate import Rates, Remaining, cell_seconds, estimate, rates_of
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.setup import plan_run
+
+RATES = Rates(step_ms=100.0, request_ms=10.0, prefill_tok_s=1000.0, tokens_per_step=2.0, start_s=60.0)
+PROMPT = Prompt(name="p", category="code", text="word " * 75)  # a hundred tokens
+
+
+def cell(**load: object) -> Cell:
+    return Cell(check="sweep", name="x", load=Load(**load), prompts=(PROMPT,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [
+        ({"requests": 4, "max_tokens": 20}, 4 * 1.0 + 0.4 + 1.5),
+        ({"requests": 4, "concurrency": 2, "max_tokens": 20}, 2 * 1.1 + 0.4 + 1.5),
+        ({"requests": 4, "warm_up": 4, "concurrency": 4, "max_tokens": 20}, 2 * 1.3 + 0.8 + 1.5),
+        ({"requests": 8, "shape": "burst", "max_tokens": 20}, 1.7 + 0.8 + 1.5),
+        ({"requests": 4, "seconds": 300.0, "concurrency": 1, "max_tokens": 20}, 300.5 + 1.5),
+        ({"requests": 100, "shape": "open", "rate": 2.0, "concurrency": 0, "max_tokens": 20}, 51.0 + 1.5),
+    ],
+)
+def test_a_cell_takes_its_waves_of_steps_and_its_prompts(load: dict[str, object], seconds: float) -> None:
+    assert cell_seconds(cell(**load), RATES) == pytest.approx(seconds)
+    assert cell_seconds(cell(**load), RATES, 2.0) == pytest.approx(seconds / 2)
+
+
+def test_starts_and_calibration_count() -> None:
+    one = cell(requests=4, max_tokens=20)
+    other = Cell(check="sweep", name="x", load=one.load, prompts=(PROMPT,), arm="baseline")
+    found = estimate({"sweep": [one, other]}, RATES, levels=2)
+    assert found.starts == 2
+    assert found.seconds == pytest.approx(2 * 60 + 2 * 11 + 2 * 5.9)
+    assert found.totals == (2, 8, 160)
+    assert estimate({"sweep": [one]}, RATES, started=1).before_s == 0
+
+
+def test_rates_follow_what_is_served() -> None:
+    assert rates_of(VerifyOptions(url="http://h"), {}, made_up=False).start_s == 0
+    assert rates_of(VerifyOptions(), {SPECULATION: "none"}, made_up=False).tokens_per_step == 1
+    assert rates_of(VerifyOptions(), {}, made_up=True).step_ms < 10
+
+
+def test_cells_that_take_longer_make_the_rest_longer() -> None:
+    cells = [cell(requests=400, max_tokens=20) for _ in range(4)]
+    left = Remaining(RATES, 1.0)
+    first = left.of(cells)
+    assert first == pytest.approx(4 * cell_seconds(cells[0], RATES))
+    left.took(cells[0], 3 * cell_seconds(cells[0], RATES))
+    assert 2 < left.of(cells) / first < 3
+    left.took(cells[0], cell_seconds(cells[0], RATES))
+    assert 1.5 < left.of(cells) / first < 2
+
+
+# Profiles ------------------------------------------------------------------------------------------------
+
+
+def test_quick_is_expected_to_take_five_minutes_at_the_most_beside_a_server_that_runs() -> None:
+    found = plan_run(VerifyOptions(url="http://localhost:8000", profile="quick"))
+    assert found.seconds < 300
+    assert {share.check for share in found.shares} == {"boot", "coherence", "sweep", "crash", "context"}
+    full = plan_run(VerifyOptions(url="http://localhost:8000"))
+    assert full.seconds > 10 * found.seconds
+    started = plan_run(VerifyOptions(recipe="qwen3.6-27b-dflash", wheel="", python="", profile="quick"))
+    assert started.seconds < 900
+
+
+def test_quick_runs_checks_that_exist() -> None:
+    assert set(PROFILES["quick"].checks) <= set(ALL)
+
+
+def test_the_plan_is_shown_and_nothing_is_run() -> None:
+    shown = CliRunner().invoke(command, ["--demo", "--plan"])
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert lines[0].split() == ["check", "measurements", "requests", "tokens", "about"]
+    assert lines[-1].startswith("together")
+    told = json.loads(CliRunner().invoke(command, ["--demo", "--plan", "--json"]).output)
+    assert told["seconds"] == pytest.approx(
+        plan_run(VerifyOptions(simulator=True, profile="demo")).seconds, abs=0.1
+    )
+    assert set(told["checks"]) == {"boot", "coherence", "soak", "sweep", "crash", "context", "lossless"}

@@ -1,0 +1,269 @@
+"""A stored reference: its file, the refusal of another model, and the verdicts on a server's answers."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from verify_kit import context, profile
+
+from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
+from sparkwright.verify.capabilities import LOGPROBS
+from sparkwright.verify.checks.reference import ReferenceCheck
+from sparkwright.verify.model import MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
+from sparkwright.verify.options import VerifyOptions, profile_of
+from sparkwright.verify.reference import ModelIdentity, Reference, load_reference, write_reference
+from sparkwright.verify.reference.identity import require_same_model
+from sparkwright.verify.reference.make import cells_of
+from sparkwright.verify.reference.record import trimmed
+from sparkwright.verify.setup import require_possible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from sparkwright.verify.cell import Cell
+    from sparkwright.verify.model import Finding
+
+NAME = "org/Model-27B"
+TOKENS = 24
+WORDS = 12
+SEEDS = range(20)
+
+
+def answered(
+    cell: Cell,
+    seed: int = 0,
+    *,
+    noise: float = 0.01,
+    error: Callable[[Cell], float] = lambda _: 0.0,
+    more_tokens: int = 0,
+) -> Observation:
+    """Greedy answers to *cell*, by logits that follow from prompt and position.
+
+    Args:
+        cell: the cell.
+        seed: of the rounding.
+        noise: deviation of logits by rounding.
+        error: the same of an error by the kind of prompts, equal at each time.
+        more_tokens: tokens of prompts beyond those of the reference.
+    """
+    rounding, samples = random.Random(f"{cell.name} {seed}"), []
+    for prompt in cell.prompts:
+        ids, logprobs = [], []
+        for position in range(TOKENS):
+            draw = random.Random(f"{prompt.name} {position} {ids}")
+            logits = {f"token_id:{word}": draw.gauss(0, 4) for word in range(WORDS)}
+            wrong = {token: draw.gauss(0, error(cell)) for token in logits}
+            logits = {token: x + wrong[token] + rounding.gauss(0, noise) for token, x in logits.items()}
+            total = math.log(sum(map(math.exp, logits.values())))
+            top = {t: x - total for t, x in sorted(logits.items(), key=lambda entry: -entry[1])[:8]}
+            token = next(iter(top))
+            ids.append(int(token.partition(":")[2]))
+            logprobs.append(TokenLogprobs(token, top[token], top))
+        samples.append(
+            Sample(
+                prompt=prompt.name, category=prompt.category, started=1, ended=2,
+                prompt_tokens=len(prompt.text) + more_tokens, output_tokens=TOKENS, token_ids=tuple(ids),
+                logprobs=tuple(logprobs),
+            )
+        )  # fmt: skip
+    counters = {"generation_tokens": 0.0, "requests": 0.0, "running": 0.0, "waiting": 0.0, "start_s": 1.0}
+    before, after = (MetricsSnapshot(at=at, **counters) for at in (0, 1))
+    return Observation(cell=cell, samples=tuple(samples), before=before, after=after)
+
+
+def made(**identity: Any) -> Reference:
+    seen = [trimmed(answered(cell)) for cell in cells_of(32, 8192, 0)]
+    levels = (1, 8)
+    answers, again = (tuple(o for o in seen if o.cell.load.concurrency == level) for level in levels)
+    told = {"model": NAME, "tokens": "abc", "max_model_len": 8192, **identity}
+    return Reference(identity=ModelIdentity(**told), answers=answers, again=again)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return made()
+
+
+def judged(reference: Reference, seed: int = 1, **server: Any) -> list[Finding]:
+    check, where = ReferenceCheck(reference), context(profile())
+    return check.judge(where, [answered(cell, seed, **server) for cell in check.plan(where)])
+
+
+def verdicts(findings: Sequence[Finding]) -> list[Verdict]:
+    return [finding.verdict for finding in findings]
+
+
+# The check ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes(reference: Reference, seed: int) -> None:
+    findings = judged(reference, seed + 1)
+    assert verdicts(findings) == [Verdict.PASS] * 3, [finding.cause for finding in findings]
+    assert findings[0].measured["tokens compared"] > 1000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wrong_weights_fail_by_probabilities(reference: Reference, seed: int) -> None:
+    findings = judged(reference, seed, error=lambda _: 0.3)
+    assert findings[2].verdict is Verdict.PASS
+    assert findings[0].verdict is Verdict.FAIL
+    assert "raw prompts: probabilities are 0.0" in findings[0].cause
+
+
+def test_a_small_error_fails_by_probabilities_alone(reference: Reference) -> None:
+    findings = judged(reference, error=lambda cell: 0.2 if cell.tags["kind"] != "chat" else 0.0)
+    assert findings[0].verdict is Verdict.FAIL
+    assert "beyond 0.0050" in findings[0].cause
+    assert "chat" not in findings[0].cause
+
+
+def test_an_error_of_one_kind_of_prompts_is_named(reference: Reference) -> None:
+    findings = judged(reference, error=lambda cell: 1.5 if cell.tags["kind"] == "long" else 0.0)
+    assert findings[0].verdict is Verdict.FAIL
+    assert "long prompts: probabilities" in findings[0].cause
+    assert "raw" not in findings[0].cause
+    assert findings[1].verdict is Verdict.FAIL
+
+
+def test_other_token_counts_are_another_tokenizer(reference: Reference) -> None:
+    findings = judged(reference, more_tokens=1)
+    assert findings[2].verdict is Verdict.INVALID
+    assert "another tokenizer or chat template" in findings[2].cause
+
+
+def test_a_reference_that_is_far_from_itself_raises_the_limit() -> None:
+    noisy = made()
+    again = tuple(answered(one.cell, 5, noise=0.4) for one in noisy.again)
+    noisy = msgspec.structs.replace(noisy, again=again)
+    assert judged(noisy, noise=0.4)[0].verdict is not Verdict.FAIL
+    assert judged(made(), noise=0.4)[0].verdict is Verdict.FAIL
+
+
+def test_missing_cells_never_pass(reference: Reference) -> None:
+    check, where = ReferenceCheck(reference), context(profile())
+    seen = [answered(cell, 1) for cell in check.plan(where)]
+    for left in range(len(seen)):
+        findings = check.judge(where, [*seen[:left], *seen[left + 1 :]])
+        assert Verdict.PASS not in verdicts(findings)
+
+
+def test_without_a_reference_or_log_probabilities_it_is_not_applicable(reference: Reference) -> None:
+    assert verdicts(ReferenceCheck().judge(context(), [])) == [Verdict.NOT_APPLICABLE]
+    where = context(lacks={LOGPROBS: "it has none"})
+    assert set(verdicts(ReferenceCheck(reference).judge(where, []))) == {Verdict.NOT_APPLICABLE}
+
+
+def test_a_reference_adds_the_check_to_the_profile() -> None:
+    assert profile_of(VerifyOptions(reference="file")).checks[-1] == "reference"
+    assert "reference" not in profile_of(VerifyOptions()).checks
+    assert profile_of(VerifyOptions(reference="file", checks=("reference",))).checks == ("reference",)
+
+
+def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be_there(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        require_possible(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
+    with pytest.raises(ConfigError, match="none cannot be used"):
+        require_possible(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
+
+
+# The prompts -------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_raw_chats_and_documents_that_fit() -> None:
+    cells = cells_of(32, 8192, 0)
+    assert [cell.name for cell in cells] == [
+        "raw c=1",
+        "chat c=1",
+        "long c=1",
+        "raw c=8",
+        "chat c=8",
+        "long c=8",
+    ]
+    assert [len(cell.prompts) for cell in cells[:3]] == [16, 8, 8]
+    assert [cell.load.chat for cell in cells[:3]] == [False, True, False]
+    longest = max(len(prompt.text.split()) for prompt in cells[2].prompts)
+    short = max(len(prompt.text.split()) for prompt in cells_of(32, 1024, 0)[2].prompts)
+    assert 1500 < longest < 2500
+    assert short < 600
+
+
+# The file ----------------------------------------------------------------------------------------------
+
+
+def test_a_reference_comes_back_as_it_was_written(reference: Reference, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "reference.json.gz"
+    written = write_reference(reference, path)
+    assert load_reference(path) == written
+    assert written.digest == reference.content_digest
+    first = path.read_bytes()
+    write_reference(reference, path)
+    assert path.read_bytes() == first
+    plain = tmp_path / "plain.json"
+    plain.write_bytes(gzip.decompress(first))
+    assert load_reference(plain) == written
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"\x1f\x8bnonsense",
+        lambda data: gzip.compress(gzip.decompress(data).replace(b"token_id:3", b"token_id:4", 1)),
+        lambda data: gzip.compress(b'{"format": 1}'),
+        lambda data: gzip.compress(b"[]"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    reference: Reference, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "reference.json.gz"
+    write_reference(reference, path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r"reference\.json\.gz is no reference that can be used"):
+        load_reference(path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "reference.json"
+    path.write_text('{"format": 2, "more": 1}')
+    with pytest.raises(NewerFormatError):
+        load_reference(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_reference(tmp_path / "none")
+
+
+# The model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("identity", "because"),
+    [
+        ({"model": "org/Model-8B"}, "the reference is of org/Model-27B, and the server serves org/Model-8B"),
+        ({"tokens": "def"}, "their tokenizers differ"),
+        ({"max_model_len": 512}, "takes 512 at the most"),
+    ],
+)
+def test_another_model_is_refused(reference: Reference, identity: dict[str, Any], because: str) -> None:
+    found = ModelIdentity(**{"model": NAME, "tokens": "abc", "max_model_len": 32_768, **identity})
+    with pytest.raises(EndpointError, match="cannot be compared") as caught:
+        require_same_model(reference, found, "http://server")
+    assert because in caught.value.because
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [{}, {"model": "/models/Model-27B/"}, {"tokens": ""}, {"max_model_len": -1}, {"version": "0.33"}],
+)
+def test_the_same_model_elsewhere_is_not(reference: Reference, identity: dict[str, Any]) -> None:
+    found = ModelIdentity(**{"model": NAME, "tokens": "abc", "max_model_len": 32_768, **identity})
+    require_same_model(reference, found, "http://server")
