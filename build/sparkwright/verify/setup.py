@@ -45,7 +45,7 @@ from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import CHECK as PROTOCOL
 from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.reference import identify, load_reference, require_same_model
-from sparkwright.verify.rival import require_one_rival
+from sparkwright.verify.rival import require_comparable
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -96,20 +96,9 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
     for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
-    if options.url and (options.compared or "compare" in profile.checks):
-        raise ConfigError(
-            "servers at addresses are not compared in speed",
-            because="the speed of a server differs from start to start, and a server at an address is one"
-            " start, however often it is measured",
-            next_step="give both wheels, the second one by --against",
-        )
-    require_one_rival(options)
+    require_comparable(options, profile)
     if options.baseline_url and not options.url:
         raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
-    if options.simulator and options.against not in {"", "simulator"}:
-        raise ConfigError(
-            f"a simulator is not compared with {options.against}", next_step="give --against simulator"
-        )
     if options.prompts and options.input_tokens:
         raise ConfigError(
             "--prompts and --input-tokens exclude each other",
