@@ -26,7 +26,7 @@ from sparkwright.verify.simulator.language import Sampling, TokenGenerator, answ
 if TYPE_CHECKING:
     from sparkwright.verify.cell import Cell
 
-ERRORS = (0.0, 0.1, 0.15, 0.2, 0.3)
+ERRORS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 _LONGEST = 40_960
 
 
@@ -89,13 +89,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="servers of each row")
     parser.add_argument("--prompts", default="12,32,96", help="sizes of the reference")
     options = parser.parse_args()
-    print("| prompts | tokens compared | error, nat | mean distance, nat | fail | undecided | pass |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| prompts | tokens compared | error, nat | mean distance, nat | fail | undecided | pass | warned |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     context = Context(Profile(name="bench"), load_corpus(), {})
     for prompts in map(int, options.prompts.split(",")):
         checks = [ReferenceCheck(make(prompts, seed)) for seed in range(options.seeds)]
         for error in ERRORS:
-            found, tokens, means = Counter[Verdict](), [], []
+            found, tokens, means, warned = Counter[Verdict](), [], [], 0
             for seed, check in enumerate(checks):
                 server = Server(seed, error)
                 findings = check.judge(context, [server.observe(cell) for cell in check.plan(context)])
@@ -103,12 +105,13 @@ def main() -> int:
                 order = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
                 found[next(verdict for verdict in order if verdict in verdicts)] += 1
                 measured = next(one.measured for one in findings if "tokens compared" in one.measured)
+                warned += any(one.warnings for one in findings)
                 tokens.append(int(measured["tokens compared"]))
                 means.append(float(str(measured["raw mean distance"]).partition(" ")[0]))
             row = (
                 prompts, round(sum(tokens) / len(tokens)), error, f"{sum(means) / len(means):.4f}",
                 found[Verdict.FAIL], found[Verdict.INCONCLUSIVE] + found[Verdict.INVALID],
-                found[Verdict.PASS],
+                found[Verdict.PASS], warned,
             )  # fmt: skip
             print(f"| {' | '.join(map(str, row))} |", flush=True)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
+from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
 from sparkwright.publish.companion_provenance import companion_statement
 from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.trust import pinned_root
@@ -149,3 +152,34 @@ def test_a_companion_without_an_audit_is_not_promoted(offered: Offered, tmp_path
             offered.companion, wheelkit.sha256(offered.companion), "stable", STRICT, tmp_path / "none"
         )
     assert "sparkwright companion audit" in caught.value.next_step
+
+
+def test_the_command_needs_no_checkout(
+    offered: Offered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('format = 1\nname = "mine"\ntitle = "Mine"\nmodel = "org/model"\n')
+    words = [
+        "serve",
+        str(recipe),
+        "--channel",
+        str(offered.world.published / "channels/nightly"),
+        "--dry-run",
+    ]
+    assert main([*words, "--json"]) == 67, "no root is pinned"
+    root = offered.world.folder / "pinned.json"
+    publisher = load_publisher(offered.world.home).root.publisher
+    assert main(["channel", "key", "pin", str(root), "--publisher", publisher]) == 0
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["wheel"] == offered.wheel.name
+    assert str(tmp_path / "store" / "environments") in plan["command"]
+    (runtime,) = offered.world.published.rglob("*.requirements.txt")
+    runtime.chmod(0o644)
+    runtime.write_bytes(runtime.read_bytes().replace(b"1.2.3", b"1.2.4"))
+    assert main(words) == 65

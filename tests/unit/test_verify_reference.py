@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import random
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,13 @@ from sparkwright.verify.capabilities import LOGPROBS
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.model import MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
 from sparkwright.verify.options import VerifyOptions, profile_of
-from sparkwright.verify.reference import ModelIdentity, Reference, load_reference, write_reference
+from sparkwright.verify.reference import (
+    ModelIdentity,
+    Reference,
+    load_reference,
+    reference_digest,
+    write_reference,
+)
 from sparkwright.verify.reference.identity import require_same_model
 from sparkwright.verify.reference.make import cells_of
 from sparkwright.verify.reference.record import trimmed
@@ -107,6 +114,13 @@ def test_a_healthy_server_passes(reference: Reference, seed: int) -> None:
     findings = judged(reference, seed + 1)
     assert verdicts(findings) == [Verdict.PASS] * 3, [finding.cause for finding in findings]
     assert findings[0].measured["tokens compared"] > 1000
+
+
+def test_a_server_that_is_farther_than_the_reference_from_itself_is_said_to_be(reference: Reference) -> None:
+    findings = judged(reference, error=lambda _: 0.05)
+    assert verdicts(findings) == [Verdict.PASS] * 3
+    assert "farther from the reference's than its server is from itself" in findings[0].warnings[0]
+    assert not any(judged(reference, seed)[0].warnings for seed in range(5))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -201,15 +215,30 @@ def test_prompts_are_raw_chats_and_documents_that_fit() -> None:
 
 def test_a_reference_comes_back_as_it_was_written(reference: Reference, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "reference.json.gz"
-    written = write_reference(reference, path)
-    assert load_reference(path) == written
-    assert written.digest == reference.content_digest
+    digest = write_reference(reference, path)
+    assert load_reference(path) == reference
+    assert reference_digest(path) == digest
     first = path.read_bytes()
-    write_reference(reference, path)
+    assert write_reference(reference, path) == digest
     assert path.read_bytes() == first
     plain = tmp_path / "plain.json"
     plain.write_bytes(gzip.decompress(first))
-    assert load_reference(plain) == written
+    assert load_reference(plain) == reference
+
+
+def test_a_file_from_before_a_field_was_added_is_read(reference: Reference, tmp_path: Path) -> None:
+    """Fields of requests and answers are added in time; the digest is of what was written."""
+    path = tmp_path / "reference.json.gz"
+    write_reference(reference, path)
+    content = msgspec.json.decode(gzip.decompress(path.read_bytes()))["content"]
+    for observation in (*content["answers"], *content["again"]):
+        del observation["cell"]["load"]["tools"], observation["samples"][0]["due"]
+    older = msgspec.json.encode(content)
+    digest = hashlib.sha256(older).hexdigest()
+    file = {"format": 1, "digest": digest, "content": msgspec.Raw(older)}
+    path.write_bytes(gzip.compress(msgspec.json.encode(file)))
+    assert load_reference(path) == reference
+    assert reference_digest(path) == digest
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,13 @@ def make(
 
     with showing_events(quiet=quiet or as_json):
         asked = make_reference(Endpoint(url, model, api_key), prompts=prompts, seed=seed, log=log)
-        reference = write_reference(asyncio.run(asked), output)
-        emit("reference.made", path=str(output), digest=reference.digest)
+        reference = asyncio.run(asked)
+        digest = write_reference(reference, output)
+        emit("reference.made", path=str(output), digest=digest)
     tokens = sum(len(sample.logprobs) for one in reference.answers for sample in one.samples)
     answers = sum(len(one.samples) for one in reference.answers)
     if as_json:
-        print_json({"path": str(output), "digest": reference.digest, "answers": answers, "tokens": tokens})
+        print_json({"path": str(output), "digest": digest, "answers": answers, "tokens": tokens})
         return
     click.echo(f"{output}  {answers} answers, {tokens} tokens of {reference.identity.model}")
     click.echo(f"next     sparkwright verify reference use {output} --url URL")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.publish.channel import moment, newest_first
 from sparkwright.publish.series import series_of
 
@@ -76,9 +77,19 @@ def _kept(
 
 
 def _newest_of_each(files: Sequence[ListedWheel]) -> set[str]:
-    """Return the digests of the newest wheel of each project, series and platform, if possible not yanked."""
+    """Return the digests of the newest wheel of each project, series and platform, if possible not yanked.
+
+    Of companions, that of each FlashInfer, CUDA, card and platform: versions of these end with a digest, so
+    that the newest one is the one that came last.
+    """
     found: dict[tuple[str, str, str], str] = {}
-    for file in sorted(newest_first(files), key=lambda file: file.yanked is not None):
+    ordered = sorted(newest_first(files), key=lambda file: file.uploaded * _is_companion(file), reverse=True)
+    for file in sorted(ordered, key=lambda file: file.yanked is not None):
         tags = "-".join(file.filename.removesuffix(".whl").split("-")[-3:])
-        found.setdefault((file.project, series_of(file.version), tags), file.sha256)
+        line = file.version.rpartition(".k")[0] if _is_companion(file) else series_of(file.version)
+        found.setdefault((file.project, line, tags), file.sha256)
     return set(found.values())
+
+
+def _is_companion(file: ListedWheel) -> bool:
+    return file.project == COMPANION

@@ -1,4 +1,4 @@
-"""The other server of a comparison in speed: of another wheel, or of another recipe on the same wheel."""
+"""The recipe that a server is compared with on the same wheel."""
 
 from __future__ import annotations
 
@@ -10,31 +10,9 @@ from sparkwright.verify.options import recipe_and_use
 
 if TYPE_CHECKING:
     from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.profile import Profile
 
 
-def require_comparable(options: VerifyOptions, profile: Profile) -> None:
-    """Refuse a comparison in speed that cannot be made.
-
-    Raises:
-        ConfigError: the server is at an address, or the other one is of another kind.
-        UnknownNameError: there is no such recipe or use.
-    """
-    if options.url and (options.compared or "compare" in profile.checks):
-        raise ConfigError(
-            "servers at addresses are not compared in speed",
-            because="the speed of a server differs from start to start, and a server at an address is one"
-            " start, however often it is measured",
-            next_step="give both wheels, the second one by --against",
-        )
-    if options.simulator and options.against not in {"", "simulator"}:
-        raise ConfigError(
-            f"a simulator is not compared with {options.against}", next_step="give --against simulator"
-        )
-    _require_one_rival(options)
-
-
-def _require_one_rival(options: VerifyOptions) -> None:
+def require_one_rival(options: VerifyOptions) -> None:
     """Refuse a comparison with two servers at once, or with a recipe that is not there.
 
     Raises:

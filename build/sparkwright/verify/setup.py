@@ -44,8 +44,8 @@ from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import CHECK as PROTOCOL
 from sparkwright.verify.protocol.options import parse_protocol
-from sparkwright.verify.reference import identify, load_reference, require_same_model
-from sparkwright.verify.rival import require_comparable
+from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
+from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -96,9 +96,19 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
     for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
-    require_comparable(options, profile)
-    if options.baseline_url and not options.url:
-        raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
+    if options.url and (options.compared or "compare" in profile.checks):
+        raise ConfigError(
+            "servers at addresses are not compared in speed",
+            because="the speed of a server differs from start to start, and a server at an address is one"
+            " start, however often it is measured",
+            next_step="give both wheels, the second one by --against",
+        )
+    require_one_rival(options)
+    _require_comparable(options)
+    if options.simulator and options.against not in {"", "simulator"}:
+        raise ConfigError(
+            f"a simulator is not compared with {options.against}", next_step="give --against simulator"
+        )
     if options.prompts and options.input_tokens:
         raise ConfigError(
             "--prompts and --input-tokens exclude each other",
@@ -106,12 +116,6 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         )
     if "arrivals" in profile.checks and not options.rates:
         raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
-    if options.reference and (options.compared or options.protocol or options.capacity):
-        raise ConfigError(
-            "--reference and a comparison of speed exclude each other",
-            because="that measures speed alone",
-            next_step="use the reference in a run of its own: sparkwright verify reference use",
-        )
     files = [
         options.reference,
         options.python,
@@ -124,6 +128,22 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             f"{missing[0]} cannot be used",
             because="there is no such file",
             next_step="name an existing file",
+        )
+
+
+def _require_comparable(options: VerifyOptions) -> None:
+    """Refuse a baseline without a server, and a reference in a run that measures speed alone.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if options.baseline_url and not options.url:
+        raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
+    if options.reference and (options.compared or options.protocol or options.capacity):
+        raise ConfigError(
+            "--reference and a comparison of speed exclude each other",
+            because="that measures speed alone",
+            next_step="use the reference in a run of its own: sparkwright verify reference use",
         )
 
 
@@ -181,7 +201,7 @@ async def prepare(
         dataset=_dataset(options),
     )
     if options.reference:
-        identity["reference"] = load_reference(Path(options.reference)).digest
+        identity["reference"] = reference_digest(Path(options.reference))
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 

@@ -7,6 +7,7 @@ its errors too. The limits follow from the reference: how far its server was fro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import EXTENSIONS, LOGPROBS
@@ -16,7 +17,7 @@ from sparkwright.verify.checks.distance import distances
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.checks.lossless import LIMIT_NAT, MARGIN, NOISY_NAT
 from sparkwright.verify.model import Verdict
-from sparkwright.verify.statistics import ratio_interval, share_interval
+from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,8 @@ LEVEL = 0.99
 LEAST_TOKENS = 8
 """Tokens of an answer, up to where it leaves the reference, that its mean may be judged by."""
 FEW_PROMPTS = 8
+SURE = 0.001
+"""Chance below which a server is said to be farther from the reference than that is from itself."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class _Compared:
         own_gaps: gaps of its answers from its own.
         found: distances by kind of prompt, and by cell and prompt.
         pairings: greedy answers beside the reference's, by cell.
+        batched: names of the cells with several requests at a time.
         against: reasons for which there is nothing to compare.
     """
 
@@ -98,6 +102,7 @@ class _Compared:
     own_gaps: tuple[float, ...] = ()
     found: Mapping[str, Mapping[tuple[str, str], list[float]]] = field(default_factory=dict)
     pairings: tuple[tuple[Cell, Pairing], ...] = ()
+    batched: frozenset[str] = frozenset()
     against: tuple[Reason, ...] = ()
 
     @classmethod
@@ -119,12 +124,29 @@ class _Compared:
                     found.setdefault(kind, {})[describe(one.cell), prompt] = bounds
         if not found:
             return cls(against=((Verdict.INCONCLUSIVE, "there are no answers to compare"),))
-        return cls(own, tuple(own_gaps), found, tuple(pairings))
+        batched = frozenset(describe(one.cell) for one in reference.again)
+        return cls(own, tuple(own_gaps), found, tuple(pairings), batched)
 
     @property
     def noise(self) -> float:
         """Mean distance of the reference's server from itself."""
         return _mean(self.own.values())
+
+    @cached_property
+    def excess(self) -> float:
+        """Chance that a server which is as far as the reference's is from itself looks so far or farther.
+
+        Answers at the higher batch size alone are compared, since the reference's own distance is between the
+        two sizes.
+        """
+        null = [_mean([bounds]) for bounds in self.own.values() if bounds]
+        observed = [
+            _mean([bounds])
+            for answers in self.found.values()
+            for (where, prompt), bounds in answers.items()
+            if where in self.batched and prompt in self.own
+        ]
+        return one_sided_excess(null, observed) if null and observed else 1.0
 
     @property
     def limit(self) -> float:
@@ -188,7 +210,12 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
             len(bounds) for answers in compared.found.values() for bounds in answers.values()
         )
         measured["reference from itself, mean nat"] = round(compared.noise, 5)
+        measured["farther than the reference from itself, p"] = round(compared.excess, 4)
     shown = ", ".join(f"{name} {value}" for name, value in measured.items() if "mean distance" in name)
+    warnings = []
+    if not compared.against and compared.excess < SURE:
+        of_own = "probabilities are farther from the reference's than its server is from itself"
+        warnings = [f"{of_own} (p = {compared.excess:.4f}): other kernels, or a fault that is small"]
     return conclude(
         seen,
         _PROBABILITIES,
@@ -199,6 +226,7 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
         f" ({LIMIT_MEAN}, or {NOISE_FACTOR:.0f} times the reference's server from itself), or that of one"
         f" answer above {compared.limit_one:.3f}; decides nothing where the interval reaches beyond",
         measured=measured,
+        warnings=warnings,
         needs=(LOGPROBS, EXTENSIONS),
     )
 

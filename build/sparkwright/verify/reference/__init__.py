@@ -6,7 +6,13 @@ The check that compares a server with it is `verify.checks.reference`.
 
 from sparkwright.verify.reference.identity import identify, require_same_model
 from sparkwright.verify.reference.make import make_reference
-from sparkwright.verify.reference.record import ModelIdentity, Reference, load_reference, write_reference
+from sparkwright.verify.reference.record import (
+    ModelIdentity,
+    Reference,
+    load_reference,
+    reference_digest,
+    write_reference,
+)
 
 __all__ = [
     "ModelIdentity",
@@ -14,6 +20,7 @@ __all__ = [
     "identify",
     "load_reference",
     "make_reference",
+    "reference_digest",
     "require_same_model",
     "write_reference",
 ]

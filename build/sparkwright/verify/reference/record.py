@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
-from sparkwright.base.digests import digest_of
+from sparkwright.base.config import Model
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.model import Observation, Sample, TokenLogprobs
 
@@ -47,8 +47,6 @@ class Reference(Model, frozen=True):
     """Greedy answers of one checkpoint.
 
     Attributes:
-        format: of the file.
-        digest: of everything else.
         created: time at which it was made, ISO 8601 in UTC.
         made_by: version of this program.
         identity: the server that it was made on.
@@ -61,15 +59,6 @@ class Reference(Model, frozen=True):
     again: tuple[Observation, ...]
     created: str = ""
     made_by: str = ""
-    digest: str = ""
-    format: int = FORMAT
-
-    @property
-    def content_digest(self) -> str:
-        """Digest of everything but the digest itself."""
-        told = to_builtins(self)
-        del told["digest"]
-        return digest_of(told)
 
     @property
     def longest(self) -> int:
@@ -106,22 +95,23 @@ def _rounded(entry: TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(entry.token, round(entry.logprob, KEPT_DIGITS), top)
 
 
-def write_reference(reference: Reference, path: Path) -> Reference:
-    """Write *reference*, compressed, to *path*; return it with its digest.
+def write_reference(reference: Reference, path: Path) -> str:
+    """Write *reference*, compressed, to *path*; return the digest of its content.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    reference = msgspec.structs.replace(reference, digest=reference.content_digest)
+    content = msgspec.json.encode(reference)
+    data = msgspec.json.encode(_File(FORMAT, sha256_bytes(content), msgspec.Raw(content)))
     new = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(gzip.compress(msgspec.json.encode(reference), mtime=0))
+        new.write_bytes(gzip.compress(data, mtime=0))
         new.replace(path)
     except OSError as error:
         new.unlink(missing_ok=True)
         raise StorageError(f"{path} could not be written", because=error.strerror or str(error)) from error
-    return reference
+    return sha256_bytes(content)
 
 
 def load_reference(path: Path) -> Reference:
@@ -131,6 +121,39 @@ def load_reference(path: Path) -> Reference:
         NewerFormatError: its format is newer than this program's.
         ConfigError: there is none, or it is not what was written.
     """
+    file = _read(path)
+    try:
+        reference = msgspec.json.decode(file.content, type=Reference)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _unusable(path, str(error)) from error
+    if not all(observation.samples for observation in (*reference.answers, *reference.again)):
+        raise _unusable(path, "it has no answers")
+    return reference
+
+
+def reference_digest(path: Path) -> str:
+    """Return the digest of the content of the reference at *path*.
+
+    Raises:
+        NewerFormatError: its format is newer than this program's.
+        ConfigError: there is none, or it is not what was written.
+    """
+    return _read(path).digest
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+class _File(msgspec.Struct):
+    """The file: the digest is of the content's bytes, so that later fields of a model do not change it."""
+
+    format: int
+    digest: str
+    content: msgspec.Raw
+
+
+def _read(path: Path) -> _File:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -144,18 +167,12 @@ def load_reference(path: Path) -> Reference:
                 because=f"its format is {found}, and this sparkwright knows {FORMAT}",
                 next_step="use the sparkwright that made it, or a newer one",
             )
-        reference = msgspec.json.decode(plain, type=Reference)
+        file = msgspec.json.decode(plain, type=_File)
     except (msgspec.MsgspecError, OSError, EOFError, ValueError, zlib.error) as error:
         raise _unusable(path, str(error)) from error
-    if reference.digest != reference.content_digest:
+    if file.digest != sha256_bytes(bytes(file.content)):
         raise _unusable(path, "its content is not that of its digest: it was cut or changed")
-    if not all(observation.samples for observation in (*reference.answers, *reference.again)):
-        raise _unusable(path, "it has no answers")
-    return reference
-
-
-class _Head(msgspec.Struct):
-    format: int
+    return file
 
 
 def _unpacked(data: bytes) -> bytes:
