@@ -9,6 +9,7 @@ import pytest
 from verify_kit import Server, boot_facts, by_name, context, profile
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes import load_recipe
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions, profile_of, recipe_and_use
@@ -44,7 +45,8 @@ def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
     for arm in ("main", "baseline"):
         argv = fleet.start(arm, 0).launch.argv  # type: ignore[attr-defined]
         drafted[arm] = (argv[argv.index("--k") + 1], argv[argv.index("--method") + 1])
-    assert drafted == {"main": ("3", "mtp"), "baseline": ("12", "dflash")}
+    rival = load_recipe("qwen3.6-27b-dflash", "many").speculative["num_speculative_tokens"]
+    assert drafted == {"main": ("3", "mtp"), "baseline": (str(rival), "dflash")}
     assert identity["main recipe"] != identity["baseline recipe"]
 
 

@@ -76,6 +76,7 @@ def test_the_planted_best_is_found_and_written_as_a_recipe(
     assert {"Serve another configuration", "Throughput against latency"} <= set(
         re.findall(r"<h[13][^>]*>([^<]*)</h[13]>", page)
     )
+    assert page.count("<h3>Throughput against latency</h3>") == 1
     told = json.loads((tmp_path / "tune.json").read_text())
     assert (told["to-serve"], told["outcome"]) == (result.chosen.configuration.key, "other")
     assert "cells.csv" in {path.name for path, _, _ in files.files}

@@ -68,7 +68,11 @@ _DEMO = {"speed": 60.0, "requests": 8, "max_tokens": 64}
     "--starts", type=click.IntRange(min=1), default=3, show_default=True, help="Of each on the grid."
 )
 @click.option(
-    "--most-starts", type=click.IntRange(min=1), default=6, show_default=True, help="Of each in halving."
+    "--most-starts",
+    type=click.IntRange(min=1),
+    default=6,
+    show_default=True,
+    help="Of each in halving, and twice as many of the best.",
 )
 @click.option(
     "--within",
@@ -237,10 +241,10 @@ def _extent(options: TuneOptions) -> str:
 
     space = make_space(load_base(options.recipe, options.use), options.vary, options.methods)
     count = len(space.configurations)
-    least, most = (
-        (count * options.starts,) * 2 if options.strategy == "grid" else (count, count * options.most_starts)
-    )
-    return f"{count} configurations: at least {least} starts, at most {most}"
+    if options.strategy == "grid":
+        return f"{count} configurations: {count * options.starts} starts"
+    most = (count + min(2, count)) * options.most_starts  # twice as many of the recipe and of the best one
+    return f"{count} configurations: at least {count} starts, at most {most}"
 
 
 def _show_plan(options: TuneOptions, *, as_json: bool) -> None:

@@ -64,6 +64,7 @@ def render_tune(result: TuneResult, options: TuneOptions, told: Mapping[str, str
     sentences = [result.said, *(f"{one.configuration}: {one.said}" for one in result.speculation)]
     running = [row for row in result.rows if row.standing.state not in LEFT_OUT]
     out = [row for row in result.rows if row.standing.state in LEFT_OUT]
+    charts = _charts(result)
     values: dict[str, Any] = {
         "title": f"{_HEADINGS[result.outcome]}: {told.get('recipe', '')}",
         "heading": _HEADINGS[result.outcome],
@@ -76,7 +77,8 @@ def render_tune(result: TuneResult, options: TuneOptions, told: Mapping[str, str
             "columns": ranking_columns(options),
             "rows": [ranking_row(row, options) for row in running],
         },
-        "charts": _charts(result),
+        "charts": charts,
+        "first": len(charts),
         "out": {
             "columns": ("configuration", "standing", "because"),
             "rows": [(row.configuration.name, str(row.standing.state), row.standing.why) for row in out],

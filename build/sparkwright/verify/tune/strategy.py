@@ -25,6 +25,8 @@ OWN = 0
 from the best one to either side."""
 LEAST = 2
 """Starts of configurations that are named in the result."""
+LOOKS = 4
+"""Divides the error of calling something better than the recipe, which is judged again at each start."""
 MOST_CHECKED = 4
 """Configurations whose quality is checked for one answer, at the most."""
 
@@ -36,7 +38,7 @@ class Rules:
     Attributes:
         strategy: ``halving`` or ``grid``.
         starts: of each configuration on the grid.
-        most_starts: of each that may be the best.
+        most_starts: of each that may be the best; twice as many of the best one and of the recipe as it is.
         within: share by which a configuration must surely be no better, for the search to end.
         spread: assumed standard deviation between starts.
         error: chance of a wrong word on one configuration.
@@ -197,7 +199,7 @@ def _compared(
     ratio = ratio_of(*pair, noise, rules.error)
     error = rules.error
     if index == OWN:  # the best of many is lucky: it must beat the recipe by more than one rival would
-        error /= max(1, sum(bool(trial.scores) for trial in trials) - 1)
+        error /= LOOKS * max(1, sum(bool(trial.scores) for trial in trials) - 1)
     if ratio_of(*pair, noise, error).high < 1:
         return Standing(State.SLOWER, f"{ratio} against the best", ratio, kept)
     sure = ratio.high <= 1 + rules.within and (index != OWN or ratio.low >= 1 - rules.within)
@@ -280,9 +282,16 @@ def _further(trials: Sequence[Trial], rules: Rules) -> list[int]:
     found = standings(trials, rules)
     unsure = [i for i, one in enumerate(found) if one.state is State.OPEN]
     best = [i for i, one in enumerate(found) if one.state is State.BEST and (unsure or one.kept is None)]
-    most = rules.most_starts
-    left = [i for i in unsure if len(trials[i].starts) < most]
-    return [*left, *(i for i in best if len(trials[i].starts) < most and (left or found[i].kept is None))]
+    # The recipe and its best rival decide the answer, so both may be started twice as often as others.
+    most = {
+        index: rules.most_starts * (2 if index == OWN or one.state is State.BEST else 1)
+        for index, one in enumerate(found)
+    }
+    left = [i for i in unsure if len(trials[i].starts) < most[i]]
+    return [
+        *left,
+        *(i for i in best if len(trials[i].starts) < most[i] and (left or found[i].kept is None)),
+    ]
 
 
 def _fewest(trials: Sequence[Trial], wanted: Sequence[int]) -> Planned:
