@@ -60,6 +60,7 @@ def render_html(run: Run) -> str:
             highlights=highlights(run, found),
             charts=charts,
             first=first,
+            troubled=any(cell.trouble for cell in found),
             speeds=level_table(speeds),
             disturbed=disturbed_levels(speeds),
             followers=followers,
