@@ -238,6 +238,14 @@ def test_own_gaps_are_of_every_token():
     assert [round(gap, 6) for _, _, gap in own_gaps(seen)] == [0.0, 1.1]
 
 
+def test_an_end_that_a_server_forbids_is_no_likelier_token():
+    taken = TokenLogprobs("\n", -1.97, {"": -1.55, "\n": -1.97, " No": -2.3})
+    wrong = TokenLogprobs(" No", -2.3, {"": -1.55, "\n": -1.27, " No": -2.3})
+    sample = Sample(prompt="a", category="code", started=0, ended=1, logprobs=(taken, wrong))
+    found = own_gaps(watched(sample))
+    assert [round(gap, 6) for _, _, gap in found] == [0.0, 1.03]
+
+
 def spread(rng: np.random.Generator, n: int, at: int | None, block: int | None) -> Pairing:
     found, lengths = [], []
     for i in range(n):

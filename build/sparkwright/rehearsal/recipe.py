@@ -26,6 +26,9 @@ num_speculative_tokens = 3
 prompt_lookup_max = 4
 prompt_lookup_min = 2
 """
+# The n-gram drafter hands numba's number of threads on to torch, whose two threads then wait for each other.
+_THREADS = 'OMP_NUM_THREADS = "1"\n'
+_NUMBA = f'{_THREADS}NUMBA_NUM_THREADS = "1"\n'
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def write_recipe(store: Store, model: Path, *, speculative: bool = False) -> Wri
     """Write the recipe that serves the folder *model*, with n-gram speculation if *speculative*."""
     text = shipped_path(NAME).read_text(encoding="utf-8").replace(_MODEL, str(model))
     if speculative:
-        text += _SPECULATIVE
+        text = text.replace(_THREADS, _NUMBA, 1) + _SPECULATIVE
     data = text.encode()
     path = store.models / "recipes" / f"{sha256_bytes(data)[:16]}.toml"
     if not path.is_file():

@@ -129,7 +129,9 @@ def own_gaps(observation: Observation) -> list[tuple[str, int, float]]:
         if not sample.logprobs:
             raise NoLogprobsError(f"the answer to {sample.prompt} has no log-probabilities")
         for position, entry in enumerate(sample.logprobs):
-            likely = max(entry.top.values(), default=entry.logprob)
+            # One without text is the answer's end: llama.cpp forbids it where a length is requested, and
+            # reports it all the same.
+            likely = max((value for token, value in entry.top.items() if token), default=entry.logprob)
             gaps.append((sample.prompt, position, max(0.0, likely - entry.logprob)))
     return gaps
 
