@@ -68,11 +68,19 @@ def test_registrations_name_profiles_that_exist() -> None:
 
 
 def test_every_profile_runs_the_checks_that_list_it_in_order_of_position() -> None:
-    for profile in PROFILES:
+    for profile in (name for name, sizes in PROFILES.items() if not sizes.checks):
         names = checks_of(profile)
         places = [REGISTERED[name].profiles[profile] for name in names]
         assert places == sorted(set(places)), "no two checks of a profile have one position"
         assert profile_of(VerifyOptions(profile=profile)).checks == names
+
+
+def test_a_profile_that_lists_its_checks_runs_these() -> None:
+    listed = {name: sizes.checks for name, sizes in PROFILES.items() if sizes.checks}
+    assert "quick" in listed
+    for name, checks in listed.items():
+        assert set(checks) <= set(ALL)
+        assert profile_of(VerifyOptions(profile=name)).checks == checks
 
 
 def test_checks_keep_their_order() -> None:
