@@ -47,7 +47,7 @@ def test_n_gram_speculation_is_judged_and_nothing_is_wrong(tmp_path: Path) -> No
     run = verify(
         tmp_path / "run", "--recipe", server.speculative, "--python", server.tree.python, *SIZES,
         "--levels", "1,4", "--categories", "code,extraction",
-        "--checks", "boot,coherence,sweep,prefix,lossless",
+        "--checks", "coherence,sweep,prefix,lossless",
     )  # fmt: skip
     show("n-gram", run)
     verdicts = {one["name"]: one["verdict"] for one in run.findings}
