@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from world import wait_until
 
 from sparkwright.base.process import start
 from sparkwright.serve.incident import compilers, family, keep_incident
@@ -53,6 +54,7 @@ def engine() -> Iterator[tuple[int, int]]:
 def test_processes_and_samples_are_kept(tmp_path: Path, engine: tuple[int, int]) -> None:
     parent, child = engine
     os.kill(child, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(child).status() == psutil.STATUS_STOPPED)  # the signal takes a moment
     samples = [EngineSample(at=float(number), running=number) for number in range(3)]
     names = keep_incident(tmp_path, [parent], samples)
     assert {"processes.json", "samples.jsonl"} <= set(names)

@@ -38,7 +38,7 @@ INVARIANCE = "acceptance does not depend on concurrency"
 POSITIONS = "acceptance falls from position to position"
 TOKENS = "counters and clients agree on tokens"
 STEP = "verify-step time does not depend on content"
-CLIENT = "the client kept up"
+CLIENT, HELD = "the client kept up", "no request is held without progress"
 DRAFTER = "the drafter works"
 BENCH = Bench(SWEEP)
 healthy, judged, at = BENCH.healthy, BENCH.judged, BENCH.at
@@ -341,7 +341,7 @@ def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
     to = context(profile(categories=("code",), levels=(4,)))
     found = judge(SWEEP, to, Server(seed=1))
     assert verdicts(found) == {}
-    assert set(found) == {"code: served at every level", DRAFTER, POSITIONS, TOKENS, CLIENT}
+    assert set(found) == {"code: served at every level", DRAFTER, POSITIONS, TOKENS, CLIENT, HELD}
 
 
 def test_nothing_measured_at_all_is_undecided() -> None:

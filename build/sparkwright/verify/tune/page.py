@@ -79,6 +79,7 @@ def render_tune(result: TuneResult, options: TuneOptions, told: Mapping[str, str
         },
         "charts": charts,
         "first": len(charts),
+        "troubled": False,
         "out": {
             "columns": ("configuration", "standing", "because"),
             "rows": [(row.configuration.name, str(row.standing.state), row.standing.why) for row in out],
