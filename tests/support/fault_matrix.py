@@ -191,7 +191,7 @@ async def _reference(folder: Path, profile: Profile) -> Path:
     """Return a reference of the simulated model, made on a healthy server of another start."""
     place = folder / "reference"
     place.mkdir()
-    async with simulator(place, "--speed", str(profile.speed), "--seed", "1000") as endpoint:
+    async with simulator(place, "--speed", str(profile.speed), "--seed", "1000", "--reasoning") as endpoint:
         made = await make_reference(endpoint, prompts=32, profile=profile)
     write_reference(made, place / "reference.json.gz")
     return place / "reference.json.gz"
@@ -335,7 +335,8 @@ CASES = (
     Case("prefill-starves", "mixed", FAIL, "no token while prompts were prefilled", UNHURRIED),
     Case("mixed-drops", "mixed", FAIL, "numbers are missing"),
     # What it is, and how fast
-    Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
+    # Flagged only where the client's own error shows beside it: a quiet machine's does not.
+    Case("flood", "sweep", PASS, profile=REAL_TIME),
     Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),
     Case("slow=0.2", "bands", INVALID, "artefact: code c=1", FAST, BANDED),
     Case("no-metrics", "endpoint", FAIL, "what is required: metrics", options={"require": ("metrics",)}),
