@@ -215,7 +215,10 @@ def _around(steps: Sequence[Step], closed: int, plan: SearchPlan) -> NextStep | 
         return Capacity(
             Outcome.FOUND, crossing.rate, crossing.low, crossing.high, held, failed, repeats, growing
         )
-    return _sized(steps, plan, crossing.rate * _OFFSETS[repeats % len(_OFFSETS)], LONGER)
+    # A fit through steps that all held says little of what lies above them: go where both outcomes were seen.
+    held, failed = _bracket(steps, plan)
+    rate = min(max(crossing.rate, held), CLOSE * failed)
+    return _sized(steps, plan, rate * _OFFSETS[repeats % len(_OFFSETS)], LONGER)
 
 
 def _crossing(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:

@@ -203,7 +203,7 @@ _TABLE: Final = (
     Fault("prefill-starves", "no request decodes while any prompt is prefilled", ("mixed",)),
     Fault("mixed-drops", "a token is lost in each step that prefills and decodes", ("mixed",)),
     # Version, endpoints and speed
-    Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),
+    Fault("flood", "steps are so many times faster than any client", (), {"factor": 1000}),
     Fault("metrics-vanish", "/metrics is gone after so many requests for text", ("sweep",), {"after": 5}),
     Fault("flaky-tokenize", "POST /tokenize answers 500 now and then", ("context",), {"every": 5}),
     Fault("no-metrics", "/metrics is not there", ("endpoint",)),
