@@ -1,4 +1,4 @@
-"""How many starts a search needs, and how often it misses, on surfaces whose best point is known.
+"""Count the starts and the misses of a search on surfaces whose best point is known.
 
     python scripts/bench/tune.py [--seeds 200] [--spread 1.5,5] [--configurations 24] [--minutes 10]
 

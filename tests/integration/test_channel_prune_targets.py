@@ -53,7 +53,7 @@ def test_a_condemned_wheel_is_removed_after_its_grace(target: Target, tmp_path: 
 
 
 def often(kind: str, number: int) -> bool:
-    """Whether this one is tried by every run of the tests: ``gh``, started for each call, takes longest."""
+    """Tell if `make test` runs this order; of ``gh``, which is started for each call, only the first."""
     return number == 0 or (number % 3 == 0 and kind != "github")
 
 

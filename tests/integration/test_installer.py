@@ -69,15 +69,19 @@ def test_a_whole_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     assert run([python, "-I", "-c", "import alpha, beta; print(beta.VERSION)"]).text.strip() == "2.5"
 
 
-@pytest.mark.usefixtures("installing")
-def test_what_lies_below_is_not_installed_again(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    below = tmp_path / "below"
-    installer.make_venv(below, pip=True)
-    installer.install_packages(below / "bin" / "python", ["beta==2.0", "torch==9.9"])
+@pytest.fixture
+def below(installing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The environment of probes, with a version of beta and one of torch."""
+    folder = tmp_path / "below"
+    installer.make_venv(folder, pip=True)
+    installer.install_packages(folder / "bin" / "python", ["beta==2.0", "torch==9.9"])
     monkeypatch.setattr(environment, "probes_requirements", lambda: BELOW)
-    monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: below / "bin" / "python")
+    monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: folder / "bin" / "python")
+    return folder
+
+
+@pytest.mark.usefixtures("below")
+def test_what_lies_below_is_not_installed_again(store: Store) -> None:
     python = prepare_environment(store, Requirements(("alpha", "gamma<2", "torch==9.9"), "9.9"))
     own = {path.stem for path in environment.site_packages(python).glob("*.py")}
     assert {"alpha", "gamma"} <= own
@@ -86,15 +90,8 @@ def test_what_lies_below_is_not_installed_again(
     assert (found["beta"], found["gamma"], found["torch"]) == ("2.0", "1.0", "9.9")
 
 
-@pytest.mark.usefixtures("installing")
-def test_another_version_than_below_comes_before_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    below = tmp_path / "below"
-    installer.make_venv(below, pip=True)
-    installer.install_packages(below / "bin" / "python", ["beta==2.0", "torch==9.9"])
-    monkeypatch.setattr(environment, "probes_requirements", lambda: BELOW)
-    monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: below / "bin" / "python")
+@pytest.mark.usefixtures("below")
+def test_another_version_than_below_comes_before_it(store: Store) -> None:
     python = prepare_environment(store, Requirements(("beta>=3", "torch==9.9"), "9.9"))
     assert describe_environment(python)["beta"] == "3.0"
     assert run([python, "-I", "-c", "import beta; print(beta.VERSION)"]).text.strip() == "3.0"

@@ -13,6 +13,7 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, subscribe, warn
 from sparkwright.cli.output import expect_json, unforeseen
+from sparkwright.cli.runtime import runtime_of
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import built_wheel, require_libraries
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
-    from sparkwright.serve.runtime_choice import OfferedWheel, ServedRuntime
+    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
@@ -199,34 +200,11 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
     if asked["python"]:
         return existing(asked["python"], recipe)
     offered = _wheel(store, recipe, asked)
-    runtime = _runtime(offered, recipe, asked)
+    runtime = runtime_of(offered, recipe, locked=not asked["unlocked"], then="serve again")
     return install_wheel(
         store, offered.wheel, recipe, runtime.requirements, variables=runtime.variables,
         offline=asked["offline"],
     )  # fmt: skip
-
-
-def _runtime(offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any]) -> ServedRuntime:
-    """Return the locked runtime of a wheel with the companion that the recipe needs on this card."""
-    from sparkwright.publish import dist_folder
-    from sparkwright.serve.runtime_choice import choose_runtime
-    from sparkwright.verify.server import card_capability
-
-    found = choose_runtime(
-        offered,
-        recipe,
-        capability=card_capability(),
-        folders=(dist_folder(Path()), offered.wheel.parent),
-        patchsets=_patchsets(),
-        environment=os.environ,
-        locked=not asked["unlocked"],
-    )
-    if found.missing:
-        warn(
-            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
-            next_step=f"make companion ARGS='--recipe {recipe.name}', then serve again",
-        )
-    return found
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
@@ -262,15 +240,6 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
         )  # fmt: skip
         return OfferedWheel(offer.wheel, offer)
     return OfferedWheel(built_wheel(dist_folder(Path()), machine(), *series))
-
-
-def _patchsets() -> Path | None:
-    """Return the folder of patchsets of the checkout around the current folder; `None` outside of one."""
-    from sparkwright.pipeline import open_checkout
-
-    with contextlib.suppress(SparkwrightError):
-        return open_checkout(Path()).patchsets
-    return None
 
 
 def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
@@ -325,7 +294,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         from sparkwright.serve.environment import environment_folder
 
         offered = _wheel(store, recipe, asked)
-        runtime = _runtime(offered, recipe, asked)
+        runtime = runtime_of(offered, recipe, locked=not asked["unlocked"], then="serve again")
         python = environment_folder(store, offered.wheel, runtime.requirements) / "bin" / "python"
         known = {"python": python, "identity": sha256_file(offered.wheel), "wheel": offered.wheel.name}
         known["installed"] = runtime.variables

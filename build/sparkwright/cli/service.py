@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import warn
+from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
+from sparkwright.cli.runtime import runtime_of
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
 from sparkwright.cli.verify import built_wheel, require_libraries
@@ -317,36 +317,11 @@ def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) 
 def _prepared(
     places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
 ) -> str:
-    from sparkwright.publish import dist_folder
-    from sparkwright.serve.runtime_choice import choose_runtime
     from sparkwright.serve.service import Slots
     from sparkwright.serve.service.upgrade import prepare
-    from sparkwright.verify.server import card_capability
 
-    found = choose_runtime(
-        offered,
-        recipe,
-        capability=card_capability(),
-        folders=(dist_folder(Path()), offered.wheel.parent),
-        patchsets=_patchsets(),
-        environment=os.environ,
-        locked=not asked["unlocked"],
-    )
-    if found.missing:
-        warn(
-            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
-            next_step=f"make companion ARGS='--recipe {recipe.name}', then upgrade",
-        )
+    found = runtime_of(offered, recipe, locked=not asked["unlocked"], then="upgrade")
     return prepare(Slots(places.state), offered.wheel, found.requirements, offline=offline)
-
-
-def _patchsets() -> Path | None:
-    """Return the folder of patchsets of the checkout around the current folder; `None` outside of one."""
-    from sparkwright.pipeline import open_checkout
-
-    with contextlib.suppress(SparkwrightError):
-        return open_checkout(Path()).patchsets
-    return None
 
 
 def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:

@@ -23,7 +23,7 @@ class FileDigest(msgspec.Struct):
 
 
 class StatementSubject(msgspec.Struct):
-    """What a statement is about."""
+    """The name and the digests of a file that a statement is about."""
 
     name: str
     digest: dict[str, str]

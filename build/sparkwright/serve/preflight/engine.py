@@ -65,7 +65,7 @@ class EngineFacts:
         files: digest of the wheel's list of files, the same before and after it is installed; empty where it
             cannot be read.
         companion_recipes: recipes that the companion beside it has every kernel of, by name.
-        companion_arch: the card that it is for, such as ``12.1a``; empty without a companion of ours.
+        companion_arch: the card that it is for, such as ``12.1a``; empty if no companion is installed.
     """
 
     version: str = ""

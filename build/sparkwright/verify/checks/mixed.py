@@ -42,7 +42,7 @@ two thirds at the most, since prompts arrive one after another."""
 STALL_S = 30.0
 """Longest wait for a token. A chunk of 16,384 tokens takes a GB10 ten seconds."""
 FEW_GAPS = 10
-"""Prefill that lasts no longer than so many usual gaps starves nobody."""
+"""Usual gaps between tokens: prefill that is shorter than so many is not judged as starving others."""
 BROKEN = 2
 """Decoding requests that miss numbers, of those that count rightly alone."""
 _BEGIN = 0.7  # of a request's duration alone, within which all of them start

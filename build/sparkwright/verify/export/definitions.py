@@ -1,4 +1,4 @@
-"""How each exported field is computed, and how that differs from this project's own aggregate."""
+"""Definitions of exported fields, and their differences from the aggregates of the report."""
 
 from __future__ import annotations
 

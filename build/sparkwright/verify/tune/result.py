@@ -98,7 +98,7 @@ class Payoff:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What one configuration gains and loses by speculation.
+    """Speed of one configuration beside the same without speculation, by concurrency.
 
     Attributes:
         configuration: its name.

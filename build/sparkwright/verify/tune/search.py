@@ -85,7 +85,7 @@ def pairs_of(space: Space) -> dict[int, int]:
 
 @dataclass
 class Known:
-    """What a journal holds of a search, as trials.
+    """Trials of a search, read from its journal.
 
     Attributes:
         search: its parts.

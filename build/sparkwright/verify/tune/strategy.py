@@ -79,7 +79,7 @@ class StartFigures:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known of one configuration.
+    """Measured starts and refusals of one configuration.
 
     Attributes:
         starts: figures of its starts, in order.

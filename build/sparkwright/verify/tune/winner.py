@@ -22,7 +22,7 @@ _OUT = {State.REFUSED, State.BREAKS, State.WORSE}
 
 @dataclass(frozen=True)
 class Occasion:
-    """Where and when a search was made.
+    """Machine, date and folder of a search, for the evidence of its recipe.
 
     Attributes:
         where: the machine and its software.

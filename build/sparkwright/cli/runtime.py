@@ -1,0 +1,54 @@
+"""The locked runtime that ``serve`` and ``service`` install beside a wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.events import warn
+
+if TYPE_CHECKING:
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.runtime_choice import OfferedWheel, ServedRuntime
+
+
+def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str) -> ServedRuntime:
+    """Return the locked runtime of a wheel with the companion that the recipe needs on this machine's card.
+
+    Args:
+        offered: the wheel.
+        recipe: what it will serve.
+        locked: require the lock of the wheel's series.
+        then: what to do after a companion that is missing was built, such as "serve again".
+    """
+    from sparkwright.publish import dist_folder
+    from sparkwright.serve.runtime_choice import choose_runtime
+    from sparkwright.verify.server import card_capability
+
+    found = choose_runtime(
+        offered,
+        recipe,
+        capability=card_capability(),
+        folders=(dist_folder(Path()), offered.wheel.parent),
+        patchsets=_patchsets(),
+        environment=os.environ,
+        locked=locked,
+    )
+    if found.missing:
+        warn(
+            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
+            next_step=f"make companion ARGS='--recipe {recipe.name}', then {then}",
+        )
+    return found
+
+
+def _patchsets() -> Path | None:
+    """Return the folder of patchsets of the checkout around the current folder; `None` outside of one."""
+    from sparkwright.pipeline import open_checkout
+
+    with contextlib.suppress(SparkwrightError):
+        return open_checkout(Path()).patchsets
+    return None
