@@ -237,6 +237,7 @@ def test_a_model_that_reads_no_code_is_not_judged_by_codes() -> None:
     [
         (0.05, 0.0001, True),  # as far as a wrong position moves those of float32
         (0.05, 0.05, False),  # bfloat16: rounding does so too
+        (0.05, 0.003, False),  # bfloat16: a cold prefill rounds otherwise than a warm one, whatever the batch
         (0.05, 0.0, False),  # requests are served one after another
         (0.0002, 0.00001, False),  # rounding of another shape, in float32
     ],

@@ -42,6 +42,9 @@ ROUNDINGS = 10.0
 """Mean distance of warm answers from cold ones, one at a time, in multiples of that between two batch sizes,
 which rounding makes. A position that is off by one moves probabilities of bfloat16 no farther than rounding
 does, and those of float32 far beyond."""
+FINE = 1e-8
+"""Largest distance that counts as rounding of single precision; 4e-12 was seen on a CPU. In bfloat16, prefills of
+different lengths may be farther apart than batches are, and nothing is concluded."""
 LEAST_KL = 1e-6
 MOST_LOST = 1
 
@@ -151,7 +154,8 @@ def _differences(context: Context, seen: CheckedCells) -> Finding:
         passed=f"{measured.get('answers that differ', 0)} of {measured.get('answers', 0)} warm"
         f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
         threshold=f"no gap above {LIMIT_NAT} nat, no answer with a mean distance above {LIMIT_KL} nat, and"
-        f" answers one at a time at most {ROUNDINGS:.0f} times as far as two batch sizes are from each other;"
+        f" in single precision answers one at a time at most {ROUNDINGS:.0f} times as far as two batch sizes"
+        " are from each other;"
         f" decides nothing where less than {LEAST_HIT:.0%} of the reusable blocks' tokens come from the"
         " cache, or where no prompt is of such a length",
         measured=measured,
@@ -208,8 +212,8 @@ def _beyond_rounding(
 ) -> list[Reason]:
     """Return the reason against warm answers that are farther from cold ones than rounding puts them.
 
-    Two batch sizes give the distance that rounding makes on this server; it is none where requests are served
-    one after another, and then nothing is said.
+    Two batch sizes give the distance that rounding makes on this server. Nothing is said where it is none,
+    since requests were served one after another, or where it is not that of single precision.
     """
     by_level = {observation.cell.load.concurrency: observation for observation in warm}
     alone, several = by_level.get(1), by_level.get(max(by_level))
@@ -217,7 +221,7 @@ def _beyond_rounding(
         return []
     moved, rounding = _mean_distance(cold, alone), _mean_distance(alone, several)
     measured |= {"mean distance nat": float(f"{moved:.3g}"), "of rounding nat": float(f"{rounding:.3g}")}
-    if rounding <= 0 or moved <= max(LEAST_KL, ROUNDINGS * rounding):
+    if not 0 < rounding <= FINE or moved <= max(LEAST_KL, ROUNDINGS * rounding):
         return []
     cause = (
         f"in {describe(alone.cell)} answers depend on the prefix cache: probabilities are {moved:.2g} nat"
