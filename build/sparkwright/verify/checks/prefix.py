@@ -43,8 +43,8 @@ ROUNDINGS = 10.0
 which rounding makes. A position that is off by one moves probabilities of bfloat16 no farther than rounding
 does, and those of float32 far beyond."""
 FINE = 1e-8
-"""Largest distance that counts as rounding of single precision; 4e-12 was seen on a CPU. In bfloat16, prefills of
-different lengths may be farther apart than batches are, and nothing is concluded."""
+"""Largest distance that counts as rounding of single precision; 4e-12 was seen on a CPU. In bfloat16,
+prefills of different lengths may be farther apart than batches are, and nothing is concluded."""
 LEAST_KL = 1e-6
 MOST_LOST = 1
 
