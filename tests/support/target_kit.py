@@ -14,18 +14,26 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import requests
 
 from sparkwright.base.ports import free_port
+from sparkwright.publish.targets import open_target
+from sparkwright.upstream.settings import IndexSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kit import Recorder
+
+    from sparkwright.base.errors import UploadError
+
+SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing
+FAST = IndexSettings(timeout_s=10, attempts=3, backoff_s=0.01)
 _SUPPORT = Path(__file__).parent
 _DAV_EXT = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
 _APACHE_MODULES = Path("/usr/lib/apache2/modules")
@@ -288,3 +296,14 @@ class _Forwarding(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Stay silent."""
+
+
+def opened(address: str, **changed: Any) -> Any:
+    """Return the target at *address* with short patience, or with *changed* settings."""
+    return replace(open_target(address), settings=replace(FAST, **changed))
+
+
+def told(raised: pytest.ExceptionInfo[UploadError], heard: Recorder) -> str:
+    """Return all that a user or a log may see of an error."""
+    error = raised.value
+    return " ".join([str(error), error.next_step, *(event.to_json() for event in heard.events)])
