@@ -300,7 +300,8 @@ class _Forwarding(http.server.BaseHTTPRequestHandler):
 
 def opened(address: str, **changed: Any) -> Any:
     """Return the target at *address* with short patience, or with *changed* settings."""
-    return replace(open_target(address), settings=replace(FAST, **changed))
+    target: Any = open_target(address)  # every kind of target is a dataclass with settings
+    return replace(target, settings=replace(FAST, **changed))
 
 
 def told(raised: pytest.ExceptionInfo[UploadError], heard: Recorder) -> str:
