@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.companion.wheel import read_companion
-from sparkwright.publish.provenance import BUILDER, PREDICATE, STATEMENT
+from sparkwright.publish.provenance import BUILDER, slsa_statement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,24 +30,16 @@ def companion_statement(wheel: Path, *, builder: str = BUILDER, sha256: str = ""
     record = read_companion(wheel)
     flashinfer, toolchain = record["flashinfer"], record["toolchain"]
     inputs = {flashinfer["filename"]: flashinfer["sha256"], **toolchain["packages"]}
-    value = {
-        "_type": STATEMENT,
-        "subject": [{"name": wheel.name, "digest": {"sha256": sha256 or sha256_file(wheel)}}],
-        "predicateType": PREDICATE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {
-                    "flashinfer": flashinfer["version"],
-                    "target": record["target"],
-                    "modules": sorted(one["listed"] for one in record["modules"].values()),
-                },
-                "internalParameters": {"tree": record["tree"], "toolchain": toolchain["key"]},
-                "resolvedDependencies": [
-                    {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(inputs.items())
-                ],
-            },
-            "runDetails": {"builder": {"id": builder}},
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {
+            "flashinfer": flashinfer["version"],
+            "target": record["target"],
+            "modules": sorted(one["listed"] for one in record["modules"].values()),
         },
+        "internalParameters": {"tree": record["tree"], "toolchain": toolchain["key"]},
+        "resolvedDependencies": [
+            {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(inputs.items())
+        ],
     }
-    return to_json(value) + b"\n"
+    return slsa_statement(wheel, sha256, definition, {"builder": {"id": builder}})

@@ -45,30 +45,43 @@ def statement(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes
     point = record.point
     name, _, version = point.made_by.partition(" ")
     pin = point.point.get("pin", {})
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {
+            "series": point.series,
+            "pin": {key: pin[key] for key in ("version", "commit") if key in pin},
+            "patchset": point.point.get("patchset", ""),
+            "carries": [carry.name for carry in record.carries],
+            "platform": point.platform,
+            "kernels": point.kernels,
+            **({"arch": record.kernels.arch} if record.kernels else {}),
+        },
+        "internalParameters": {"trees": point.merge, "version": point.version},
+        "resolvedDependencies": [*_inputs(read_bill(wheel)), *_carries(record)],
+    }
+    details = {
+        "builder": {"id": builder, "version": {name: version}},
+        "metadata": {"invocationId": point.digest},
+    }
+    return slsa_statement(wheel, sha256, definition, details)
+
+
+def slsa_statement(
+    wheel: Path, sha256: str, definition: Mapping[str, Any], details: Mapping[str, Any]
+) -> bytes:
+    """Return an in-toto Statement v1 on *wheel* with SLSA's predicate v1, as canonical JSON.
+
+    Args:
+        wheel: the file.
+        sha256: its digest; the file is read if empty.
+        definition: the predicate's ``buildDefinition``.
+        details: its ``runDetails``.
+    """
     value = {
         "_type": STATEMENT,
         "subject": [{"name": wheel.name, "digest": {"sha256": sha256 or sha256_file(wheel)}}],
         "predicateType": PREDICATE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {
-                    "series": point.series,
-                    "pin": {key: pin[key] for key in ("version", "commit") if key in pin},
-                    "patchset": point.point.get("patchset", ""),
-                    "carries": [carry.name for carry in record.carries],
-                    "platform": point.platform,
-                    "kernels": point.kernels,
-                    **({"arch": record.kernels.arch} if record.kernels else {}),
-                },
-                "internalParameters": {"trees": point.merge, "version": point.version},
-                "resolvedDependencies": [*_inputs(read_bill(wheel)), *_carries(record)],
-            },
-            "runDetails": {
-                "builder": {"id": builder, "version": {name: version}},
-                "metadata": {"invocationId": point.digest},
-            },
-        },
+        "predicate": {"buildDefinition": definition, "runDetails": details},
     }
     return to_json(value) + b"\n"
 
