@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "carries" / "nvfp4-
 from compiling import WARP, Bench
 from nvfp4.record import markdown
 from nvfp4.sass import Counts, count
-from nvfp4_matrix import HEADS, asker, launches, nvfp4_in_triton
+from nvfp4_matrix import DTYPES, HEADS, asker, launches, nvfp4_in_triton
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
@@ -222,7 +222,7 @@ def compile_all(
     return found, failed
 
 
-def chosen(caches: list[str], heads: list[int], *, full: bool) -> list[tuple[str, Launch]]:
+def chosen(caches: list[str], heads: list[int], dtypes: list[str], *, full: bool) -> list[tuple[str, Launch]]:
     """Return caches and launches to compile; other caches than ours get fewer where ours is there."""
     ours = nvfp4_in_triton()
     return [
@@ -230,7 +230,7 @@ def chosen(caches: list[str], heads: list[int], *, full: bool) -> list[tuple[str
         for cache in caches
         if ours or cache != OURS
         for launch in launches(full=full and (cache == OURS or not ours))
-        if launch.shape.head in heads and (cache == OURS or launch.dtype == "bfloat16")
+        if launch.shape.head in heads and launch.dtype in (dtypes if cache == OURS else dtypes[:1])
     ]
 
 
@@ -281,6 +281,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--caches", nargs="+", default=[OURS, "fp8", "auto"])
     parser.add_argument("--heads", nargs="+", type=int, default=list(HEADS), choices=HEADS)
     parser.add_argument(
+        "--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="other caches: the first alone"
+    )
+    parser.add_argument(
         "--spill-bytes", type=int, default=40, help="a thread, stores and loads: five registers by default"
     )
     parser.add_argument("--quick", action="store_true", help="one head size, in bfloat16 alone")
@@ -300,7 +303,7 @@ def main() -> int:
     failed: list[str] = []
     for arch in args.arch:
         bench.pretend(arch)
-        wanted = chosen(args.caches, args.heads, full=not args.quick)
+        wanted = chosen(args.caches, args.heads, args.dtypes, full=not args.quick)
         if args.list:
             print("\n".join(f"sm_{arch}, {cache}, {launch.label}" for cache, launch in wanted))
             continue
