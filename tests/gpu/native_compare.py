@@ -9,9 +9,9 @@ second with those of ``sparkwright wheel --kernels native --arch 9.0a``; downloa
 Both read a 16-bit cache by FlashAttention 2 (``--flash-attention``), which upstream's wheel has as PTX for a
 Hopper card and the native one compiled. The parts, each engine in a process of its own:
 
-- ``start``: each tree starts with an empty cache of the driver's, and again with the one that it left. Seconds
-  to the first token, and the bytes that the driver compiled. Upstream's must be more than none, or nothing was
-  shown; the native tree's must be none.
+- ``start``: each tree starts with an empty cache of the driver's, and again with the one that it left: the
+  seconds to the first token, and the bytes that the driver compiled. Upstream's must be more than none, or
+  nothing was shown; the native tree's must be none.
 - ``outputs``: greedy tokens of both and their log probabilities: the same up to near ties, near each other.
 - ``rates``: `compare_rates.py` on the two trees.
 
