@@ -15,7 +15,8 @@ applies the model of `tests/gpu/nvfp4/floor.py` to recorded times, checks it bet
 measured, and prints the expectation; with counters, bytes and instructions of the card that they were
 collected on are theirs.
 
-``times.json`` has microseconds by card and case: ``{"H200": {"decode, 4k x 1, 32/8 heads of 128": 17.7}}``.
+``times.json`` has microseconds by card and case: ``{"H200": {"decode, 4k x 1, 32/8 heads of 128": 17.7}}``;
+names that end in ``, before`` are NVFP4 without the split, and ``, 16 bits`` upstream's kernel over 16 bits.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "carries" / "nvfp4-kv-triton"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 from nvfp4.floor import CARDS, Case, Check, Expected, Work, check, predict, reach
 from nvfp4.geometry import DRAFTS, Step, find, value, work
@@ -42,6 +44,8 @@ from nvfp4.record import markdown
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = {"H200": 90, "H100": 90, "GB10": 121}
 SOURCE, OTHER, TARGET = "H200", "H100", "GB10"
+BEFORE, PLAIN = ", before", ", 16 bits"
+UPSTREAM_BLOCKS, UPSTREAM_SEGMENTS = 128, 16
 MAIN, REDUCTION = "kernel_unified_attention", "reduce_nvfp4_segments"
 METRICS = {
     "dram__bytes_read.sum": "bytes",
@@ -67,38 +71,53 @@ def steps() -> Iterator[Step]:
                 yield Step(requests, context, queries)
 
 
-def segments_of(step: Step, card: str, block_m: int) -> int:
-    """Return the number of segments that the imported tree chooses on *card*."""
+def segments_of(step: Step, bench: Any, card: str, block_m: int) -> int:
+    """Return the number of segments that the imported tree chooses on *card*; *bench* pretends to be it."""
+    bench.pretend(ARCHITECTURES[card])
     import torch
+    from vllm.triton_utils import triton
     from vllm.v1.attention.ops import triton_nvfp4_kv as kv
 
-    dtype, units, family = torch.bfloat16, CARDS[card].units, ARCHITECTURES[card] // 10 * 10
-    platform = mock.Mock(is_cuda=lambda: True, num_compute_units=lambda: units)
-    platform.is_device_capability_family = lambda asked: asked == family
+    dtype = torch.bfloat16
     kv.nvfp4_segments.cache_clear()  # its arguments do not name the card
-    with mock.patch.object(kv, "current_platform", platform):
-        output, _, _ = kv.nvfp4_segment_buffers(step.heads, step.size, dtype, torch.device("meta"))
-        rows = output.numel() // kv.triton.next_power_of_2(step.size)
-        taken = step.requests * step.queries * step.heads
-        return int(kv.nvfp4_segments(rows, taken, step.blocks(block_m), block_m, step.size, dtype, 0))
+    output, _, _ = kv.nvfp4_segment_buffers(step.heads, step.size, dtype, torch.device("meta"))
+    rows = output.numel() // triton.next_power_of_2(step.size)
+    taken = step.requests * step.queries * step.heads
+    return int(kv.nvfp4_segments(rows, taken, step.blocks(block_m), block_m, step.size, dtype, 0))
 
 
-def counted(kernels: list[dict[str, Any]], card: str) -> dict[str, Work]:
-    """Return the work of every case on *card*, as the tree serves it."""
+def counted(kernels: list[dict[str, Any]], bench: Any, card: str) -> dict[str, Work]:
+    """Return the work of every case on *card*: as the tree serves it, and with contexts not split.
+
+    Not split, as upstream over 16 bits, decode of few requests had 16 segments and all else one.
+    """
     found, arch = {}, ARCHITECTURES[card]
     for step in steps():
         whole = find(kernels, arch, step, split=False)
-        segments = segments_of(step, card, value(whole, "BLOCK_M"))
-        kernel = find(kernels, arch, step, split=True) if segments > 1 else whole
-        found[str(step)] = work(step, kernel, segments)
+        few = step.queries == 1 and step.requests <= UPSTREAM_BLOCKS // step.kv_heads
+        for name, segments in {
+            "": segments_of(step, bench, card, value(whole, "BLOCK_M")),
+            BEFORE: UPSTREAM_SEGMENTS if few else 1,
+        }.items():
+            kernel = find(kernels, arch, step, split=True) if segments > 1 else whole
+            found[f"{step}{name}"] = work(step, kernel, segments)
+        plain = replace(step, cache="auto")
+        with suppress(LookupError):
+            kernel = find(kernels, arch, plain, split=few)
+            found[f"{step}{PLAIN}"] = work(plain, kernel, UPSTREAM_SEGMENTS if few else 1)
     return found
 
 
 def count_work(args: argparse.Namespace) -> None:
     """Write the work of every case on every card."""
+    from compiling import Bench
+
+    bench = Bench()
+    bench.prepare()
     kernels = [kernel for file in args.kernels for kernel in json.loads(file.read_text())["kernels"]]
     found = {
-        card: {name: asdict(one) for name, one in counted(kernels, card).items()} for card in ARCHITECTURES
+        card: {name: asdict(one) for name, one in counted(kernels, bench, card).items()}
+        for card in ARCHITECTURES
     }
     args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
