@@ -170,7 +170,7 @@ def collect(args: argparse.Namespace) -> None:
     """
     script = [sys.executable, str(ROOT / "tests" / "gpu" / "nvfp4_counters.py"), "--tree", str(args.tree)]
     command = [args.ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS)]
-    command += ["--kernel-name", f"regex:^({MAIN}|{REDUCTION})$", *script]
+    command += ["--clock-control", "none", "--kernel-name", f"regex:^({MAIN}|{REDUCTION})$", *script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ChildProcessError(f"ncu ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")

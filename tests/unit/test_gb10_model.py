@@ -318,3 +318,22 @@ def test_expectations_come_with_the_check_where_two_cards_were_measured(modules)
     alone, none, _ = model.expectations(works, {"H200": {"one": 60.0}}, {})
     assert none is None
     assert alone[0].high <= found[0].high
+
+
+def test_the_record_s_figures_come_of_its_files(modules):
+    """The page says: 36 cases, typically 4 % off, at most 10 %, and what a GB10 is expected to take."""
+    folder = ROOT / "docs" / "evidence"
+    works, times = (
+        json.loads((folder / f"2026-11-nvfp4-model-{name}.json").read_text(encoding="utf-8"))
+        for name in ("work", "times")
+    )
+    found, checked, _ = modules["gb10_model"].expectations(works, times, {})
+    assert checked is not None
+    assert len(checked.rows) == 36
+    assert checked.typical == pytest.approx(1.04, abs=0.005)
+    assert checked.error == pytest.approx(1.10, abs=0.005)
+    page = (folder / "2026-11-nvfp4-model.md").read_text(encoding="utf-8")
+    said = [one for one in found if one.name.endswith("heads of 128")]
+    assert len(said) == 18
+    for one in said:
+        assert f"| **{one.us:,.0f}** | {one.low:,.0f} to {one.high:,.0f} |" in page
