@@ -132,7 +132,8 @@ def read_counters(text: str) -> list[dict[str, Any]]:
     first = next((index for index, line in enumerate(lines) if line.startswith('"ID"')), None)
     if first is None:
         raise ValueError(f"ncu printed no table: {text[-300:]}")
-    head, _, *rows = csv.reader(io.StringIO("\n".join(lines[first:])))
+    table = [line for line in lines[first:] if line.startswith('"')]
+    head, _, *rows = csv.reader(io.StringIO("\n".join(table)))
     if missing := {"Kernel Name", *METRICS} - set(head):
         raise ValueError(f"ncu has no {', '.join(sorted(missing))}")
     found = []

@@ -268,7 +268,7 @@ def printed(model, launches):
         }
         rows.append([str(number), f"{name}(int, float)", *values.values()])
     table = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
-    return f"==PROF== Connected\n{json.dumps({'case': 'one'})}\n{table}\n"
+    return f"==PROF== Connected\n{json.dumps({'case': 'one'})}\n{table}\n==PROF== Report\n"
 
 
 def test_counters_are_read_by_launch_and_grouped_by_case(modules):

@@ -97,6 +97,20 @@ def test_the_limit_itself_is_none(modules, changes):
     assert compiler.faults(usage(compiler, **changes), 8) == []
 
 
+def test_the_worst_of_each_head_size_is_told(modules):
+    compiler = modules["nvfp4_compile"]
+    found = [
+        usage(compiler, launch="decode, heads of 64", registers=72, resident=28),
+        usage(compiler, launch="prefill, heads of 64, float16", registers=108, spills=8, resident=16),
+        usage(compiler, launch="decode, heads of 128", shared=40_000),
+    ]
+    rows = compiler.worst(found).splitlines()[2:]
+    assert rows == [
+        "| sm_121 | nvfp4 | 64 | `kernel` | 2 | 108 | 8 | 30000 | 16 of 48 |",
+        "| sm_121 | nvfp4 | 128 | `kernel` | 1 | 128 | 0 | 40000 | 12 of 48 |",
+    ]
+
+
 def test_processes_that_fail_or_hang_are_told_from_those_that_end(modules, tmp_path):
     python = sys.executable
     commands = {
