@@ -4,14 +4,13 @@
 Each variant takes instructions out of the loop and leaves the cache's bytes as they are. None is part of a
 carry: what a card gains was not measured. Needs no card and imports nothing of vLLM::
 
-    python3 tests/gpu/nvfp4_variant.py --tree TREE --out VARIANT --variants columns strides scale
+    python3 tests/gpu/nvfp4_variant.py --tree TREE --out VARIANT --variants columns strides
     python3 tests/gpu/nvfp4_split.py --tree VARIANT --part check
     python3 tests/gpu/nvfp4_split.py --tree VARIANT --part speed --fa2 _vllm_fa2_C.abi3.so --out OUT
 
 - ``columns``: a tile's columns are those of the low codes, then of the high ones. Queries are loaded and
   outputs stored in that order, once, where every tile's values were interleaved before.
 - ``strides``: V is addressed by the strides of K, which are the same, so that they are computed once.
-- ``scale``: a scale becomes bfloat16 by a shift and two products, not by way of float16 and float32.
 """
 
 from __future__ import annotations
@@ -45,13 +44,6 @@ def nvfp4_columns(HEAD_SIZE_PADDED: tl.constexpr):
 
 @triton.jit
 def load_nvfp4_tile('''
-SCALE = """        magnitude = scale.to(tl.int16) & 0x7F
-        # bfloat16 has the same fields with a wider exponent; its bias is larger by 120.
-        scale = (magnitude << 4).to(tl.bfloat16, bitcast=True)
-        scale *= tl.full((), 2.0**127, tl.bfloat16)
-        scale *= tl.full((), 2.0**112, tl.bfloat16)
-        scale = tl.where(magnitude == 0x7F, float("nan"), scale)
-"""
 ARANGE = "tl.arange(0, HEAD_SIZE_PADDED)\n"
 VARIANTS = {
     "columns": (
@@ -75,14 +67,6 @@ VARIANTS = {
         Edit(READER, "V_load = load_nvfp4_tile(", "stride_v_cache_0", "stride_k_cache_0"),
         Edit(READER, "V_load = load_nvfp4_tile(", "stride_v_cache_1", "stride_k_cache_1"),
         Edit(READER, "V_load = load_nvfp4_tile(", "stride_v_cache_2", "stride_k_cache_2"),
-    ),
-    "scale": (
-        Edit(
-            KV,
-            "def _decode_ptx(",
-            "        scale = float32_from_e4m3(scale, 2.0**119).to(tl.bfloat16)\n",
-            SCALE,
-        ),
     ),
 }
 
