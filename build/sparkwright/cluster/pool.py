@@ -63,8 +63,13 @@ class Pool:
         return {home: found for home, found in self._connected().items() if home not in self._unfit}
 
     def _connected(self) -> dict[str, dict[str, float]]:
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
-        return {home: worker["resources"] for home, worker in info.items()}
+        # Not `Client.scheduler_info`: it returns what a timer of the client may have replaced meanwhile, by a
+        # summary without workers.
+        try:
+            found = self.client.sync(self.client.scheduler.identity, n_workers=-1)
+        except OSError as error:
+            raise _without_scheduler(self.name) from error
+        return {home: worker["resources"] for home, worker in found["workers"].items()}
 
     @property
     def slots(self) -> int:
