@@ -214,7 +214,7 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other(monkeypatch: p
 
 
 def test_workers_are_read_while_a_timer_of_the_client_replaces_its_summary() -> None:
-    """The client's timer fetches a summary without workers; here all the time instead of every two seconds."""
+    """The client's timer fetches a summary without workers, here every millisecond."""
     with (
         dask.config.set({"distributed.client.scheduler-info-interval": "1 ms"}),
         distributed.LocalCluster(
