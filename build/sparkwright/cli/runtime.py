@@ -28,10 +28,11 @@ def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str
     from sparkwright.serve.runtime_choice import choose_runtime
     from sparkwright.verify.server import card_capability
 
+    capability = card_capability()
     found = choose_runtime(
         offered,
         recipe,
-        capability=card_capability(),
+        capability=capability,
         folders=(dist_folder(Path()), offered.wheel.parent),
         patchsets=_patchsets(),
         environment=os.environ,
@@ -40,9 +41,26 @@ def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str
     if found.missing:
         warn(
             f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
-            next_step=f"make companion ARGS='--recipe {recipe.name}', then {then}",
+            next_step=f"{_remedy(offered, recipe, capability, locked=locked)}, then {then}",
         )
     return found
+
+
+def _remedy(offered: OfferedWheel, recipe: Recipe, capability: str, *, locked: bool) -> str:
+    """Return what gives the recipe all its kernels."""
+    if not locked:
+        return "leave out --unlocked: a companion is installed with the locked runtime alone"
+    if _patchsets() is None:
+        return "ask the channel's publisher for a companion with the kernels of this recipe"
+    from sparkwright.publish.series import series_of
+    from sparkwright.serve.companions import arch_of
+    from sparkwright.wheel.names import parse_name
+
+    name = parse_name(offered.wheel.name)
+    return (
+        f"sparkwright companion build --series {series_of(name.version)} --platform {name.machine} "
+        f"--arch {arch_of(capability)} --recipe {recipe.name}"
+    )
 
 
 def _patchsets() -> Path | None:

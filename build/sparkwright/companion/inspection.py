@@ -167,8 +167,10 @@ def _complete(subject: _Subject) -> AuditCheck:
 
 def _modules(subject: _Subject) -> AuditCheck:
     """Check that the package states its architecture, and each module that is there."""
-    text = subject.archive.read(f"{PACKAGE}/__init__.py").decode()
-    arch = architecture_name(subject.target)
+    arch, package = architecture_name(subject.target), f"{PACKAGE}/__init__.py"
+    if package not in subject.archive.members:
+        return judge("modules", [*subject.faults, f"{package} is missing"], "")
+    text = subject.archive.read(package).decode(errors="replace")
     faults = [*subject.faults]
     faults += [] if f'cuda_architectures=("{arch}",)' in text else [f"the package does not state {arch}"]
     faults += [
