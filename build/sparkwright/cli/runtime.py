@@ -16,7 +16,22 @@ if TYPE_CHECKING:
 
 
 def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str) -> ServedRuntime:
+    """Return the runtime of `find_runtime`, with a warning about kernels that it lacks."""
+    found, remedy = find_runtime(offered, recipe, locked=locked, then=then)
+    if found.missing:
+        warn(
+            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
+            next_step=remedy,
+        )
+    return found
+
+
+def find_runtime(
+    offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str
+) -> tuple[ServedRuntime, str]:
     """Return the locked runtime of a wheel with the companion that the recipe needs on this machine's card.
+
+    Beside it comes what to do about kernels that it lacks; nothing where it lacks none.
 
     Args:
         offered: the wheel.
@@ -38,12 +53,9 @@ def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str
         environment=os.environ,
         locked=locked,
     )
-    if found.missing:
-        warn(
-            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
-            next_step=f"{_remedy(offered, recipe, capability, locked=locked)}, then {then}",
-        )
-    return found
+    if not found.missing:
+        return found, ""
+    return found, f"{_remedy(offered, recipe, capability, locked=locked)}, then {then}"
 
 
 def _remedy(offered: OfferedWheel, recipe: Recipe, capability: str, *, locked: bool) -> str:

@@ -40,11 +40,13 @@ class ServedRuntime:
         requirements: exact requirements, the companion among them.
         variables: variables of the server.
         missing: kernels that FlashInfer will compile while the engine starts or serves.
+        companion: the file name of the companion; empty without one.
     """
 
     requirements: ExactRequirements
     variables: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    companion: str = ""
 
 
 def choose_runtime(
@@ -87,7 +89,9 @@ def choose_runtime(
         {**environment, **recipe.environment},
         complete=choice.listed and not choice.missing,
     )
-    return ServedRuntime(with_companion(requirements, choice.wheel), variables, choice.missing)
+    return ServedRuntime(
+        with_companion(requirements, choice.wheel), variables, choice.missing, choice.wheel.name
+    )
 
 
 def _fuller(own: CompanionChoice, of_channel: CompanionChoice) -> CompanionChoice:
