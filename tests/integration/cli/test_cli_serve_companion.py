@@ -27,13 +27,14 @@ SPEC = load_companion(ROOT / "patchsets" / "companions" / "0.33.toml")
 
 
 @pytest.fixture
-def plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Any]:
-    """The plan of a recipe on a card of 12.1, as JSON or text."""
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel of vLLM, on a machine with a card of 12.1."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 12.1\n")
+    program.write_text(
+        "#!/bin/sh\ncase $1 in *compute-apps*) ;; *=compute_cap) echo 12.1;; "
+        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Default, Enabled';; esac\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "store"))
@@ -43,9 +44,14 @@ def plan(
         f"{info}/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 0.33.0+spark.1\n\n",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: py3-none-{TAG}\n\n".encode(),
     }
-    wheel = wheelkit.pack(
+    return wheelkit.pack(
         tmp_path / "dist" / f"vllm-0.33.0+spark.1-py3-none-{TAG}.whl", wheelkit.with_record(files, info)
     )
+
+
+@pytest.fixture
+def plan(wheel: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """The plan of a recipe, as JSON or text."""
 
     def ask(*words: str, as_json: bool = True) -> Any:
         assert main(["serve", *words, "--dry-run", "--wheel", str(wheel), *["--json"][:as_json]]) == 0
@@ -94,3 +100,20 @@ def test_with_a_complete_companion_nothing_would_be_compiled(
     found = plan("qwen3.6-27b-dflash")
     assert (found["companion"], found["compiled"], found["next_step"]) == (whole, [], "")
     assert "compiled" not in plan("qwen3.6-27b-dflash", as_json=False).partition("flag ")[0]
+
+
+def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def because() -> list[str]:
+        main(["preflight", "qwen3.6-27b-dflash", "--wheel", str(wheel), "--json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return [one["because"] for one in found if one["check"] in {"jit", "nvcc"}]
+
+    (told,) = because()
+    assert "no companion for this card was found that holds sampling, gemm-fp4" in told
+    add_companion(tmp_path / "dist", "sampling")
+    (told,) = because()
+    assert "holds gemm-fp4" in told
+    add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
+    assert because() == []

@@ -11,11 +11,12 @@ from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkwright.serve.preflight.checkpoint import Checkpoint
     from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import CardFacts, HostFacts
+    from sparkwright.serve.preflight.request import PreflightRequest
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -24,20 +25,21 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 def check_compilers(
-    host: HostFacts, environment: Mapping[str, str], engine: EngineFacts | None, recipe: str
+    host: HostFacts, request: PreflightRequest, engine: EngineFacts | None
 ) -> Iterator[Finding]:
     """Yield findings about just-in-time compilers: FlashInfer's, Triton's, CuTe's.
 
     Args:
         host: the machine's facts.
-        environment: variables of the server.
+        request: the start: a companion states by the recipe's name which kernels that needs.
         engine: the vLLM that would serve; `None` where it is not known.
-        recipe: the recipe's name, by which a companion states the kernels that it needs.
     """
-    card = host.card
+    card, environment, recipe = host.card, request.variables, request.recipe.name
     if card is None:
         return
     missing = _missing(engine, card.capability, recipe) if engine is not None else None
+    if engine is not None and not engine.installed and request.lacks:
+        missing = _Missing.some("no companion for this card was found that holds", request.lacks)
     if missing is not None:
         yield _uncompiled(host, card, missing, recipe)
     prebuilt = missing is None and engine is not None and bool(engine.packages.get(COMPANION))
@@ -79,6 +81,11 @@ class _Missing:
     kernels: str = "FlashInfer's kernels"
     sampling: bool = True
 
+    @classmethod
+    def some(cls, why: str, names: Sequence[str]) -> _Missing:
+        """Return those called *names*, which end the reason *why*."""
+        return cls(f"{why} {', '.join(names)}", "some of FlashInfer's kernels", "sampling" in names)
+
 
 def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | None:
     """Return the kernels that *recipe* needs on a card of *capability* and that are not installed, if any.
@@ -92,10 +99,7 @@ def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | No
     if engine.companion_arch and engine.companion_arch.rstrip("af") != capability:
         return _Missing(f"the installed {COMPANION} is for {engine.companion_arch}")
     lacks = engine.companion_lacks.get(recipe, engine.companion_lacks.get("*", ()))
-    if not lacks:
-        return None
-    why = f"the installed {COMPANION} lacks {', '.join(lacks)}"
-    return _Missing(why, "some of FlashInfer's kernels", "sampling" in lacks)
+    return _Missing.some(f"the installed {COMPANION} lacks", lacks) if lacks else None
 
 
 def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str) -> Finding:
