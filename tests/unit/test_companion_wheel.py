@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import zipfile
 from dataclasses import replace
@@ -16,12 +17,14 @@ import wheelkit
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
+from sparkwright.cli.main import main
 from sparkwright.cli.verify import built_wheel
 from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
+from sparkwright.publish.companion_provenance import BUILD_TYPE, provenance_of
 from sparkwright.publish.series import series_pages
 from sparkwright.wheel.names import parse_name
 
@@ -205,6 +208,18 @@ def test_a_companion_without_its_package_or_a_module_fails_the_audit(
     found = failed(audited(store, tmp_path, lacking))
     assert list(found) == ["modules"]
     assert detail in found["modules"]
+
+
+def test_its_provenance_is_shown_by_the_same_command_as_a_wheels(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = made(store, tmp_path)
+    assert main(["provenance", str(wheel)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["predicate"]["buildDefinition"]["buildType"] == BUILD_TYPE
+    assert told["subject"] == [{"name": wheel.name, "digest": {"sha256": sha256_file(wheel)}}]
+    assert main(["provenance", str(wheel), "--write"]) == 0
+    assert wheel.with_name(f"{wheel.name}.provenance.json").read_bytes() == provenance_of(wheel)
 
 
 def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
