@@ -198,7 +198,7 @@ def test_a_companion_without_its_bill_of_materials_fails_the_audit(store: Store,
     ("member", "detail"),
     [
         ("flashinfer_jit_cache/__init__.py", "flashinfer_jit_cache/__init__.py is missing"),
-        ("flashinfer_jit_cache/kernels/sampling/sampling.so", "sampling.so"),
+        ("flashinfer_jit_cache/kernels/sampling/sampling.so", "sampling.so is missing"),
     ],
 )
 def test_a_companion_without_its_package_or_a_module_fails_the_audit(

@@ -17,7 +17,7 @@ from sparkwright.companion.model import load_companion
 from sparkwright.lock import require_native
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
-from sparkwright.serve.companions import LISTS
+from sparkwright.serve.companions import LISTS, arch_of
 
 if TYPE_CHECKING:
     from sparkwright.companion.inspection import CompanionAudit
@@ -175,12 +175,14 @@ def check(
     On a machine without a card, --arch says which one is meant.
     """
     from sparkwright.companion.asking import find_modules
+    from sparkwright.verify.server import card_capability
 
-    spec = _spec(session)
+    spec, capability = _spec(session), card_capability()
     target = _target(session, DEFAULT_PLATFORM, arch)
     chosen = spec.chosen(target.arch, recipes=recipes, modules=modules)
     with session.store.scratch() as scratch:
-        found = find_modules(spec, chosen, python.absolute(), scratch, arch)
+        card = arch_of(capability) if capability else ""
+        found = find_modules(spec, chosen, python.absolute(), scratch, arch, card=card)
     if session.as_json:
         print_json({"modules": found, "missing": [name for name, path in found.items() if not path]})
     else:
