@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -45,7 +44,7 @@ from fleet.drafters import speculative
 from fleet.load import LEVELS
 from fleet.matrix import CACHES, Cell
 from fleet.report import table
-from fleet.shapes import MAX_MODEL_LEN, SHAPES, checkpoint
+from fleet.shapes import MAX_MODEL_LEN, checkpoint
 from fleet.tensors import write_checkpoint
 from serve_pair import Run, environment, run_engine, say
 
@@ -68,7 +67,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="only cells whose names hold all of these")
     parser.add_argument("--skip", nargs="*", default=[], help="no cells whose names hold one of these")
     parser.add_argument("--levels", nargs="+", type=int, default=list(LEVELS))
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no cell starts")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds after which no cell starts"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="engines at once")
     parser.add_argument("--seconds", type=int, default=0, help="time for a cell; six times the expected if 0")
     parser.add_argument("--retry", action="store_true", help="run cells that failed once more")
@@ -136,8 +137,11 @@ def rows(args: argparse.Namespace) -> list[tuple[Cell, dict[str, Any], dict[str,
 
 def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
     """Return the cells that are left to run and their values, the most worth a second first."""
-    ran = {cell: not found for cell, _, _, found in rows(args)}
-    done = [cell for cell, passed in ran.items() if passed or not args.retry]
+    done = {
+        cell: judge.outcome(line) == "served"
+        for cell, line, _, found in rows(args)
+        if not (found and args.retry)
+    }
     return matrix.ordered(selected(args), done, args.version, device=args.device)
 
 
@@ -185,7 +189,9 @@ def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, 
         "VLLM_CACHE_ROOT": str(scratch / cell.name / "cache"),  # engines side by side write no common file
     }
     if args.device == "cpu":
-        del found["PYTHONPYCACHEPREFIX"]  # the environment's own bytecode is sound, and takes a minute to make
+        del found[
+            "PYTHONPYCACHEPREFIX"
+        ]  # the environment's own bytecode is sound, and takes a minute to make
         found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return found
 

@@ -8,7 +8,7 @@ from pair.load import ACCEPTED, DRAFTED
 from pair.models import VOCABULARY
 
 from fleet.shapes import HIDDEN, MIDDLE, _attention, _common, _mlp, _norms, checkpoint
-from fleet.tensors import HEAD, ONES, TIED, Checkpoint, Tensor, write_checkpoint
+from fleet.tensors import HEAD, ONES, TIED, TIED_NORM, Checkpoint, Tensor, write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ def gemma_assistant(target: Checkpoint) -> Checkpoint:
     }  # fmt: skip
     tensors = {
         "model.embed_tokens.weight": Tensor((VOCABULARY, HIDDEN), TIED),
-        "model.norm.weight": Tensor((HIDDEN,), ONES),
+        "model.norm.weight": Tensor((HIDDEN,), str(TIED_NORM)),
         "pre_projection.weight": Tensor((HIDDEN, 2 * HIDDEN)),
         "post_projection.weight": Tensor((HIDDEN, HIDDEN)),
     }

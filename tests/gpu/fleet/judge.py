@@ -75,7 +75,11 @@ def reason(line: dict[str, Any]) -> str:
 
 
 def faults(
-    cell: Cell, line: dict[str, Any], right: dict[str, Any] | None, wanted: Expectation, asked: dict[str, Any]
+    cell: Cell,
+    line: dict[str, Any],
+    right: dict[str, Any] | None,
+    wanted: Expectation,
+    asked: dict[str, Any],
 ) -> list[str]:
     """Return everything that is wrong with a cell, in words; an empty list is a pass.
 
@@ -84,7 +88,7 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``backend``, ``device``, ``levels``, and ``layers``, how many the target has.
+        asked: what was asked for: ``backend``, ``device``, ``levels``, and ``layers`` of the target.
     """
     came = outcome(line)
     if came == "crashed":

@@ -1,4 +1,4 @@
-"""The cells of the fleet: which there are, what must come of each, and in which order they are worth a card's time.
+"""The cells of the fleet: which there are, what must come of each, and which are worth a card's time first.
 
 A cell is one engine. Its value is what it has that no earlier cell had: pairs of properties, and triples. A
 short session so meets every pair of shape, drafter, cache, mode and runner before it repeats one.
@@ -7,13 +7,15 @@ short session so meets every pair of shape, drafter, cache, mode and runner befo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, product
+from math import inf
 from typing import TYPE_CHECKING
 
 from fleet.drafters import DRAFTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
 __all__ = ["CACHES", "Cell", "Expectation", "cells", "expectation", "ordered", "reference", "seconds"]
 
@@ -32,6 +34,8 @@ PAIRED = {
 }
 TWINS = {"modelopt": "rounded", "compressed": "rounded"}  # 16 bits of the same values
 WORTH = {"hybrid": 4.0, "gemma4": 3.0, "gptoss": 2.0, "moe": 2.0, "modelopt": 1.5, "compressed": 1.5}
+_FASTEST = 1 / 32.0  # of all cells' rates, by a unit of worth
+SURE = {"serves": 1.0, "told": 0.4, "refused": 0.4}  # how much of a cell's value is counted on
 ON_TWO_CARDS = ("hybrid", "gemma4", "moe")
 
 
@@ -95,6 +99,7 @@ def reference(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
     return Cell(TWINS.get(cell.shape, cell.shape), runner=runner)
 
 
+@lru_cache(None)
 def expectation(cell: Cell, version: str, *, device: str = "cuda") -> Expectation:
     """Return what must come of *cell* on a wheel of *version*."""
     if device == "cpu":
@@ -154,46 +159,73 @@ def seconds(cell: Cell, *, device: str = "cuda") -> float:
     return boot + (6.0 if cell.drafter != "none" else 0.0) + (10.0 if cell.cards > 1 else 0.0) + 8.0
 
 
-def groups(cell: Cell) -> set[tuple[str, ...]]:
+@lru_cache(None)
+def groups(cell: Cell) -> frozenset[tuple[str, ...]]:
     """Return the pairs and the triples of properties that a cell has."""
     found = [
         f"shape={cell.shape}", f"drafter={cell.drafter}", f"cache={cell.cache}", f"eager={cell.eager}",
         f"runner={cell.runner}", f"synthetic={cell.synthetic}",
     ]  # fmt: skip
-    return {*combinations(found, 2), *combinations(found, 3)}
+    return frozenset([*combinations(found, 2), *combinations(found, 3)])
 
 
 def worth(cell: Cell, met: set[tuple[str, ...]]) -> float:
     """Return the value of a cell where *met* is known: a triple counts a tenth of a pair."""
     new = groups(cell) - met
-    return WORTH.get(cell.shape, 1.0) * sum(1.0 if len(one) == 2 else 0.1 for one in new)
+    of_answers = (
+        0.5 if cell.synthetic else 1.0
+    )  # what is accepted blindly shows counters, and no right answer
+    return of_answers * WORTH.get(cell.shape, 1.0) * sum(1.0 if len(one) == 2 else 0.1 for one in new)
 
 
 def ordered(
-    asked: Iterable[Cell], done: Collection[Cell], version: str, *, device: str = "cuda"
+    asked: Iterable[Cell], done: dict[Cell, bool], version: str, *, device: str = "cuda"
 ) -> list[tuple[Cell, float]]:
     """Return the cells of *asked* that are not *done*, each with its value, most value per second first.
+
+    *done* says of each cell that ran if it was served: one that was refused has shown nothing else.
 
     A cell's value is its shape's worth times what it is the first to have. A reference comes right before the
     first cell that it judges.
     """
-    left = [cell for cell in asked if cell not in done]
-    met = set().union(*map(groups, done)) if done else set()
+    left = {cell: inf for cell in asked if cell not in done}
+    met = set().union(*(groups(cell) for cell, served in done.items() if served))
     known, found = set(done), []
     while left:
-        best = max(left, key=lambda cell: _rate(cell, met, known, version, device))
+        best = _best(left, met, known, version, device)
         judge = reference(best, version, device=device)
         for one in [best] if judge in known or judge == best else [judge, best]:
             found.append((one, round(worth(one, met), 1)))
             known.add(one)
             met |= groups(one)
-        left = [cell for cell in left if cell not in known]
+            left.pop(one, None)
     return found
 
 
-def _rate(cell: Cell, met: set[tuple[str, ...]], known: set[Cell], version: str, device: str) -> float:
-    """Return the value of a cell a second, its reference's seconds counted in where it has not run."""
+def _best(
+    left: dict[Cell, float], met: set[tuple[str, ...]], known: set[Cell], version: str, device: str
+) -> Cell:
+    """Return the cell of *left* with the most value a second.
+
+    *left* has of each cell the worth that it had when it was last looked at. Worth never rises, so that cells
+    whose last one would not do are not looked at.
+    """
+    best, most = None, -inf
+    for cell in sorted(left, key=left.__getitem__, reverse=True):
+        rate = _rate(cell, known, version, device)
+        if left[cell] * _FASTEST <= most:
+            break
+        if rate * left[cell] <= most:
+            continue
+        left[cell] = worth(cell, met) + 0.001
+        if rate * left[cell] > most:
+            best, most = cell, rate * left[cell]
+    return best or next(iter(left))
+
+
+def _rate(cell: Cell, known: set[Cell], version: str, device: str) -> float:
+    """Return the reciprocal of a cell's seconds, with its reference's where that has not run."""
     judge = reference(cell, version, device=device)
     more = 0.0 if judge in known or judge == cell else seconds(judge, device=device)
-    usual = 1.2 if cell.runner == main_runner(version) else 1.0
-    return usual * (worth(cell, met) + 0.001) / (seconds(cell, device=device) + more)
+    sure = SURE[expectation(cell, version, device=device).outcome]
+    return sure / (seconds(cell, device=device) + more)

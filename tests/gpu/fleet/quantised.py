@@ -57,7 +57,7 @@ def _e4m3(array: Any) -> tuple[Any, Any]:
 
 
 def quantise(array: Any) -> tuple[Any, Any, Any, Any]:
-    """Return codes (0 to 15), scales as bits of E4M3, the global scale, and the values that these stand for."""
+    """Return codes (0 to 15), scales as bits of E4M3, the global scale, and what these stand for."""
     import numpy as np
 
     rows, columns = array.shape

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["table"]
 
-_HEAD = "| cell | outcome | verdict | boot s | s | answers beside the reference, c=1 … | accepted | cached | says |"
+_HEAD = "| cell | outcome | verdict | boot s | s | others of compared | accepted | cached | says |"
 
 
 def _beside(seen: dict[str, Any], right: dict[str, Any] | None) -> str:

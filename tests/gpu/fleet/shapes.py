@@ -1,4 +1,4 @@
-"""The fleet's architectures, tiny: configurations by the rules of the real models, and names of their weights.
+"""The fleet's architectures, tiny: configurations by the real models' rules, and names of their weights.
 
 Depth, width and vocabulary are small. What decides which code serves a model is as in the real one: kinds of
 layers and their order, sizes of heads, windows, sinks, soft caps, expert layers, tied tables.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pair.models import VOCABULARY
 
 from fleet.quantised import config_of
-from fleet.tensors import EMBED, HEAD, ONES, SHARP, TIED, ZEROS, Checkpoint, Tensor
+from fleet.tensors import EMBED, HEAD, ONES, SHARP, TIED, TIED_NORM, ZEROS, Checkpoint, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def _common(**more: Any) -> dict[str, Any]:
 
 
 def _attention(prefix: str, heads: int, kv_heads: int, size: int, *, norm: str = SHARP) -> dict[str, Tensor]:
-    """Return the tensors of an attention layer with norms of queries and keys; none of these for norm ``""``."""
+    """Return the tensors of an attention layer; without norms of queries and keys for norm ``""``."""
     found = {
         f"{prefix}.q_proj.weight": Tensor((heads * size, HIDDEN)),
         f"{prefix}.k_proj.weight": Tensor((kv_heads * size, HIDDEN)),
@@ -157,13 +157,14 @@ def hybrid() -> Checkpoint:
 
 
 def gemma4() -> Checkpoint:
-    """Return windows with heads of 256 beside full layers of 512 whose values are their keys; tied, capped."""
+    """Return windows with heads of 256 beside full layers of 512 whose keys are values; tied, capped."""
     layers, heads, kv_heads, size, wide, wide_heads, window = 6, 4, 2, 256, 512, 1, 128
     kinds = ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(layers)]
     config = _common(
-        architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", num_hidden_layers=layers, head_dim=size,
-        global_head_dim=wide, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        num_global_key_value_heads=wide_heads, attention_k_eq_v=True, sliding_window=window, layer_types=kinds,
+        architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", num_hidden_layers=layers,
+        head_dim=size, global_head_dim=wide, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        num_global_key_value_heads=wide_heads, attention_k_eq_v=True, sliding_window=window,
+        layer_types=kinds,
         hidden_activation="gelu_pytorch_tanh", final_logit_softcapping=30.0, tie_word_embeddings=True,
         hidden_size_per_layer_input=0, vocab_size_per_layer_input=VOCABULARY, num_kv_shared_layers=0,
         enable_moe_block=False,
@@ -177,7 +178,7 @@ def gemma4() -> Checkpoint:
     del config["rope_theta"]
     tensors = {
         "model.embed_tokens.weight": Tensor((VOCABULARY, HIDDEN), TIED),
-        "model.norm.weight": Tensor((HIDDEN,), ONES),
+        "model.norm.weight": Tensor((HIDDEN,), str(TIED_NORM)),
     }
     norms = (*_TWO, "pre_feedforward_layernorm", "post_feedforward_layernorm")
     for layer, kind in enumerate(kinds):
@@ -279,5 +280,3 @@ SHAPES: dict[str, Callable[[], Checkpoint]] = {
 def checkpoint(shape: str) -> Checkpoint:
     """Return the checkpoint of a shape by its name."""
     return SHAPES[shape]()
-
-

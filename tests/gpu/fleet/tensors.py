@@ -18,9 +18,22 @@ from pair.scoring import TOKENS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["EMBED", "HEAD", "MATRIX", "ONES", "SHARP", "TIED", "ZEROS", "Checkpoint", "Tensor", "write_checkpoint"]
+__all__ = [
+    "EMBED",
+    "HEAD",
+    "MATRIX",
+    "ONES",
+    "SHARP",
+    "TIED",
+    "TIED_NORM",
+    "ZEROS",
+    "Checkpoint",
+    "Tensor",
+    "write_checkpoint",
+]
 
 MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
+TIED_NORM = 20.0  # weight of the last norm before a tied head, which gives logits their size back
 ONES, ZEROS, SHARP = "1.0", "0.0", "1.5"
 _TYPES = {"BF16": "<u2", "F32": "<f4", "U8": "u1", "F8_E4M3": "u1"}
 
@@ -60,10 +73,13 @@ def values(name: str, tensor: Tensor) -> Any:
     if tensor.fill not in (EMBED, HEAD, TIED):
         return np.full(tensor.shape, float(tensor.fill), dtype=np.float32)
     table = source.standard_normal(tensor.shape, dtype=np.float32)
-    rows = table[: len(TOKENS) // 2] * tensor.shape[-1] ** -0.5
     if tensor.fill == EMBED:
         return table * 0.05
-    table *= 0.0 if tensor.fill == HEAD else 0.02 * tensor.shape[-1] ** -0.5
+    # A tied table is small: a token's own row must not outweigh what the layers make of it.
+    rows = table[: len(TOKENS) // 2] * (
+        tensor.shape[-1] ** -0.5 * (1.0 if tensor.fill == HEAD else 1 / TIED_NORM)
+    )
+    table *= 0.0 if tensor.fill == HEAD else 0.04 / TIED_NORM * tensor.shape[-1] ** -0.5
     for index, token in enumerate(TOKENS):
         table[token] = rows[index // 2] * (1 if index % 2 else -1)
     return table
