@@ -51,6 +51,7 @@ from serve_pair import Run, environment, run_engine, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
 RULES = 1  # part of a record's key: raised when what engines are asked changes
 TAIL = 6000  # characters of a log that are kept
 
@@ -166,6 +167,11 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     }
     if args.device == "cuda":
         engine |= {"gpu_memory_utilization": 0.08, "enable_flashinfer_autotune": False}
+        # What a GB10 takes. Elsewhere vLLM may choose kernels that are first compiled for minutes.
+        if cell.shape == "hybrid":
+            engine["additional_config"] = {"gdn_prefill_backend": "triton"}
+        if cell.shape in WITH_EXPERTS:
+            engine["moe_backend"] = "triton"
     if backend:
         engine["attention_backend"] = backend
     if cell.cards > 1:

@@ -252,8 +252,18 @@ def test_every_kind_of_the_fleet_is_among_the_cells() -> None:
             assert matrix.reference(cell, version) in every
     assert {cell.shape for cell in matrix.cells(V24, cards=2)} == {"hybrid", "gemma4", "moe"}
     assert all(cell.runner == "v1" and cell.eager for cell in matrix.cells(V24, device="cpu"))
-    refused = matrix.expectation(Cell("mla", cache="nvfp4"), V24)
-    assert (refused.outcome, bool(refused.pattern)) == ("refused", True)
+
+
+def test_one_of_each_refusal_is_a_cell() -> None:
+    def refused(version: str) -> set[str]:
+        every = matrix.cells(version)
+        return {cell.name for cell in every if matrix.expectation(cell, version).outcome == "refused"}
+
+    assert refused(V33) == {"mla-none-nvfp4-v2-eager"}
+    assert refused(V24) == {"mla-none-nvfp4-v1-eager", "hybrid-none-bf16-v2-eager"} | {
+        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense")
+    }
+    assert matrix.expectation(Cell("mla", cache="nvfp4"), V24).pattern
 
 
 def test_references_come_first_and_pairs_before_repetitions() -> None:

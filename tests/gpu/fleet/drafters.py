@@ -13,12 +13,11 @@ from fleet.tensors import HEAD, ONES, TIED, TIED_NORM, Checkpoint, Tensor, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DRAFTERS", "OWN", "WINDOW", "drafter", "speculative"]
+__all__ = ["DRAFTERS", "WINDOW", "drafter", "speculative"]
 
 WINDOW = 64
 HEADS, KV_HEADS, SIZE = 8, 4, 128
 DRAFTERS = ("none", "dflash", "windows", "mtp", "eagle3", "ngram")
-OWN = frozenset({"dflash", "windows", "eagle3"})  # checkpoints of their own for every target
 _TWO = ("input_layernorm", "post_attention_layernorm")
 
 
@@ -139,7 +138,7 @@ def speculative(
         found["model"] = str(write_checkpoint(folder / f"{shape}-{kind}", own))
     if kind == "ngram":
         found |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    if attention and kind in OWN:
+    if attention and kind != "ngram":
         found["attention_backend"] = attention
     if synthetic:
         found |= {
