@@ -178,6 +178,8 @@ _TABLE: Final = (
     Fault("replacement-characters", "each byte of a longer character becomes a U+FFFD", ("traffic",)),
     Fault("tool-parser-swallows", "the last argument of each tool call is missing", ("traffic",)),
     Fault("tool-json-truncated", "the end of each tool call's arguments is missing", ("traffic",)),
+    Fault("tool-choice-ignored", "a call of a tool that a request demands does not come", ("traffic",)),
+    Fault("guided-calls-misfit", "the last argument of each demanded tool call is missing", ("traffic",)),
     # Sampling
     Fault("temperature-ignored", "every request is greedy, whatever its temperature", ("sampling",)),
     Fault("seed-ignored", "sampling draws otherwise each time, whatever the seed", ("sampling",)),
