@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.verify.capabilities import FORCED_TOOLS, IMAGES, SEEDS, STRUCTURED, TOOLS
-from sparkwright.verify.cell import REQUIRED, Load, Prompt, Tool
+from sparkwright.verify.cell import Load, Prompt, Tool
 from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import Exchange
 from sparkwright.verify.corpus.pictures import draw_colour
@@ -40,7 +40,7 @@ _TOOLS = (Tool(name="get_time", description="", parameters=_SCHEMA),)
 _CALL = Prompt(name="trial", category="trial", text="Call get_time for the city “Oslo”.")
 _TRIALS = {
     TOOLS: (Load(chat=True, natural_stop=True, tools=_TOOLS), _CALL),
-    FORCED_TOOLS: (Load(chat=True, natural_stop=True, tools=_TOOLS, tool_choice=REQUIRED), _CALL),
+    FORCED_TOOLS: (Load(chat=True, natural_stop=True, tools=_TOOLS, tool_choice=_TOOLS[0].name), _CALL),
     STRUCTURED: (
         Load(chat=True, natural_stop=True, schema=_SCHEMA),
         Prompt(name="trial", category="trial", text="Name a city as JSON."),
