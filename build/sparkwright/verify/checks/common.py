@@ -32,6 +32,8 @@ SIGNATURES = {
     "Engine core initialization failed": "the engine did not come up",
     "EngineDeadError": "the engine process has ended",
     "CUDA error": "a CUDA call failed",
+    "CPU Generator does not use offset": "a request with a seed whose prompt is read in several pieces: vLLM"
+    " takes the random draw of each piece back, which generators for the CPU do not offer",
 }
 """Log lines of a broken engine, the most specific first: part of the line, meaning."""
 
