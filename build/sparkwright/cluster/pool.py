@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import emit, warn
 from sparkwright.cluster.capabilities import code_need
@@ -209,7 +210,7 @@ class Pool:
                 next_step="check the machines and their memory, or do without them; what is finished stays",
             )
         homes = [home for found in self.client.who_has([future]).values() for home in found]
-        reply: TaskReply = msgspec.json.decode(future.result(), type=TaskReply)
+        reply: TaskReply = decode_json(future.result(), TaskReply)
         if not isinstance(reply, WorkerUnfit):
             self._homes[asked.name] = homes
             return reply

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
 from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.profile import PROFILES, Deadlines, Profile
@@ -104,7 +104,7 @@ class TuneOptions(Model, frozen=True):
             ConfigError: they are those of another kind of run.
         """
         try:
-            return msgspec.convert(options, cls)
+            return convert(options, cls)
         except msgspec.ValidationError as error:
             raise ConfigError("the search's options cannot be read", because=str(error)) from error
 
