@@ -111,9 +111,10 @@ def test_runtime_and_companion_come_from_the_channel(offered: Offered) -> None:
 def test_a_companion_says_itself_what_it_is_enough_for(offered: Offered) -> None:
     assert offered.runtime("*").variables == {CUBIN: "1"}
     lacking = offered.runtime("experts")
-    assert (lacking.missing, "flashinfer-jit-cache" in lacking.requirements.text) == (("its kernels",), False)
+    assert (lacking.missing, "flashinfer-jit-cache" in lacking.requirements.text) == (("moe",), True)
+    assert lacking.variables == {}, "FlashInfer would be chosen for experts, and could not compile"
     other = offered.runtime(capability="9.0")
-    assert "flashinfer-jit-cache" not in other.requirements.text
+    assert (other.missing, "flashinfer-jit-cache" in other.requirements.text) == (("its kernels",), False)
     assert "flashinfer-jit-cache" not in offered.runtime(capability="").requirements.text
 
 

@@ -209,3 +209,24 @@ def test_a_finished_file_is_found_and_a_missing_one_is_named(
     (site.flashinfer / "flashinfer" / "version.py").write_text("__version__ = '9'\n")
     with pytest.raises(CompanionError, match="not for the installed FlashInfer"):
         ask()
+
+
+def test_a_companion_for_another_card_is_not_enough(
+    site: GeneratorSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = installed(site, tmp_path)
+    (tmp_path / "sampling.so").write_bytes(b"a library")
+    monkeypatch.setenv("FINISHED", str(tmp_path / "sampling.so"))
+    info = site.flashinfer / "flashinfer_jit_cache-1.2.3.dist-info"
+    (info / "sparkwright").mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: flashinfer-jit-cache\nVersion: 1.2.3\n")
+    (info / "sparkwright" / "companion.json").write_text(json.dumps({"target": {"arch": "9.0a"}}))
+
+    def ask(arch: str, card: str = "") -> dict[str, str]:
+        return find_modules(kit.SPEC, ["sampling"], python, tmp_path / "empty", arch, card=card)
+
+    assert ask("9.0a") == ask("") == ask("", "9.0a") == {"sampling": str(tmp_path / "sampling.so")}
+    for arch, card in (("12.1a", ""), ("", "12.1a"), ("12.1a", "9.0a")):
+        with pytest.raises(CompanionError, match="another card") as caught:
+            ask(arch, card)
+        assert "compiled for 9.0a" in caught.value.because

@@ -10,7 +10,7 @@ import pytest
 from sparkwright.base.errors import ConfigError, NativeBuildError, UnknownNameError
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.ninja import read_ninja
-from sparkwright.recipes.recipe import recipes
+from sparkwright.recipes.recipe import load_recipe, recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,19 @@ def test_each_shipped_list_names_shipped_recipes_and_no_module_for_nothing(path:
     assert set(spec.recipes) - {"*"} <= set(recipes())
     assert {name for wanted in spec.recipes.values() for name in wanted} | {"topk"} >= set(spec.modules)
     assert set(spec.tvm_ffi) == {"aarch64", "x86_64"}
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_each_shipped_recipe_with_nvfp4_weights_is_listed(path: Path) -> None:
+    spec = load_companion(path)
+    served = {name: load_recipe(name) for name in recipes()}
+    of_series = {name: one for name, one in served.items() if path.stem in one.series}
+    quantised = {name for name, one in of_series.items() if one.about and one.about.precision == "nvfp4"}
+    assert len(quantised) > 10
+    assert quantised <= {name for name, wanted in spec.recipes.items() if "gemm-fp4" in wanted}
+    elsewhere = {name for name in quantised if "moe-backend" in of_series[name].flags}
+    assert elsewhere
+    assert not elsewhere & {name for name, wanted in spec.recipes.items() if "moe" in wanted}
 
 
 def test_a_recipe_needs_its_own_modules_and_those_of_every_recipe(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import zipfile
 from dataclasses import replace
@@ -12,19 +13,24 @@ from typing import TYPE_CHECKING, Any
 import companion_kit as kit
 import msgspec
 import pytest
+import wheelkit
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
+from sparkwright.cli.main import main
 from sparkwright.cli.verify import built_wheel
-from sparkwright.companion.choosing import companion_for
+from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
+from sparkwright.publish.companion_provenance import BUILD_TYPE, provenance_of
 from sparkwright.publish.series import series_pages
 from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparkwright.store import Store
 
 
@@ -113,6 +119,7 @@ def test_code_for_the_family_passes_where_it_was_compiled_for_that(store: Store,
         ([("sm_121a", ["a"]), ("compute_120", ["a"])], {"sm_121a": 1}, "PTX for compute_120"),
         ([("sm_90a", ["a"])], {"sm_90a": 1}, "do not run on 12.1a"),
         ([("sm_120f", ["a"])], {"sm_121a": 1}, "compiled were {'sm_121a': 1}"),
+        ([("sm_121a", ["a"])], {"sm_121a": 2}, "{'sm_121a': 1}, compiled were {'sm_121a': 2}"),
     ],
 )
 def test_other_device_code_fails_the_audit(
@@ -163,6 +170,58 @@ def test_a_changed_member_fails_the_audit(store: Store, tmp_path: Path, member: 
     assert {"record-complete", check} <= set(found)
 
 
+def rewritten(wheel: Path, folder: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
+    """A copy of *wheel* whose members are changed, with a RECORD that fits them."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    info = parse_name(wheel.name).dist_info
+    members.pop(f"{info}/RECORD")
+    change(members)
+    folder.mkdir()
+    return wheelkit.pack(folder / wheel.name, wheelkit.with_record(members, info))
+
+
+def _drop(members: dict[str, bytes], name: str) -> None:
+    del members[name]
+
+
+def test_a_companion_without_its_bill_of_materials_fails_the_audit(store: Store, tmp_path: Path) -> None:
+    wheel = made(store, tmp_path)
+    bill = f"{parse_name(wheel.name).dist_info}/sboms/sparkwright.cdx.json"
+    same = rewritten(wheel, tmp_path / "same", lambda members: None)
+    assert failed(audited(store, tmp_path, same)) == {}
+    without = rewritten(wheel, tmp_path / "without", lambda members: _drop(members, bill))
+    assert failed(audited(store, tmp_path, without)) == {"sbom": f"{bill} is missing"}
+
+
+@pytest.mark.parametrize(
+    ("member", "detail"),
+    [
+        ("flashinfer_jit_cache/__init__.py", "flashinfer_jit_cache/__init__.py is missing"),
+        ("flashinfer_jit_cache/kernels/sampling/sampling.so", "sampling.so is missing"),
+    ],
+)
+def test_a_companion_without_its_package_or_a_module_fails_the_audit(
+    store: Store, tmp_path: Path, member: str, detail: str
+) -> None:
+    lacking = rewritten(made(store, tmp_path), tmp_path / "lacking", lambda members: _drop(members, member))
+    found = failed(audited(store, tmp_path, lacking))
+    assert list(found) == ["modules"]
+    assert detail in found["modules"]
+
+
+def test_its_provenance_is_shown_by_the_same_command_as_a_wheels(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = made(store, tmp_path)
+    assert main(["provenance", str(wheel)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["predicate"]["buildDefinition"]["buildType"] == BUILD_TYPE
+    assert told["subject"] == [{"name": wheel.name, "digest": {"sha256": sha256_file(wheel)}}]
+    assert main(["provenance", str(wheel), "--write"]) == 0
+    assert wheel.with_name(f"{wheel.name}.provenance.json").read_bytes() == provenance_of(wheel)
+
+
 def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
     wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -174,7 +233,9 @@ def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
 # Choosing ---------------------------------------------------------------------------------
 
 
-def test_the_smallest_companion_with_all_modules_is_chosen(store: Store, tmp_path: Path) -> None:
+def test_the_companion_with_most_modules_is_chosen_of_several_the_smallest(
+    store: Store, tmp_path: Path
+) -> None:
     one = made(store, tmp_path / "one")
     modules = [
         kit.module(store, kit.library(tmp_path / name, name, [("sm_121a", [name])]), name=name)
@@ -184,11 +245,15 @@ def test_the_smallest_companion_with_all_modules_is_chosen(store: Store, tmp_pat
     other = tmp_path / "vllm-1.0-py3-none-any.whl"
     other.write_bytes(b"")
     wheels = [both, other, one]
-    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == one
-    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling", "moe"]) == both
-    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling", "page"]) is None
+    for needed, expected in (
+        (["sampling"], FoundCompanion(one)),
+        (["sampling", "moe"], FoundCompanion(both)),
+        (["sampling", "page"], FoundCompanion(one, ("page",))),
+        (["page"], None),
+    ):
+        assert companion_for(wheels, kit.SPEC, kit.TARGET, needed) == expected
     assert companion_for(wheels, kit.SPEC, Target(kit.TARGET.machine, "9.0a"), ["sampling"]) is None
     later = msgspec.structs.replace(kit.SPEC, flashinfer=kit.package("flashinfer_python-1.2.4"))
     assert companion_for(wheels, later, kit.TARGET, ["sampling"]) is None
     one.write_bytes(one.read_bytes()[:-9])
-    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == both
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == FoundCompanion(both)

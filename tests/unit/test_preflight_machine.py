@@ -200,6 +200,28 @@ def test_kernels_that_are_compiled_late(model):
 
 
 @pytest.mark.parametrize(
+    ("arch", "lacks", "because"),
+    [
+        ("12.1a", {"m": (), "*": ()}, ""),
+        ("12.1a", {"other": ("moe",), "*": ()}, ""),
+        ("12.1a", {"m": ("gemm-fp4", "moe"), "*": ()}, "lacks gemm-fp4, moe"),
+        ("12.1a", {"*": ("sampling",)}, "lacks sampling"),
+        ("9.0a", {"m": (), "*": ()}, "is for 9.0a"),
+    ],
+)
+def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, because):
+    engine = replace(ENGINE, companion_arch=arch, companion_lacks=lacks)
+    served = recipe(model, name="m")
+    assert levels(served, engine=engine) == ({"jit": "note"} if because else {})
+    found = run_preflight(start(served, spark(tools={}), engine=engine))
+    assert [one.check for one in found] == (["nvcc"] if because else [])
+    assert all(because in one.because for one in found)
+    # Without the sampler's kernel, and only then, vLLM's own sampler is a way out.
+    other_sampler = "sampling" in because or "9.0a" in because
+    assert all(("SAMPLER=0" in one.next_step) == other_sampler for one in found)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "fires"),
     [
         ("FLASHINFER_CUDA_ARCH_LIST", "9.0a 10.0a", True),

@@ -177,10 +177,8 @@ def promote_wheel(
 ) -> ChannelState:
     """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
     from sparkwright.base.digests import sha256_file
-    from sparkwright.companion.package import is_companion
-    from sparkwright.publish import statement
     from sparkwright.publish.attestations import read_attestations
-    from sparkwright.publish.companion_provenance import companion_statement
+    from sparkwright.publish.companion_provenance import provenance_of
     from sparkwright.publish.evidence import FOLDER, require_evidence
     from sparkwright.publish.index import describe
     from sparkwright.publish.runtimes import promoted_runtime
@@ -190,8 +188,7 @@ def promote_wheel(
     found = require_evidence(wheel, sha256, channel, policy, folder)
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
-    made = companion_statement if is_companion(wheel.name) else statement
-    provenance = _of_wheel(written, sha256) if written.is_file() else made(wheel, sha256=sha256)
+    provenance = _of_wheel(written, sha256) if written.is_file() else provenance_of(wheel, sha256=sha256)
     entry, _ = describe(wheel, {wheel.name: sha256})
     runtime = promoted_runtime(wheel, entry, session.checkout.patchsets)
     if not runtime and entry.project == "vllm":

@@ -17,7 +17,7 @@ from sparkwright.companion.model import load_companion
 from sparkwright.lock import require_native
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
-from sparkwright.serve.companions import LISTS
+from sparkwright.serve.companions import LISTS, arch_of
 
 if TYPE_CHECKING:
     from sparkwright.companion.inspection import CompanionAudit
@@ -145,7 +145,9 @@ def audit(session: Session, *, wheel: Path) -> None:
     """
     from sparkwright.companion.make import audited
 
-    report = audited(session.access, session.checkout.lock, _spec(session), wheel)
+    spec = _spec(session)
+    _require_series(session, spec, wheel)
+    report = audited(session.access, session.checkout.lock, spec, wheel)
     if session.as_json:
         print_json(_audit_summary(report))
     else:
@@ -173,12 +175,14 @@ def check(
     On a machine without a card, --arch says which one is meant.
     """
     from sparkwright.companion.asking import find_modules
+    from sparkwright.verify.server import card_capability
 
-    spec = _spec(session)
+    spec, capability = _spec(session), card_capability()
     target = _target(session, DEFAULT_PLATFORM, arch)
     chosen = spec.chosen(target.arch, recipes=recipes, modules=modules)
     with session.store.scratch() as scratch:
-        found = find_modules(spec, chosen, python.absolute(), scratch, arch)
+        card = arch_of(capability) if capability else ""
+        found = find_modules(spec, chosen, python.absolute(), scratch, arch, card=card)
     if session.as_json:
         print_json({"modules": found, "missing": [name for name, path in found.items() if not path]})
     else:
@@ -189,6 +193,29 @@ def check(
             because=f"no finished file of {', '.join(missing)} is installed for the card",
             next_step="sparkwright companion build, and install the wheel into that environment",
         )
+
+
+def _require_series(session: Session, spec: CompanionSpec, wheel: Path) -> None:
+    """Refuse a companion of another series: it would be compared with libraries that it is not used with.
+
+    Raises:
+        ArchiveError, WheelError: see `read_companion`.
+        CompanionError: it is for another FlashInfer than that of the list.
+    """
+    from sparkwright.companion.wheel import read_companion
+
+    version = str(read_companion(wheel)["flashinfer"].get("version"))
+    if version == spec.version:
+        return
+    lists = sorted((session.checkout.patchsets / LISTS).glob("*.toml"))
+    own = next((path.stem for path in lists if load_companion(path).version == version), "")
+    raise CompanionError(
+        f"{wheel.name} is not a companion of series {session.checkout.series}",
+        because=f"it is for FlashInfer {version}, and the series has {spec.version}",
+        next_step=f"sparkwright companion audit {wheel} --series {own}"
+        if own
+        else "audit it with a checkout whose list has that FlashInfer",
+    )
 
 
 def _attach(dist: Path, report: CompanionAudit) -> None:

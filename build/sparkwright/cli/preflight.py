@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.base.config import to_builtins
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.config import decode_json, to_builtins
+from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 
@@ -63,9 +64,10 @@ def command(
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
 
-    other = _read_end(peer) if peer else None
+    other, chosen = _read_end(peer) if peer else None, load_recipe(recipe, use)
+    lacks = _lacking(chosen, asked["wheel"]) if asked["wheel"] and not asked["python"] else ()
     request = PreflightRequest(
-        recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, ask=_asking(), **asked
+        recipe=chosen, nodes=nodes or 0, peer=other, ask=_asking(), lacks=lacks, **asked
     )
     if link_only:
         print_json(to_builtins(this_end(request)))
@@ -76,6 +78,16 @@ def command(
     else:
         show_report(report)
     require_clear(report.findings, force=request.force)
+
+
+def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
+    """Return the kernels of FlashInfer that ``serve`` would install *wheel* without."""
+    from sparkwright.cli.runtime import find_runtime
+    from sparkwright.serve.runtime_choice import OfferedWheel
+
+    with contextlib.suppress(SparkwrightError):  # without a locked runtime, 'serve' says so itself
+        return find_runtime(OfferedWheel(wheel), recipe, locked=True, then="")[0].missing
+    return ()
 
 
 def described(report: PreflightReport) -> dict[str, Any]:
@@ -188,7 +200,7 @@ def _read_end(path: Path) -> LinkFacts:
     from sparkwright.serve.preflight.link import LinkFacts
 
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LinkFacts)
+        return decode_json(path.read_bytes(), LinkFacts)
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(
             f"{printable(str(path))} holds no facts of a link",

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from sparkwright.cli.output import print_json
-from sparkwright.publish.provenance import BUILDER, SUFFIX, statement
+from sparkwright.publish.companion_provenance import provenance_of
+from sparkwright.publish.provenance import BUILDER, SUFFIX
 from sparkwright.store import storing, write_atomically
 
 
@@ -22,10 +23,11 @@ from sparkwright.store import storing, write_atomically
 def command(*, wheel: Path, builder: str, write: bool, as_json: bool) -> None:
     """Show the SLSA provenance of WHEEL: an in-toto statement of what it was made from.
 
-    It is unsigned and repeats what the wheel states; 'sparkwright audit' checks that.
+    It is unsigned and repeats what the wheel states; 'sparkwright audit', or 'sparkwright companion audit',
+    checks that.
     """
     del as_json
-    data = statement(wheel, builder=builder)
+    data = provenance_of(wheel, builder=builder)
     if not write:
         print_json(json.loads(data))
         return

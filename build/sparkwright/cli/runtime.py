@@ -16,7 +16,22 @@ if TYPE_CHECKING:
 
 
 def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str) -> ServedRuntime:
+    """Return the runtime of `find_runtime`, with a warning about kernels that it lacks."""
+    found, remedy = find_runtime(offered, recipe, locked=locked, then=then)
+    if found.missing:
+        warn(
+            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
+            next_step=remedy,
+        )
+    return found
+
+
+def find_runtime(
+    offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str
+) -> tuple[ServedRuntime, str]:
     """Return the locked runtime of a wheel with the companion that the recipe needs on this machine's card.
+
+    Beside it comes what to do about kernels that it lacks; nothing where it lacks none.
 
     Args:
         offered: the wheel.
@@ -28,21 +43,36 @@ def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str
     from sparkwright.serve.runtime_choice import choose_runtime
     from sparkwright.verify.server import card_capability
 
+    capability = card_capability()
     found = choose_runtime(
         offered,
         recipe,
-        capability=card_capability(),
+        capability=capability,
         folders=(dist_folder(Path()), offered.wheel.parent),
         patchsets=_patchsets(),
         environment=os.environ,
         locked=locked,
     )
-    if found.missing:
-        warn(
-            f"FlashInfer will compile {', '.join(found.missing)} while the engine starts or serves",
-            next_step=f"make companion ARGS='--recipe {recipe.name}', then {then}",
-        )
-    return found
+    if not found.missing:
+        return found, ""
+    return found, f"{_remedy(offered, recipe, capability, locked=locked)}, then {then}"
+
+
+def _remedy(offered: OfferedWheel, recipe: Recipe, capability: str, *, locked: bool) -> str:
+    """Return what gives the recipe all its kernels."""
+    if not locked:
+        return "leave out --unlocked: a companion is installed with the locked runtime alone"
+    if _patchsets() is None:
+        return "ask the channel's publisher for a companion with the kernels of this recipe"
+    from sparkwright.publish.series import series_of
+    from sparkwright.serve.companions import arch_of
+    from sparkwright.wheel.names import parse_name
+
+    name = parse_name(offered.wheel.name)
+    return (
+        f"sparkwright companion build --series {series_of(name.version)} --platform {name.machine} "
+        f"--arch {arch_of(capability)} --recipe {recipe.name}"
+    )
 
 
 def _patchsets() -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, subscribe, warn
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import runtime_of
+from sparkwright.cli.runtime import find_runtime, runtime_of
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import built_wheel, require_libraries
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
@@ -284,6 +285,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
 
     store = open_store()
     known: dict[str, Any] = {}
+    kernels: dict[str, Any] = {}
     if asked["python"]:
         from sparkwright.serve.environment import existing
 
@@ -294,11 +296,12 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         from sparkwright.serve.environment import environment_folder
 
         offered = _wheel(store, recipe, asked)
-        runtime = runtime_of(offered, recipe, locked=not asked["unlocked"], then="serve again")
+        runtime, remedy = find_runtime(offered, recipe, locked=not asked["unlocked"], then="serve again")
+        kernels = {"companion": runtime.companion, "compiled": runtime.missing, "next_step": remedy}
         python = environment_folder(store, offered.wheel, runtime.requirements) / "bin" / "python"
         known = {"python": python, "identity": sha256_file(offered.wheel), "wheel": offered.wheel.name}
         known["installed"] = runtime.variables
-    show_plan(planned(recipe, options, store, **known), as_json=as_json)
+    show_plan(replace(planned(recipe, options, store, **known), **kernels), as_json=as_json)
 
 
 @contextlib.contextmanager

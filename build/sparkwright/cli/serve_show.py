@@ -40,6 +40,11 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     if plan.wheel:
         click.echo(f"wheel    {plan.wheel}")
         click.echo(f"runtime  {'installed' if plan.made else 'to be installed first'}")
+    if plan.companion:
+        click.echo(f"kernels  {plan.companion}")
+    if plan.compiled:
+        click.echo(f"compiled {', '.join(plan.compiled)}: by FlashInfer, while the engine starts or serves")
+        click.echo(f"next     {plan.next_step}")
     show_table(("flag", "value", "why"), [(one.name, one.value, one.why) for one in plan.flags])
     show_table(("variable", "value", "why"), [(one.name, one.value, one.why) for one in plan.variables])
     for note in plan.notes:

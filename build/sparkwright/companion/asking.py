@@ -118,7 +118,13 @@ def describe_modules(
 
 
 def find_modules(
-    spec: CompanionSpec, names: Sequence[str], python: Path, workspace: Path, arch: str = ""
+    spec: CompanionSpec,
+    names: Sequence[str],
+    python: Path,
+    workspace: Path,
+    arch: str = "",
+    *,
+    card: str = "",
 ) -> dict[str, str]:
     """Return the finished file that an installed FlashInfer loads for each of *names*; empty if it compiles.
 
@@ -128,9 +134,11 @@ def find_modules(
         python: the interpreter of the environment.
         workspace: an empty folder, in place of FlashInfer's cache.
         arch: the card's architecture, for a machine without one; by default the machine's own cards.
+        card: the architecture of the machine's own card, such as ``12.1a``; empty without one.
 
     Raises:
-        CompanionError: FlashInfer cannot be asked, or is of another version.
+        CompanionError: FlashInfer cannot be asked, is of another version, or has a companion for another
+            card, which FlashInfer up to 0.6 loads all the same.
     """
     variables = {"FLASHINFER_WORKSPACE_BASE": str(workspace)}
     if arch:
@@ -148,6 +156,13 @@ def find_modules(
             "the companion is not for the installed FlashInfer",
             because=f"{answer['version']} is installed, and the list is for {spec.version}",
             next_step=f"install flashinfer-python=={spec.version}, or build a companion for the other one",
+        )
+    wanted, made_for = arch or card, answer["companion"]
+    if wanted and made_for and wanted != made_for:
+        raise CompanionError(
+            "the installed companion is for another card",
+            because=f"its kernels are compiled for {made_for}, and the card is {wanted}",
+            next_step=f"sparkwright companion build --arch {wanted}, and install that wheel",
         )
     return {one["name"]: one["found"] for one in answer["modules"].values()}
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.companion.package import architecture_name, is_companion
-from sparkwright.companion.wheel import RECORD, read_companion
-from sparkwright.wheel.archive import open_archive
-from sparkwright.wheel.kernels import read_json
+from sparkwright.companion.wheel import read_companion
 from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from sparkwright.companion.model import CompanionSpec
     from sparkwright.native.model import Target
 
 
+@dataclass(frozen=True)
+class FoundCompanion:
+    """The companion that holds most of the needed modules.
+
+    Attributes:
+        wheel: the file.
+        missing: the list's names of needed modules that it lacks.
+    """
+
+    wheel: Path
+    missing: tuple[str, ...] = ()
+
+
 def companion_for(
-    wheels: Iterable[Path], spec: CompanionSpec, target: Target, needed: Iterable[str]
-) -> Path | None:
-    """Return the wheel among *wheels* that holds all *needed* modules, the smallest; `None` if none does.
+    wheels: Iterable[Path], spec: CompanionSpec, target: Target, needed: Sequence[str]
+) -> FoundCompanion | None:
+    """Return the wheel among *wheels* that holds most *needed* modules, the smallest; `None` if none has any.
 
     Args:
         wheels: any wheels; what is no companion, or damaged, is passed over.
@@ -31,14 +44,14 @@ def companion_for(
         target: machine and card of the environment.
         needed: names in `spec`, as from `CompanionSpec.chosen`.
     """
-    wanted = set(needed)
-    companions = [wheel for wheel in wheels if is_companion(wheel.name)]
-    fitting = [wheel for wheel in companions if wanted <= _listed(wheel, spec, target)]
-    return min(fitting, key=lambda wheel: (wheel.stat().st_size, wheel.name), default=None)
+    records = _records(wheels, spec.version, target)
+    return _fullest((wheel, needed, _listed(record)) for wheel, record in records)
 
 
-def companion_of_recipe(wheels: Iterable[Path], recipe: str, flashinfer: str, target: Target) -> Path | None:
-    """Return the smallest of *wheels* with all that its record says *recipe* needs; `None` if there is none.
+def companion_of_recipe(
+    wheels: Iterable[Path], recipe: str, flashinfer: str, target: Target
+) -> FoundCompanion | None:
+    """Return that of *wheels* with most of what its record says *recipe* needs; `None` if none has any.
 
     A recipe that a companion does not know needs what every recipe does.
 
@@ -48,17 +61,32 @@ def companion_of_recipe(wheels: Iterable[Path], recipe: str, flashinfer: str, ta
         flashinfer: version of FlashInfer in the environment.
         target: machine and card of the environment.
     """
-    fitting = []
+    records = _records(wheels, flashinfer, target)
+    return _fullest((wheel, _needs(record, recipe), _listed(record)) for wheel, record in records)
+
+
+def _fullest(offered: Iterable[tuple[Path, Sequence[str], set[str]]]) -> FoundCompanion | None:
+    """Return the companion with the fewest missing modules, of several the smallest."""
+    found = [
+        FoundCompanion(wheel, tuple(name for name in needed if name not in listed))
+        for wheel, needed, listed in offered
+        if not listed.isdisjoint(needed)
+    ]
+    return min(
+        found, key=lambda one: (len(one.missing), one.wheel.stat().st_size, one.wheel.name), default=None
+    )
+
+
+def _records(wheels: Iterable[Path], flashinfer: str, target: Target) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Return each companion for *flashinfer* and *target* with its record; a damaged one is passed over."""
+    found: list[tuple[Path, Mapping[str, Any]]] = []
     for wheel in wheels:
         with contextlib.suppress(SparkwrightError, OSError, KeyError, TypeError, AttributeError):
-            record = read_companion(wheel) if is_companion(wheel.name) else None
-            if record is None or not _made_for(wheel, flashinfer, target):
-                continue
-            needs = record["recipes"]
-            listed = {str(one["listed"]) for one in record["modules"].values()}
-            if {str(name) for name in needs.get(recipe, needs["*"])} <= listed:
-                fitting.append(wheel)
-    return min(fitting, key=lambda wheel: (wheel.stat().st_size, wheel.name), default=None)
+            if is_companion(wheel.name) and _made_for(wheel, flashinfer, target):
+                record = read_companion(wheel)
+                _needs(record, "*"), _listed(record)  # raises where the record is malformed
+                found.append((wheel, record))
+    return found
 
 
 def _made_for(wheel: Path, flashinfer: str, target: Target) -> bool:
@@ -68,14 +96,12 @@ def _made_for(wheel: Path, flashinfer: str, target: Target) -> bool:
     return same and architecture_name(target) in local.split(".")
 
 
-def _listed(wheel: Path, spec: CompanionSpec, target: Target) -> set[str]:
-    """Return the list's names of the modules in *wheel*; none if it is for another target or FlashInfer."""
-    try:
-        if not _made_for(wheel, spec.version, target):
-            return set()
-        name = parse_name(wheel.name)
-        with open_archive(wheel) as archive:
-            record = read_json(archive, f"{name.dist_info}/{RECORD}")
-        return {str(one["listed"]) for one in record["modules"].values()}
-    except (SparkwrightError, OSError, KeyError, TypeError, AttributeError):
-        return set()
+def _needs(record: Mapping[str, Any], recipe: str) -> tuple[str, ...]:
+    """Return the list's names of the modules that *recipe* needs, by a companion's record."""
+    needs = record["recipes"]
+    return tuple(map(str, needs.get(recipe, needs["*"])))
+
+
+def _listed(record: Mapping[str, Any]) -> set[str]:
+    """Return the list's names of the modules in a companion, by its record."""
+    return {str(one["listed"]) for one in record["modules"].values()}

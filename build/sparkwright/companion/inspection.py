@@ -130,6 +130,9 @@ def _inspected(
     faults: list[str] = []
     for module, one in record["modules"].items():
         member = member_of(module)
+        if member not in archive.members:
+            faults.append(f"{member} is missing")
+            continue
         try:
             # The digest is of what is there, so that a changed file is not taken for a known one.
             digest = hashlib.sha256()
@@ -167,8 +170,10 @@ def _complete(subject: _Subject) -> AuditCheck:
 
 def _modules(subject: _Subject) -> AuditCheck:
     """Check that the package states its architecture, and each module that is there."""
-    text = subject.archive.read(f"{PACKAGE}/__init__.py").decode()
-    arch = architecture_name(subject.target)
+    arch, package = architecture_name(subject.target), f"{PACKAGE}/__init__.py"
+    if package not in subject.archive.members:
+        return judge("modules", [*subject.faults, f"{package} is missing"], "")
+    text = subject.archive.read(package).decode(errors="replace")
     faults = [*subject.faults]
     faults += [] if f'cuda_architectures=("{arch}",)' in text else [f"the package does not state {arch}"]
     faults += [
@@ -189,7 +194,7 @@ def _machine(subject: _Subject) -> AuditCheck:
         if one.elf.machine != subject.target.machine
     ]
     if subject.name.machine != subject.target.machine:
-        faults.append(f"the tag is {subject.name.platform}")
+        faults.append(f"the tag {subject.name.platform} is not for {subject.target.machine}")
     return judge("binaries-machine", faults, f"{len(subject.found)} binaries for {subject.target.machine}")
 
 

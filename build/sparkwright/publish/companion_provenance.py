@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.companion.package import is_companion
 from sparkwright.companion.wheel import read_companion
-from sparkwright.publish.provenance import BUILDER, slsa_statement
+from sparkwright.publish.provenance import BUILDER, slsa_statement, statement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,3 +44,14 @@ def companion_statement(wheel: Path, *, builder: str = BUILDER, sha256: str = ""
         ],
     }
     return slsa_statement(wheel, sha256, definition, {"builder": {"id": builder}})
+
+
+def provenance_of(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes:
+    """Return the provenance of *wheel*, a companion or a wheel of vLLM; see `companion_statement`.
+
+    Raises:
+        ArchiveError: it is damaged or an unsafe archive.
+        WheelError: it has no record of what it was made from, or a malformed one.
+    """
+    made = companion_statement if is_companion(wheel.name) else statement
+    return made(wheel, builder=builder, sha256=sha256)

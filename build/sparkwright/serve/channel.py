@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from sparkwright.companion.choosing import FoundCompanion
     from sparkwright.native.model import Target
     from sparkwright.publish.channel import ChannelState, ListedWheel
     from sparkwright.publish.mirror import Mirror
@@ -52,8 +53,8 @@ class ChannelOffer:
     state: ChannelState
     _fetching: _Fetching
 
-    def companion(self, recipe: str, flashinfer: str, target: Target) -> Path | None:
-        """Return the smallest companion of the channel with all kernels of a recipe; `None` if none has them.
+    def companion(self, recipe: str, flashinfer: str, target: Target) -> FoundCompanion | None:
+        """Return the companion of the channel with most kernels of a recipe; `None` if none has any.
 
         Args:
             recipe: name of the recipe.

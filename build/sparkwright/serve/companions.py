@@ -33,12 +33,12 @@ _FLASHINFER = re.compile(r"^flashinfer-python==(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class CompanionChoice:
-    """A companion for a wheel, or the modules for which none was found.
+    """A companion for a wheel, and the modules that it lacks.
 
     Attributes:
-        wheel: the companion; `None` if there is none, or none is needed.
+        wheel: the companion; `None` if none has a needed kernel, or none is needed.
         missing: names of modules that FlashInfer will compile while the engine starts or serves.
-        listed: the recipe is listed by its name, so that the companion is known to have all that it needs.
+        listed: the recipe is listed by its name, so that all modules that it needs are known.
     """
 
     wheel: Path | None = None
@@ -49,7 +49,7 @@ class CompanionChoice:
 def choose_companion(
     wheel: Path, recipe: Recipe, capability: str, folders: Iterable[Path], patchsets: Path | None
 ) -> CompanionChoice:
-    """Return the companion in *folders* with the kernels that *recipe* needs on a card of *capability*.
+    """Return the companion in *folders* with most kernels that *recipe* needs on a card of *capability*.
 
     Args:
         wheel: the wheel of vLLM that is served.
@@ -61,19 +61,22 @@ def choose_companion(
     spec = _spec(wheel, patchsets)
     if spec is None or not capability:
         return CompanionChoice()
-    target = Target(parse_name(wheel.name).machine, _arch(capability))
+    target = Target(parse_name(wheel.name).machine, arch_of(capability))
     needed = spec.chosen(target.arch, recipes=[recipe.name])
     if not needed:
         return CompanionChoice()
     offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]
+    listed = recipe.name in spec.recipes
     found = companion_for(offered, spec, target, needed)
-    return CompanionChoice(found, () if found else tuple(needed), recipe.name in spec.recipes)
+    if found is None:
+        return CompanionChoice(missing=tuple(needed), listed=listed)
+    return CompanionChoice(found.wheel, found.missing, listed)
 
 
 def choose_of_channel(
     offer: ChannelOffer, recipe: Recipe, capability: str, requirements: ExactRequirements
 ) -> CompanionChoice:
-    """Return the companion of a channel with the kernels that *recipe* needs, by the companions' own records.
+    """Return the companion of a channel with most kernels that *recipe* needs, by the companions' records.
 
     Args:
         offer: the channel's.
@@ -84,14 +87,16 @@ def choose_of_channel(
     version = _FLASHINFER.search(requirements.text)
     if not capability or version is None:
         return CompanionChoice()
-    target = Target(parse_name(offer.wheel.name).machine, _arch(capability))
+    target = Target(parse_name(offer.wheel.name).machine, arch_of(capability))
     found = offer.companion(recipe.name, version[1], target)
     if found is None:
         return CompanionChoice(missing=("its kernels",))
-    return CompanionChoice(found, listed=recipe.name in read_companion(found)["recipes"])
+    listed = recipe.name in read_companion(found.wheel)["recipes"]
+    return CompanionChoice(found.wheel, found.missing, listed)
 
 
-def _arch(capability: str) -> str:
+def arch_of(capability: str) -> str:
+    """Return the architecture that kernels for a card of *capability* are compiled for: ``12.1a``."""
     return f"{capability}a" if capability in _SPECIFIC else capability
 
 

@@ -72,7 +72,7 @@ def installed_variables(
         environment: variables of the server.
     """
     for_card = bool(capability) and engine.companion_arch.rstrip("af") == capability
-    complete = for_card and recipe in engine.companion_recipes
+    complete = for_card and engine.companion_lacks.get(recipe) == ()
     return _told(environment) if complete and not engine.packages.get("flashinfer-cubin") else {}
 
 

@@ -37,6 +37,9 @@ class Plan:
         wheel: the wheel's name; empty without one.
         made: true if the environment is there already.
         notes: the recipe's known limits.
+        companion: file name of the companion that is installed with it; empty without one.
+        compiled: kernels that FlashInfer would compile while the engine starts or serves.
+        next_step: what would spare that; empty where nothing is compiled.
     """
 
     command: str
@@ -45,6 +48,9 @@ class Plan:
     wheel: str
     made: bool
     notes: tuple[str, ...]
+    companion: str = ""
+    compiled: tuple[str, ...] = ()
+    next_step: str = ""
 
 
 def planned(

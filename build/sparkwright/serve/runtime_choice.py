@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.channel import ChannelOffer
+    from sparkwright.serve.companions import CompanionChoice
     from sparkwright.serve.runtime import ExactRequirements
 
 
@@ -39,11 +40,13 @@ class ServedRuntime:
         requirements: exact requirements, the companion among them.
         variables: variables of the server.
         missing: kernels that FlashInfer will compile while the engine starts or serves.
+        companion: the file name of the companion; empty without one.
     """
 
     requirements: ExactRequirements
     variables: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    companion: str = ""
 
 
 def choose_runtime(
@@ -62,7 +65,7 @@ def choose_runtime(
         offered: the wheel.
         recipe: the recipe.
         capability: of the card, such as ``12.1``; empty without one.
-        folders: folders with companions; a channel's are looked at where these have none that fits.
+        folders: folders with companions; a channel's are looked at where a kernel is missing in these.
         patchsets: the folder of patchsets of a checkout; `None` outside of one.
         environment: variables of the server.
         locked: install by the locked runtime. Without it, no companion is installed.
@@ -74,14 +77,28 @@ def choose_runtime(
     """
     runtime = offered.offer.runtime if offered.offer else None
     requirements = wheel_requirements(offered.wheel, patchsets, locked=locked, runtime=runtime)
-    choice = choose_companion(offered.wheel, recipe, capability, folders, patchsets)
-    if choice.wheel is None and offered.offer is not None and locked:
+    # Unlocked, what is installed has no digests, and no companion is added to it.
+    choice = choose_companion(offered.wheel, recipe, capability, folders if locked else (), patchsets)
+    if offered.offer is not None and locked and (choice.wheel is None or choice.missing):
         of_channel = choose_of_channel(offered.offer, recipe, capability, requirements)
-        # A list names the missing kernels; without one, only companions say what a recipe needs.
-        choice = of_channel if of_channel.wheel or not choice.missing else choice
-    if choice.wheel is None or not locked:
+        choice = _fuller(choice, of_channel)
+    if choice.wheel is None:
         return ServedRuntime(requirements, missing=choice.missing)
     variables = companion_variables(
-        requirements, {**environment, **recipe.environment}, complete=choice.listed
+        requirements,
+        {**environment, **recipe.environment},
+        complete=choice.listed and not choice.missing,
     )
-    return ServedRuntime(with_companion(requirements, choice.wheel), variables)
+    return ServedRuntime(
+        with_companion(requirements, choice.wheel), variables, choice.missing, choice.wheel.name
+    )
+
+
+def _fuller(own: CompanionChoice, of_channel: CompanionChoice) -> CompanionChoice:
+    """Return the choice with fewer missing kernels.
+
+    A list names the missing kernels; without one, only a channel's companions say what a recipe needs.
+    """
+    if of_channel.wheel is None:
+        return own if own.missing else of_channel
+    return of_channel if own.wheel is None or len(of_channel.missing) < len(own.missing) else own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.base.errors import CompanionError, ConfigError, UnknownNameError
+from sparkwright.base.errors import CompanionError, ConfigError, NotInStoreError, UnknownNameError
 from sparkwright.companion.model import load_companion
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,3 +92,31 @@ def test_unknown_names_and_series_are_refused(environment: Path) -> None:
         ConfigError.exit_code,
         UnknownNameError.exit_code,
     }
+
+
+def test_a_companion_is_audited_by_the_list_of_its_own_series(tmp_path: Path) -> None:
+    import companion_kit as kit
+    import wheelkit
+
+    def of_flashinfer(version: str) -> Path:
+        record = {**kit.content([]).record, "flashinfer": {"version": version}}
+        info = f"flashinfer_jit_cache-{version}.dist-info"
+        files = wheelkit.with_record(
+            {f"{info}/sparkwright/companion.json": json.dumps(record).encode()}, info
+        )
+        machine = kit.TARGET.machine
+        return wheelkit.pack(
+            tmp_path / f"flashinfer_jit_cache-{version}-py3-none-manylinux_2_28_{machine}.whl", files
+        )
+
+    wheel = of_flashinfer(load_companion(ROOT / "patchsets" / "companions" / "0.33.toml").version)
+    empty = {"SPARKWRIGHT_HOME": str(tmp_path / "store")}
+    other = companion("audit", str(wheel), "--series", "0.24", **empty)
+    assert other.returncode == CompanionError.exit_code
+    assert f"sparkwright companion audit {wheel} --series 0.33" in other.stderr
+    own = companion("audit", str(wheel), "--series", "0.33", **empty)
+    assert own.returncode == NotInStoreError.exit_code, (
+        "it goes on to the libraries, which an empty store lacks"
+    )
+    unknown = companion("audit", str(of_flashinfer("9.9")), "--series", "0.24", **empty)
+    assert "has that FlashInfer" in unknown.stderr

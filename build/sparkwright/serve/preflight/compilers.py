@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkwright.serve.preflight.checkpoint import Checkpoint
     from sparkwright.serve.preflight.engine import EngineFacts
-    from sparkwright.serve.preflight.host import HostFacts
+    from sparkwright.serve.preflight.host import CardFacts, HostFacts
+    from sparkwright.serve.preflight.request import PreflightRequest
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -23,21 +25,24 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 def check_compilers(
-    host: HostFacts, environment: Mapping[str, str], engine: EngineFacts | None
+    host: HostFacts, request: PreflightRequest, engine: EngineFacts | None
 ) -> Iterator[Finding]:
     """Yield findings about just-in-time compilers: FlashInfer's, Triton's, CuTe's.
 
     Args:
         host: the machine's facts.
-        environment: variables of the server.
+        request: the start: a companion states by the recipe's name which kernels that needs.
         engine: the vLLM that would serve; `None` where it is not known.
     """
-    card = host.card
+    card, environment, recipe = host.card, request.variables, request.recipe.name
     if card is None:
         return
-    prebuilt = engine is not None and bool(engine.packages.get(COMPANION))
-    if not prebuilt:
-        yield from _nvcc(host, engine)
+    missing = _missing(engine, card.capability, recipe) if engine is not None else None
+    if engine is not None and not engine.installed and request.lacks:
+        missing = _Missing.some("no companion for this card was found that holds", request.lacks)
+    if missing is not None:
+        yield _uncompiled(host, card, missing, recipe)
+    prebuilt = missing is None and engine is not None and bool(engine.packages.get(COMPANION))
     for name in _ARCHITECTURES:
         value = environment.get(name, "")
         if value and not _names(value, card.capability):
@@ -48,46 +53,85 @@ def check_compilers(
                 f"it is {value!r}, and {card.name} has {card.capability}: kernels are made for other cards",
                 f"unset {name}, or set it to {_spelled(name, card.capability)}",
             )
-    ptxas = environment.get("TRITON_PTXAS_PATH", "")
-    if ptxas and not os.access(ptxas, os.X_OK):
+    yield from _ptxas(environment.get("TRITON_PTXAS_PATH", ""))
+
+
+def _ptxas(program: str) -> Iterator[Finding]:
+    if program and not os.access(program, os.X_OK):
         yield Finding(
             "ptxas",
             "refuse",
             "Triton cannot assemble its kernels",
-            f"TRITON_PTXAS_PATH is {ptxas}, which is no program",
+            f"TRITON_PTXAS_PATH is {program}, which is no program",
             "unset it, or name CUDA 13's ptxas: /usr/local/cuda/bin/ptxas",
         )
 
 
-def _nvcc(host: HostFacts, engine: EngineFacts | None) -> Iterator[Finding]:
-    if engine is None or not engine.packages.get("flashinfer-python"):
-        return
+@dataclass(frozen=True)
+class _Missing:
+    """Kernels of FlashInfer that no installed file holds.
+
+    Attributes:
+        why: the reason.
+        kernels: the subject of a sentence about them.
+        sampling: the sampler's is among them.
+    """
+
+    why: str
+    kernels: str = "FlashInfer's kernels"
+    sampling: bool = True
+
+    @classmethod
+    def some(cls, why: str, names: Sequence[str]) -> _Missing:
+        """Return those called *names*, which end the reason *why*."""
+        return cls(f"{why} {', '.join(names)}", "some of FlashInfer's kernels", "sampling" in names)
+
+
+def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | None:
+    """Return the kernels that *recipe* needs on a card of *capability* and that are not installed, if any.
+
+    A companion without a record of ours is taken for complete: it does not say what it holds.
+    """
+    if not engine.packages.get("flashinfer-python"):
+        return None
+    if not engine.packages.get(COMPANION):
+        return _Missing(f"{COMPANION} is not installed")
+    if engine.companion_arch and engine.companion_arch.rstrip("af") != capability:
+        return _Missing(f"the installed {COMPANION} is for {engine.companion_arch}")
+    lacks = engine.companion_lacks.get(recipe, engine.companion_lacks.get("*", ()))
+    return _Missing.some(f"the installed {COMPANION} lacks", lacks) if lacks else None
+
+
+def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str) -> Finding:
+    """Return the finding about *missing* kernels: compiled late, or not at all."""
     found = host.tools.get("nvcc")
+    build = f"install a companion with them (sparkwright companion build --recipe {recipe})"
     if found is None:
-        yield Finding(
+        sampler = ", or set VLLM_USE_FLASHINFER_SAMPLER=0" if missing.sampling else ""
+        return Finding(
             "nvcc",
             "warn",
-            "FlashInfer's kernels can be neither found nor compiled",
-            f"{COMPANION} is not installed, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
-            f"install the companion wheel {COMPANION} or CUDA 13, or set VLLM_USE_FLASHINFER_SAMPLER=0",
+            f"{missing.kernels} can be neither found nor compiled",
+            f"{missing.why}, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
+            f"{build} or CUDA 13{sampler}",
         )
-    elif host.nvcc and host.card and host.nvcc < _FIRST_NVCC.get(host.card.capability, ()):
-        oldest = ".".join(map(str, _FIRST_NVCC[host.card.capability]))
-        yield Finding(
+    if host.nvcc and host.nvcc < _FIRST_NVCC.get(card.capability, ()):
+        oldest = ".".join(map(str, _FIRST_NVCC[card.capability]))
+        return Finding(
             "nvcc",
             "warn",
-            "FlashInfer's kernels cannot be compiled for this card",
-            f"{found} is of CUDA {'.'.join(map(str, host.nvcc))}, and {host.card.capability} needs {oldest}",
-            f"install the companion wheel {COMPANION} or CUDA 13, and set CUDA_HOME to it",
+            f"{missing.kernels} cannot be compiled for this card",
+            f"{missing.why}; {found} is of CUDA {'.'.join(map(str, host.nvcc))}, and {card.capability} needs "
+            f"{oldest}",
+            f"{build}, or CUDA 13 and set CUDA_HOME to it",
         )
-    else:
-        yield Finding(
-            "jit",
-            "note",
-            "FlashInfer's kernels are compiled while the first requests wait",
-            f"{COMPANION} is not installed; {found} compiles them, which takes minutes once",
-            f"install the companion wheel {COMPANION}",
-        )
+    return Finding(
+        "jit",
+        "note",
+        f"{missing.kernels} are compiled while the first requests wait",
+        f"{missing.why}; {found} compiles them, which takes minutes once",
+        build,
+    )
 
 
 def _names(value: str, capability: str) -> bool:

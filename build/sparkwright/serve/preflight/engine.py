@@ -64,7 +64,8 @@ class EngineFacts:
         architectures: models that it knows; empty where that cannot be read.
         files: digest of the wheel's list of files, the same before and after it is installed; empty where it
             cannot be read.
-        companion_recipes: recipes that the companion beside it has every kernel of, by name.
+        companion_lacks: kernels that the companion beside it lacks, by the recipes that it knows; ``*``
+            stands for every other recipe.
         companion_arch: the card that it is for, such as ``12.1a``; empty if no companion is installed.
     """
 
@@ -75,7 +76,7 @@ class EngineFacts:
     packages: Mapping[str, str] = field(default_factory=dict)
     architectures: frozenset[str] = frozenset()
     files: str = ""
-    companion_recipes: frozenset[str] = frozenset()
+    companion_lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     companion_arch: str = ""
 
     @property
@@ -115,7 +116,7 @@ def read_installed(python: Path) -> EngineFacts:
         packages=found["packages"],
         architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),
         files=files_digest(found["record"]),
-        companion_recipes=_covered(companion),
+        companion_lacks=_lacking(companion),
         companion_arch=str(companion.get("target", {}).get("arch", "")),
     )
 
@@ -194,12 +195,13 @@ def _codes(record: dict[str, Any]) -> frozenset[str]:
     return _asked(record.get("binaries", []))
 
 
-def _covered(companion: dict[str, Any]) -> frozenset[str]:
-    """Return the recipes whose kernels a companion has, by its record."""
+def _lacking(companion: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the kernels that a companion lacks for each recipe that its record names."""
     listed = {one.get("listed") for one in companion.get("modules", {}).values()}
-    return frozenset(
-        str(recipe) for recipe, needs in companion.get("recipes", {}).items() if set(needs) <= listed
-    )
+    return {
+        str(recipe): tuple(str(name) for name in needs if name not in listed)
+        for recipe, needs in companion.get("recipes", {}).items()
+    }
 
 
 def _asked(binaries: Iterable[Mapping[str, Any]]) -> frozenset[str]:

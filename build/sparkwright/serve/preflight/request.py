@@ -38,6 +38,7 @@ class PreflightRequest:
         nodes: machines that serve together; 0 takes the recipe's.
         link: facts of this end of the link between two machines; read here where `None`.
         peer: facts of the other end; `None` where they are not known.
+        lacks: kernels of FlashInfer that a wheel will be installed without.
     """
 
     recipe: Recipe
@@ -54,6 +55,7 @@ class PreflightRequest:
     nodes: int = 0
     link: LinkFacts | None = None
     peer: LinkFacts | None = None
+    lacks: tuple[str, ...] = ()
 
     @property
     def machines(self) -> int:

@@ -123,7 +123,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
         yield from check_rules(facts.recipe, host, facts.engine)
         yield from check_wheel(host, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
-    yield from check_compilers(host, request.variables, facts.engine)
+    yield from check_compilers(host, request, facts.engine)
     yield from check_caches(host)
     if request.ask is not None and facts.engine is not None:
         yield from check_options(facts.recipe, request.environment, request.python, facts.engine, request.ask)

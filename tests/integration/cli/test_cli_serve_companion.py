@@ -1,0 +1,119 @@
+"""``sparkwright serve --dry-run`` names the companion of a recipe, and kernels that would be compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import companion_kit as kit
+import pytest
+import wheelkit
+
+from sparkwright.cli.main import main
+from sparkwright.companion.model import load_companion
+from sparkwright.companion.package import companion_version
+from sparkwright.companion.wheel import RECORD
+from sparkwright.native.host import this_machine
+from sparkwright.native.model import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[3]
+TAG = f"manylinux_2_28_{this_machine()}"
+SPEC = load_companion(ROOT / "patchsets" / "companions" / "0.33.toml")
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel of vLLM, on a machine with a card of 12.1."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\ncase $1 in *compute-apps*) ;; *=compute_cap) echo 12.1;; "
+        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Default, Enabled';; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "store"))
+    monkeypatch.chdir(ROOT)
+    info = "vllm-0.33.0+spark.1.dist-info"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 0.33.0+spark.1\n\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: py3-none-{TAG}\n\n".encode(),
+    }
+    return wheelkit.pack(
+        tmp_path / "dist" / f"vllm-0.33.0+spark.1-py3-none-{TAG}.whl", wheelkit.with_record(files, info)
+    )
+
+
+@pytest.fixture
+def plan(wheel: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """The plan of a recipe, as JSON or text."""
+
+    def ask(*words: str, as_json: bool = True) -> Any:
+        assert main(["serve", *words, "--dry-run", "--wheel", str(wheel), *["--json"][:as_json]]) == 0
+        shown = capsys.readouterr().out
+        return json.loads(shown) if as_json else shown
+
+    return ask
+
+
+def add_companion(folder: Path, *modules: str) -> str:
+    """Put a companion with *modules* of the list into *folder*; return its name."""
+    target = Target(this_machine(), "12.1a")
+    record = {
+        **kit.content([], target).record,
+        "flashinfer": {"version": SPEC.version},
+        "modules": {name: {"listed": name, "sha256": "0" * 64, "size": 0, "arches": {}} for name in modules},
+        "recipes": {name: SPEC.chosen("12.1a", recipes=[name]) for name in SPEC.recipes},
+    }
+    version = companion_version(SPEC.version, "13.0", target, record)
+    info = f"flashinfer_jit_cache-{version}.dist-info"
+    files = wheelkit.with_record({f"{info}/{RECORD}": json.dumps(record).encode()}, info)
+    return wheelkit.pack(folder / f"flashinfer_jit_cache-{version}-py3-none-{TAG}.whl", files).name
+
+
+def test_kernels_that_would_be_compiled_are_named_with_the_command_that_builds_them(
+    plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = plan("qwen3.6-27b-dflash")
+    assert (found["companion"], found["compiled"]) == ("", ["sampling", "gemm-fp4"])
+    command = f"companion build --series 0.33 --platform {this_machine()} --arch 12.1a --recipe qwen3.6-27b"
+    assert command in found["next_step"]
+    partly = add_companion(tmp_path / "dist", "sampling")
+    found = plan("qwen3.6-27b-dflash")
+    assert (found["companion"], found["compiled"]) == (partly, ["gemm-fp4"])
+    text = plan("qwen3.6-27b-dflash", as_json=False)
+    assert f"kernels  {partly}\ncompiled gemm-fp4: by FlashInfer, while" in text
+    unlocked = plan("qwen3.6-27b-dflash", "--unlocked")
+    assert (unlocked["companion"], unlocked["compiled"]) == ("", ["sampling", "gemm-fp4"])
+    assert "--unlocked" in unlocked["next_step"]
+
+
+def test_with_a_complete_companion_nothing_would_be_compiled(
+    plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    whole = add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
+    found = plan("qwen3.6-27b-dflash")
+    assert (found["companion"], found["compiled"], found["next_step"]) == (whole, [], "")
+    assert "compiled" not in plan("qwen3.6-27b-dflash", as_json=False).partition("flag ")[0]
+
+
+def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def because() -> list[str]:
+        main(["preflight", "qwen3.6-27b-dflash", "--wheel", str(wheel), "--json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return [one["because"] for one in found if one["check"] in {"jit", "nvcc"}]
+
+    (told,) = because()
+    assert "no companion for this card was found that holds sampling, gemm-fp4" in told
+    add_companion(tmp_path / "dist", "sampling")
+    (told,) = because()
+    assert "holds gemm-fp4" in told
+    add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
+    assert because() == []
