@@ -85,14 +85,14 @@ def test_tool_calls_are_judged_and_nothing_is_compiled(tmp_path: Path) -> None:
 def test_seeded_requests_that_end_the_releases_engine_are_named(tmp_path: Path) -> None:
     server = make_server()
     run = verify(
-        tmp_path / "run", "--recipe", server.recipe, "--python", server.tree.python, *SIZES,
+        tmp_path / "run", "--recipe", server.pieces, "--python", server.tree.python, *SIZES,
         "--checks", "compile",
     )  # fmt: skip
     causes = run.causes("fail")
     show("seeded", run)
     print("", *causes, sep="\n  ")  # noqa: T201
     assert run.verdict["verdict"] == "fail", run.told
-    assert any(re.search(r"sampled c=4.*a request with a seed whose prompt", cause) for cause in causes)
+    assert any(re.search(r"sampled c=4 first.*a request with a seed whose prompt", cause) for cause in causes)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
+TEMPLATE = PLANTED / "tools.jinja"
+"""A chat template that describes tools, which the model's own has no place for."""
 SERIES = "0.24"
 BOOT_S = 900.0
 """Limit of a start: half a minute on two idle cores, and many times that where other programs run."""
@@ -54,6 +56,7 @@ class RealServer:
         recipe: the recipe without speculation.
         speculative: the same with n-gram drafts.
         tools: the recipe with a chat template that describes tools.
+        pieces: the recipe with so small a budget of tokens that every prompt is read in several pieces.
     """
 
     tree: ServedTree
@@ -61,6 +64,7 @@ class RealServer:
     recipe: Path
     speculative: Path
     tools: Path
+    pieces: Path
 
 
 def make_server(*patches: str) -> RealServer:
@@ -75,25 +79,23 @@ def make_server(*patches: str) -> RealServer:
         model = prepare_model(job.access, pin_of(job).model, tree.python)
         speculative = write_recipe(job.store, model, speculative=True).path
     exact = _exact(tree.recipe)
-    return RealServer(tree, model, exact, _exact(speculative), _with_tools(exact))
+    tools = _changed(exact, "tools", "[flags]\n", f"[flags]\nchat-template = {json.dumps(str(TEMPLATE))}\n")
+    budget = "max-num-batched-tokens = "
+    pieces = _changed(exact, "pieces", f"{budget}256", f"{budget}32")
+    return RealServer(tree, model, exact, _exact(speculative), tools, pieces)
 
 
 def _exact(recipe: Path) -> Path:
     """The same recipe in single precision, whose rounding hides no fault."""
-    text = recipe.read_text().replace('dtype = "bfloat16"', 'dtype = "float32"')
-    assert text != recipe.read_text()
-    path = recipe.with_name(f"{recipe.stem}-float32.toml")
-    path.write_text(text)
-    return path
+    return _changed(recipe, "float32", 'dtype = "bfloat16"', 'dtype = "float32"')
 
 
-def _with_tools(recipe: Path) -> Path:
-    """The same recipe with a template that has a place for tools, which the model's own has not."""
+def _changed(recipe: Path, name: str, old: str, new: str) -> Path:
+    """The same recipe with the text *new* in place of *old*, which it has once, as a file beside it."""
     text = recipe.read_text()
-    template = f"[flags]\nchat-template = {json.dumps(str(PLANTED / 'tools.jinja'))}\n"
-    assert text.count("[flags]\n") == 1
-    path = recipe.with_name(f"{recipe.stem}-tools.toml")
-    path.write_text(text.replace("[flags]\n", template))
+    assert text.count(old) == 1
+    path = recipe.with_name(f"{recipe.stem}-{name}.toml")
+    path.write_text(text.replace(old, new))
     return path
 
 

@@ -195,6 +195,19 @@ def test_a_signature_in_the_log_fails_a_cell_that_looks_healthy(observations: li
     assert "in code c=4" in cause
 
 
+def test_an_engine_that_seeded_requests_end_is_told_from_others(observations: list[Observation]) -> None:
+    dying = (
+        "EngineDeadError: EngineCore encountered an issue",
+        "RuntimeError: CPU Generator does not use offset",
+    )
+    [(verdict, cause)] = found(changed(observations, 1, log=dying))
+    assert verdict == "fail"
+    assert "in code c=4" in cause
+    assert "a request with a seed whose prompt is read in several pieces" in cause
+    [(_, other)] = found(changed(observations, 1, log=dying[:1]))
+    assert "seed" not in other
+
+
 def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
     seen = triage(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
     assert not seen.troubles

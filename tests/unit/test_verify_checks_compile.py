@@ -154,6 +154,16 @@ def test_processes_that_were_not_watched_decide_nothing() -> None:
     assert verdict(seen()[:-1])[0] is Verdict.INCONCLUSIVE
 
 
+def test_a_kind_that_ends_the_server_in_the_first_round_fails_with_its_name() -> None:
+    at = list(KINDS).index("sampled c=4")
+    log = ("RuntimeError: CPU Generator does not use offset", "EngineDeadError: see above")
+    ended = msgspec.structs.replace(seen()[at], died=1, log=log)
+    found, cause = verdict((*seen()[:at], ended))
+    assert found is Verdict.FAIL
+    assert "the server ended in sampled c=4 first" in cause
+    assert "a request with a seed whose prompt is read in several pieces" in cause
+
+
 def test_cells_without_top_p_keep_their_keys() -> None:
     assert "top-p" not in to_builtins(Load())
     assert to_builtins(Load(top_p=0.9))["top-p"] == 0.9

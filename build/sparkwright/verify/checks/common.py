@@ -28,12 +28,12 @@ SIGNATURES = {
     " requests counted with padding in one place and without in another",
     "batch_size must be equal": "attention was given tensors of different batch sizes",
     "illegal memory access": "a kernel read or wrote outside its memory",
+    "CPU Generator does not use offset": "a request with a seed whose prompt is read in several pieces: vLLM"
+    " takes the random draw of each piece back, which generators for the CPU do not offer",
     "CUDA out of memory": "the GPU's memory was used up",
     "Engine core initialization failed": "the engine did not come up",
     "EngineDeadError": "the engine process has ended",
     "CUDA error": "a CUDA call failed",
-    "CPU Generator does not use offset": "a request with a seed whose prompt is read in several pieces: vLLM"
-    " takes the random draw of each piece back, which generators for the CPU do not offer",
 }
 """Log lines of a broken engine, the most specific first: part of the line, meaning."""
 

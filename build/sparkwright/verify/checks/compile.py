@@ -55,14 +55,17 @@ class CompileCheck:
         )
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return one finding, on the second round; what the first one compiled is a remark."""
+        """Return one finding, on the second round; what the first one compiled is a remark.
+
+        A server that a kind of request ends or breaks in the first round fails too.
+        """
         seen = triage(self, context, observations)
         again = seen.tagged(round="again")
         warmed = [one for o in seen.tagged(round="first").sound for one in o.compiled or ()]
         warnings = [f"the first requests had {', '.join(warmed[:5])} compiled"] if warmed else []
         return [
             conclude(
-                again,
+                seen,
                 "nothing is compiled after the warm-up",
                 "While kinds of requests are served that the server has seen before, none of its processes is"
                 " a compiler, and no cache of compiled kernels grows. A request that waits for a compiler"
