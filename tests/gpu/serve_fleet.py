@@ -113,6 +113,7 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "backend": matrix.backend(cell, args.version, device=args.device),
         "device": args.device,
+        "prefix": matrix.caches_prefixes(cell, device=args.device),
         "levels": args.levels,
         "layers": checkpoint(cell.shape).config["num_hidden_layers"],
     }
@@ -161,7 +162,7 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
         "enforce_eager": cell.eager,
         "kv_cache_dtype": CACHES[cell.cache],
         "kv_cache_memory_bytes": 1 << (30 if args.device == "cpu" else 32),
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": matrix.caches_prefixes(cell, device=args.device),
         "disable_log_stats": False,
         "worker_extension_cls": "fleet.view.FleetView",
     }
@@ -255,10 +256,12 @@ def print_plan(args: argparse.Namespace) -> None:
 def report(args: argparse.Namespace) -> int:
     """Write and print the matrix; return the exit status."""
     found = rows(args)
-    text = table(found, len(selected(args)))
+    every = {*selected(args), *(cell for cell, *_ in found)}
+    text = table(found, len(every), args.device)
     (args.out / "matrix.md").write_text(text + "\n", encoding="utf-8")
     say(text)
-    return 1 if not found or any(wrong for *_, wrong in found) else 0
+    bad = [cell for cell, line, _, wrong in found if wrong and not judge.lacking(line, args.device)]
+    return 1 if bad or not found else 0
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
 LEVELS = [1, 8]
 CELL = Cell("dense", "dflash", "fp8", eager=False)
 SERVES, TOLD = Expectation("serves"), Expectation("told")
-ASKED = {"backend": "TRITON_ATTN", "device": "cuda", "levels": LEVELS, "layers": 6}
+ASKED = {"backend": "TRITON_ATTN", "device": "cuda", "prefix": True, "levels": LEVELS, "layers": 6}
 RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 PROPOSER = "vllm.v1.spec_decode.dflash.DFlashProposer"
 
@@ -324,7 +324,19 @@ def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
     text = (tmp_path / "matrix.md").read_text()
     assert f"| {CELL.name} | served | FAIL |" in text
     assert "1 passed, 1 failed" in text
-    assert report.table([], 3).endswith("0 passed, 0 failed, 3 not run")
+    assert report.table([], 3, "cuda").endswith("0 passed, 0 failed, 0 without a kernel, 3 not run")
+
+
+def test_a_kernel_that_a_cpu_lacks_is_no_fault_of_the_cell_and_on_a_card_it_is() -> None:
+    tail = "kernel[grid](\nTypeError: 'function' object is not subscriptable\n"
+    line = record({"stage": "boot"}, 1, tail)
+    assert judge.lacking(line, "cpu")
+    assert not judge.lacking(line, "cuda")
+    assert not judge.lacking(record({"stage": "boot"}, 1, "ValueError: shapes differ"), "cpu")
+    assert not judge.lacking(record(seen()), "cpu")
+    row = (CELL, line, None, ["exit status 1"])
+    assert "| no kernel |" in report.table([row], 1, "cpu")
+    assert "| FAIL |" in report.table([row], 1, "cuda")
 
 
 def test_the_plan_needs_no_gpu_and_keeps_to_its_budget(tmp_path: Path) -> None:

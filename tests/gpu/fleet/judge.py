@@ -10,7 +10,7 @@ from typing import Any
 from fleet.load import expected, prefix, requests
 from fleet.matrix import CACHES, Cell, Expectation
 
-__all__ = ["ALLOWED", "RARE", "Compared", "compared", "faults", "outcome"]
+__all__ = ["ALLOWED", "RARE", "Compared", "compared", "faults", "lacking", "outcome"]
 
 ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0, "turbo": 1.0}
 """Nats that the first other token of an answer may be below the reference's, by cache."""
@@ -19,6 +19,12 @@ RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1, "turbo": 0.1}
 RUNNERS = {"v1": ("GPUModelRunner", ".worker.gpu_model_runner."), "v2": ("GPUModelRunner", ".worker.gpu.")}
 PROPOSERS = {"dflash": "dflash", "windows": "dflash", "eagle3": "eagle", "mtp": "", "ngram": "ngram"}
 CLEAN = re.compile(r"^\s*(\w+\.)*(\w*(Error|Exception)|Refused)\b.*", re.MULTILINE)
+# Triton's kernels are plain functions there; operators of CUDA are missing or refuse.
+NO_KERNEL = re.compile(
+    r"'function' object is not subscriptable|'_OpNamespace' '\w+' object has no attribute|for the CPU"
+    r"|on (the )?CPU\b|not (supported|implemented).*\bcpu\b|\bcpu\b.*not (supported|implemented)",
+    re.IGNORECASE,
+)
 CRASH = re.compile(
     r"illegal memory access|device-side assert|CUDA error|out of memory|Segmentation fault|core dumped"
     r"|EngineDeadError|EngineCore encountered|Fatal Python error",
@@ -67,6 +73,11 @@ def outcome(line: dict[str, Any]) -> str:
     return "refused" if reason(line) else "crashed"
 
 
+def lacking(line: dict[str, Any], device: str) -> bool:
+    """Return whether a cell ended because the CPU has no such kernel, which says nothing of the cell."""
+    return device == "cpu" and outcome(line) != "served" and bool(NO_KERNEL.search(line["tail"]))
+
+
 def reason(line: dict[str, Any]) -> str:
     """Return the last error that a log names, in one line."""
     found = [match.group(0).strip() for match in CLEAN.finditer(line["tail"])]
@@ -88,7 +99,7 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``backend``, ``device``, ``levels``, and ``layers`` of the target.
+        asked: what was asked for: ``backend``, ``device``, ``prefix``, ``levels``, the target's ``layers``.
     """
     came = outcome(line)
     if came == "crashed":
@@ -102,7 +113,7 @@ def faults(
     found = _view_faults(cell, seen, asked) + _level_faults(cell, seen, asked["levels"])
     if right is None:
         return [*found, "there is no reference to compare answers with"]
-    return found + _answer_faults(cell, seen, right, asked["levels"])
+    return found + _answer_faults(cell, seen, right, asked)
 
 
 def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
@@ -137,8 +148,8 @@ def _runner_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> l
     part = PROPOSERS.get(cell.drafter)
     if (part is None) == bool(view["drafter"]) or (part and part not in view["drafter"].lower()):
         found.append(f"the drafter is {view['drafter'] or 'none'}")
-    if not view["prefix_cache"]:
-        found.append("the prefix cache is off")
+    if view["prefix_cache"] != asked["prefix"]:
+        found.append(f"the prefix cache is {'on' if view['prefix_cache'] else 'off'}")
     return found
 
 
@@ -207,10 +218,12 @@ def _counter_faults(cell: Cell, counted: dict[str, int], level: int) -> list[str
     return []
 
 
-def _answer_faults(cell: Cell, seen: dict[str, Any], right: dict[str, Any], levels: list[int]) -> list[str]:
+def _answer_faults(
+    cell: Cell, seen: dict[str, Any], right: dict[str, Any], asked: dict[str, Any]
+) -> list[str]:
     """Compare answers with the reference's, level by level, and from the prefix cache."""
     found, wrong = [], []
-    for level in levels:
+    for level in asked["levels"]:
         line, other = seen["levels"].get(str(level)), right["levels"].get(str(level))
         if line is None:
             continue
@@ -228,7 +241,7 @@ def _answer_faults(cell: Cell, seen: dict[str, Any], right: dict[str, Any], leve
         some = compared([seen[name]], [right["cold"]])
         if not some.worst <= ALLOWED[cell.cache]:
             found.append(f"{name}: a token is {some.worst:.3f} nats below the reference's")
-    if "warm" in seen and not seen["warm"]["cached"]:
+    if asked["prefix"] and "warm" in seen and not seen["warm"]["cached"]:
         found.append("warm: nothing came from the prefix cache")
     return found
 

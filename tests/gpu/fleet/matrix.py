@@ -156,6 +156,11 @@ def backend(cell: Cell, version: str, *, device: str = "cuda") -> str | None:
     return "TRITON_ATTN"
 
 
+def caches_prefixes(cell: Cell, *, device: str = "cuda") -> bool:
+    """Return whether the prefix cache is on: a CPU cannot keep states of drafts and of prefixes at once."""
+    return device == "cuda" or cell.shape != "hybrid" or cell.drafter == "none"
+
+
 def seconds(cell: Cell, *, device: str = "cuda") -> float:
     """Return how long a cell is expected to take by itself, in seconds: boot, levels and the prefix.
 
