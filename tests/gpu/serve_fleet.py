@@ -11,8 +11,9 @@ with its carries; downloads nothing and imports nothing of this project but its 
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.32.0 --device cpu --only dense ngram
 
 Each cell is an engine in a process of its own with a time limit: a shape (gated delta nets with full
-attention, experts, Gemma 4, gpt-oss, latent attention, NVFP4 weights in two forms), a drafter, a KV cache, a
-model runner, eager or with CUDA graphs. The checkpoints are made up and small. What fails a cell:
+attention, experts, Gemma 4, gpt-oss, latent attention, an image before text, NVFP4 weights in two forms), a
+drafter, a KV cache, a model runner, eager or with CUDA graphs. The checkpoints are made up and small. What
+fails a cell:
 
 - it does not boot, dies, hangs, or is refused where it must serve; or is served where it must be refused;
 - runner, drafter, attention backend, format of the caches, graphs or sinks are not those asked for;
@@ -44,7 +45,7 @@ from fleet.drafters import speculative
 from fleet.load import LEVELS
 from fleet.matrix import CACHES, Cell
 from fleet.report import table
-from fleet.shapes import MAX_MODEL_LEN, checkpoint
+from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of
 from fleet.tensors import write_checkpoint
 from serve_pair import Run, environment, run_engine, say
 
@@ -115,7 +116,7 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "device": args.device,
         "prefix": matrix.caches_prefixes(cell, device=args.device),
         "levels": args.levels,
-        "layers": checkpoint(cell.shape).config["num_hidden_layers"],
+        "layers": layers_of(cell.shape),
     }
 
 
@@ -150,10 +151,10 @@ def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
 def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path) -> dict[str, Any]:
     """Write a cell's checkpoints; return what its engine's process is told."""
     backend = matrix.backend(cell, args.version, device=args.device)
-    folder = scratch / cell.name
+    folder, images = scratch / cell.name, cell.shape == "image"
     engine: dict[str, Any] = {
         "model": str(write_checkpoint(folder / "target", checkpoint(cell.shape))),
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not images,
         "dtype": "bfloat16",
         "seed": 0,
         "max_model_len": MAX_MODEL_LEN,
@@ -173,6 +174,8 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
             engine["additional_config"] = {"gdn_prefill_backend": "triton"}
         if cell.shape in WITH_EXPERTS:
             engine["moe_backend"] = "triton"
+    if images:
+        engine["limit_mm_per_prompt"] = {"image": 1}
     if backend:
         engine["attention_backend"] = backend
     if cell.cards > 1:
@@ -184,7 +187,7 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     if drafting:
         engine["speculative_config"] = drafting
     near = cell == matrix.reference(cell, args.version, device=args.device)
-    return {"engine": engine, "levels": args.levels, "near": near, "out": str(out)}
+    return {"engine": engine, "levels": args.levels, "near": near, "images": images, "out": str(out)}
 
 
 def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, str]:

@@ -151,6 +151,23 @@ def test_sinks_and_heads_of_two_sizes_are_looked_for() -> None:
     )
 
 
+def test_images_have_to_become_tokens() -> None:
+    cell = Cell("image", "dflash", "fp8", eager=False)
+    layers = {f"language_model.model.layers.{place}.self_attn.attn": layer() for place in range(6)}
+
+    def answered(more: int) -> dict[str, Any]:
+        found = seen(views=[view(layers=layers)])
+        for level in LEVELS:
+            for one, asked in zip(
+                found["levels"][str(level)]["answers"], load.seeing(load.requests(level)), strict=True
+            ):
+                one["prompt"] = len(asked.prompt) + (more if asked.image else 0)
+        return found
+
+    assert faults(answered(22), cell) == []
+    assert any("requests [0, 2, 3, 5, 6] have no image" in fault for fault in faults(answered(1), cell))
+
+
 def test_a_missing_counter_and_a_wrong_one_are_found() -> None:
     assert any("no counter of accepted" in one for one in faults(seen(counted={"drafts": 1, "drafted": 3})))
     assert any(
@@ -261,7 +278,7 @@ def test_one_of_each_refusal_is_a_cell() -> None:
 
     assert refused(V33) == {"mla-none-nvfp4-v2-eager"}
     assert refused(V24) == {"mla-none-nvfp4-v1-eager", "hybrid-none-bf16-v2-eager"} | {
-        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense")
+        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense", "image")
     }
     assert matrix.expectation(Cell("mla", cache="nvfp4"), V24).pattern
 

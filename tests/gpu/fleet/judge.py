@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.load import expected, prefix, requests
+from fleet.images import IMAGE_TOKENS
+from fleet.load import expected, prefix, requests, seeing
 from fleet.matrix import CACHES, Cell, Expectation
 
 __all__ = ["ALLOWED", "RARE", "Compared", "compared", "faults", "lacking", "outcome"]
@@ -195,8 +196,21 @@ def _level_faults(cell: Cell, seen: dict[str, Any], levels: list[int]) -> list[s
         lengths = [len(one["tokens"]) for one in line["answers"]]
         if lengths != [one.output for one in requests(level)]:
             found.append(f"c={level}: answers of {lengths} tokens")
+        found += [f"c={level}: {fault}" for fault in _image_faults(cell, line["answers"], level)]
         found += [f"c={level}: {fault}" for fault in _counter_faults(cell, line["counters"], level)]
     return found
+
+
+def _image_faults(cell: Cell, answers: list[dict[str, Any]], level: int) -> list[str]:
+    """Check that images became tokens of their prompts."""
+    if cell.shape != "image":
+        return []
+    blind = [
+        place
+        for place, (one, asked) in enumerate(zip(answers, seeing(requests(level)), strict=False))
+        if bool(asked.image) != (one["prompt"] >= len(asked.prompt) + IMAGE_TOKENS)
+    ]
+    return [f"requests {blind} have no image in their prompts, or one too many"] if blind else []
 
 
 def _counter_faults(cell: Cell, counted: dict[str, int], level: int) -> list[str]:
