@@ -73,7 +73,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--budget", type=float, default=float("inf"), help="seconds after which no cell starts"
     )
     parser.add_argument("--jobs", type=int, default=1, help="engines at once")
-    parser.add_argument("--seconds", type=int, default=0, help="time for a cell; six times the expected if 0")
+    parser.add_argument("--seconds", type=int, default=0, help="time for a cell; by what is expected if 0")
     parser.add_argument("--retry", action="store_true", help="run cells that failed once more")
     parser.add_argument("--plan", action="store_true", help="print the cells in order; start nothing")
     parser.add_argument("--report", action="store_true", help="judge what is on record; start nothing")
@@ -213,7 +213,7 @@ def execute(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, An
     out, spec = folder / "seen.json", folder / "spec.json"
     spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
     log = args.out / "logs" / f"{cell.name}.log"
-    limit = args.seconds or 6 * matrix.seconds(cell, device=args.device) + 30
+    limit = args.seconds or 6 * matrix.seconds(cell, device=args.device) + 120
     started = time.monotonic()
     status = run_engine("fleet.engine", spec, log, variables(cell, args, scratch), limit)
     seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None

@@ -43,7 +43,7 @@ def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any
     wanted = [
         SamplingParams(
             max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False,
-            logprobs=20 if near else None,
+            logprobs=8 if near else None,
         )
         for one in asked
     ]  # fmt: skip
