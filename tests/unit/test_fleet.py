@@ -222,6 +222,29 @@ def test_an_answer_that_ends_early_or_a_level_that_was_never_served_is_found() -
 REFUSAL = "INFO 1\nTraceback (most recent call last):\nValueError: kv_cache_dtype nvfp4 is not for MLA\n"
 
 
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (REFUSAL, "ValueError: kv_cache_dtype nvfp4 is not for MLA"),
+        (
+            "[rank0]:     raise ValueError(\n[rank0]: ValueError: Failed to find a kernel\n\n",
+            "Failed to find",
+        ),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+            "  Value error, nvfp4 KV cache is not supported with MLA [type=value_error]\n    For further …",
+            "Value error, nvfp4 KV cache is not supported with MLA",
+        ),
+        ("(Worker pid=7) ERROR 11-23 13:28:11 [core.py:1120] KeyError: 'x'\nINFO 1", "KeyError: 'x'"),
+    ],
+)
+def test_the_reason_of_a_refusal_is_read_from_logs(tail: str, words: str) -> None:
+    line = record({"stage": "start"}, 1, tail)
+    assert judge.outcome(line) == "refused"
+    assert words in judge.reason(line)
+    assert judge.reason(record({"stage": "start"}, 1, "no ErrorProne class\nINFO fine")) == ""
+
+
 def test_a_refusal_is_right_only_where_it_may_be() -> None:
     line = record({"stage": "start", "levels": {}}, 1, REFUSAL)
     refused = Expectation("refused", "nvfp4")

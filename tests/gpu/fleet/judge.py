@@ -19,7 +19,11 @@ RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1, "turbo": 0.1}
 """Largest share of compared tokens that may be others at all: near ties."""
 RUNNERS = {"v1": ("GPUModelRunner", ".worker.gpu_model_runner."), "v2": ("GPUModelRunner", ".worker.gpu.")}
 PROPOSERS = {"dflash": "dflash", "windows": "dflash", "eagle3": "eagle", "mtp": "", "ngram": "ngram"}
-CLEAN = re.compile(r"^\s*(\w+\.)*(\w*(Error|Exception)|Refused)\b.*", re.MULTILINE)
+_WHERE = r"^(?:\[rank\d+\]:|\(\w+ pid=\d+\)(?: ERROR [^\]]*\])?)?\s*"  # what logs put before a line
+# An error by its class, or as pydantic says it on the line that follows.
+CLEAN = re.compile(
+    _WHERE + r"((?:(?:\w+\.)*\w*(?:Error|Exception)\b|(?:Value|Assertion) error,).*)", re.MULTILINE
+)
 # Triton's kernels are plain functions there; operators of CUDA are missing or refuse.
 NO_KERNEL = re.compile(
     r"'function' object is not subscriptable|'_OpNamespace' '\w+' object has no attribute|for the CPU"
@@ -81,7 +85,7 @@ def lacking(line: dict[str, Any], device: str) -> bool:
 
 def reason(line: dict[str, Any]) -> str:
     """Return the last error that a log names, in one line."""
-    found = [match.group(0).strip() for match in CLEAN.finditer(line["tail"])]
+    found = [match.group(1).strip() for match in CLEAN.finditer(line["tail"])]
     own = [text for text in found if "Engine core initialization failed" not in text]
     return (own or found or [""])[-1][:300]
 
