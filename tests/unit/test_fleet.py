@@ -231,7 +231,7 @@ REFUSAL = "INFO 1\nTraceback (most recent call last):\nValueError: kv_cache_dtyp
             "Failed to find",
         ),
         (
-            "pydantic.ValidationError: 1 validation error\n  Value error, nvfp4 KV cache is not supported with MLA",
+            "pydantic.ValidationError: 1 error\n  Value error, nvfp4 KV cache is not supported with MLA",
             "Value error, nvfp4 KV cache is not supported with MLA",
         ),
         ("(Worker pid=7) ERROR 11-23 13:28:11 [core.py:1120] KeyError: 'x'\nINFO 1", "KeyError: 'x'"),
