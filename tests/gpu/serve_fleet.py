@@ -112,6 +112,7 @@ def selected(args: argparse.Namespace) -> list[Cell]:
 def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """Return what the record of a cell is judged by."""
     return {
+        "version": args.version,
         "backend": matrix.backend(cell, args.version, device=args.device),
         "device": args.device,
         "prefix": matrix.caches_prefixes(cell, device=args.device),

@@ -24,7 +24,14 @@ V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
 LEVELS = [1, 8]
 CELL = Cell("dense", "dflash", "fp8", eager=False)
 SERVES, TOLD = Expectation("serves"), Expectation("told")
-ASKED = {"backend": "TRITON_ATTN", "device": "cuda", "prefix": True, "levels": LEVELS, "layers": 6}
+ASKED = {
+    "version": V24,
+    "backend": "TRITON_ATTN",
+    "device": "cuda",
+    "prefix": True,
+    "levels": LEVELS,
+    "layers": 6,
+}
 RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 PROPOSER = "vllm.v1.spec_decode.dflash.DFlashProposer"
 
@@ -55,7 +62,14 @@ def seen(*, counted: dict[str, int] | None = None, **changes: Any) -> dict[str, 
         str(level): {"answers": answers(load.requests(level)), "counters": dict(rise)} for level in LEVELS
     }
     cold = answers([load.prefix()])[0]
-    found = {"stage": "end", "views": [view()], "levels": levels, "cold": cold, "boot_seconds": 9.0}
+    found = {
+        "stage": "end",
+        "vllm": V24,
+        "views": [view()],
+        "levels": levels,
+        "cold": cold,
+        "boot_seconds": 9.0,
+    }
     return {**found, "warm": {**cold, "cached": 1024}, **changes}
 
 
@@ -127,6 +141,13 @@ def test_too_many_near_ties_are_found() -> None:
 )
 def test_what_booted_must_be_what_was_asked_for(change: dict[str, Any], words: str) -> None:
     assert any(words in fault for fault in faults(seen(views=[view(**change)])))
+
+
+def test_another_vllm_is_found() -> None:
+    other_wheel = seen(vllm="0.24.0+spark.4.11111111")
+    assert any("vLLM is 0.24.0+spark.4" in fault for fault in faults(other_wheel))
+    any_wheel = {**ASKED, "version": "0.24.0"}
+    assert judge.faults(CELL, record(other_wheel), RIGHT, SERVES, any_wheel) == []
 
 
 def test_two_cards_need_two_workers_on_two_cards() -> None:

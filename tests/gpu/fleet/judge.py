@@ -104,7 +104,8 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``backend``, ``device``, ``prefix``, ``levels``, the target's ``layers``.
+        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and ``layers``
+            of the target.
     """
     came = outcome(line)
     if came == "crashed":
@@ -132,6 +133,9 @@ def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
 def _view_faults(cell: Cell, seen: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     """Check runner, drafter, backends, caches and graphs of every worker."""
     found = []
+    # A version without its local part stands for every wheel of the release.
+    if asked["version"] not in (seen["vllm"], seen["vllm"].partition("+")[0]):
+        found.append(f"vLLM is {seen['vllm']} instead of {asked['version']}")
     if len(seen["views"]) != cell.cards:
         found.append(f"{len(seen['views'])} workers instead of {cell.cards}")
     cards = {view["card"] for view in seen["views"]}
