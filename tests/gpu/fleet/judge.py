@@ -104,8 +104,8 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and ``layers``
-            of the target.
+        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and of
+            the target ``layers``.
     """
     came = outcome(line)
     if came == "crashed":
