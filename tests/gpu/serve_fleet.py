@@ -176,7 +176,8 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
         if cell.shape in WITH_EXPERTS:
             engine["moe_backend"] = "triton"
     if images:
-        engine["limit_mm_per_prompt"] = {"image": 1}
+        # With the cache 0.24 processes a text apart from its images, which transformers 5.23 refuses.
+        engine |= {"limit_mm_per_prompt": {"image": 1}, "mm_processor_cache_gb": 0}
     if backend:
         engine["attention_backend"] = backend
     if cell.cards > 1:
