@@ -14,16 +14,19 @@ __all__ = ["IMAGE_SIDE", "IMAGE_TOKENS", "START", "image"]
 
 IMAGE_SIDE, IMAGE_TOKENS = 112, 16  # pixels, and tokens that an image becomes
 NAMES = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+LINES = tuple("\n" * count for count in range(1, 5))  # vLLM joins those around an image, by their own tokens
 START, STOP, SOFT = range(VOCABULARY - len(NAMES), VOCABULARY)
 _SEEN, _PATCH = 128, 14
 
 
 def _words() -> dict[str, Any]:
     """Return the files of tokenizer and processor."""
-    words = tokenizer(VOCABULARY - len(NAMES))
+    own = (*LINES, *NAMES)
+    words = tokenizer(VOCABULARY - len(own))
     like = words["added_tokens"][0]
     words["added_tokens"] += [
-        {**like, "id": START + place, "content": name} for place, name in enumerate(NAMES)
+        {**like, "id": VOCABULARY - len(own) + place, "content": name, "special": name in NAMES}
+        for place, name in enumerate(own)
     ]
     special = dict(zip(("boi_token", "eoi_token", "image_token"), NAMES, strict=True))
     told = tokenizer_config(MAX_MODEL_LEN) | special | {"extra_special_tokens": special}
