@@ -178,8 +178,7 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     if images:
         # With the cache 0.24 processes a text apart from its images, which transformers 5.23 refuses.
         engine |= {"limit_mm_per_prompt": {"image": 1}, "mm_processor_cache_gb": 0}
-    if backend:
-        engine["attention_backend"] = backend
+    engine |= {"attention_backend": backend} if backend else {}
     if cell.cards > 1:
         engine |= {"tensor_parallel_size": cell.cards, "distributed_executor_backend": "mp"}
     drafting = speculative(
