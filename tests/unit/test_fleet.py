@@ -24,7 +24,14 @@ V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
 LEVELS = [1, 8]
 CELL = Cell("dense", "dflash", "fp8", eager=False)
 SERVES, TOLD = Expectation("serves"), Expectation("told")
-ASKED = {"backend": "TRITON_ATTN", "device": "cuda", "levels": LEVELS, "layers": 6}
+ASKED = {
+    "version": V24,
+    "backend": "TRITON_ATTN",
+    "device": "cuda",
+    "prefix": True,
+    "levels": LEVELS,
+    "layers": 6,
+}
 RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 PROPOSER = "vllm.v1.spec_decode.dflash.DFlashProposer"
 
@@ -55,7 +62,14 @@ def seen(*, counted: dict[str, int] | None = None, **changes: Any) -> dict[str, 
         str(level): {"answers": answers(load.requests(level)), "counters": dict(rise)} for level in LEVELS
     }
     cold = answers([load.prefix()])[0]
-    found = {"stage": "end", "views": [view()], "levels": levels, "cold": cold, "boot_seconds": 9.0}
+    found = {
+        "stage": "end",
+        "vllm": V24,
+        "views": [view()],
+        "levels": levels,
+        "cold": cold,
+        "boot_seconds": 9.0,
+    }
     return {**found, "warm": {**cold, "cached": 1024}, **changes}
 
 
@@ -129,6 +143,13 @@ def test_what_booted_must_be_what_was_asked_for(change: dict[str, Any], words: s
     assert any(words in fault for fault in faults(seen(views=[view(**change)])))
 
 
+def test_another_vllm_is_found() -> None:
+    other_wheel = seen(vllm="0.24.0+spark.4.11111111")
+    assert any("vLLM is 0.24.0+spark.4" in fault for fault in faults(other_wheel))
+    any_wheel = {**ASKED, "version": "0.24.0"}
+    assert judge.faults(CELL, record(other_wheel), RIGHT, SERVES, any_wheel) == []
+
+
 def test_two_cards_need_two_workers_on_two_cards() -> None:
     two = replace(CELL, cards=2)
     assert faults(seen(views=[view(), view(card="b")]), two) == []
@@ -149,6 +170,23 @@ def test_sinks_and_heads_of_two_sizes_are_looked_for() -> None:
     assert any(
         "heads are of [256]" in one for one in faults(seen(views=[view(layers=layers(size=256))]), gemma)
     )
+
+
+def test_images_have_to_become_tokens() -> None:
+    cell = Cell("image", "dflash", "fp8", eager=False)
+    layers = {f"language_model.model.layers.{place}.self_attn.attn": layer() for place in range(6)}
+
+    def answered(more: int) -> dict[str, Any]:
+        found = seen(views=[view(layers=layers)])
+        for level in LEVELS:
+            for one, asked in zip(
+                found["levels"][str(level)]["answers"], load.seeing(load.requests(level)), strict=True
+            ):
+                one["prompt"] = len(asked.prompt) + (more if asked.image else 0)
+        return found
+
+    assert faults(answered(22), cell) == []
+    assert any("requests [0, 2, 3, 5, 6] have no image" in fault for fault in faults(answered(1), cell))
 
 
 def test_a_missing_counter_and_a_wrong_one_are_found() -> None:
@@ -203,6 +241,28 @@ def test_an_answer_that_ends_early_or_a_level_that_was_never_served_is_found() -
 
 
 REFUSAL = "INFO 1\nTraceback (most recent call last):\nValueError: kv_cache_dtype nvfp4 is not for MLA\n"
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (REFUSAL, "ValueError: kv_cache_dtype nvfp4 is not for MLA"),
+        (
+            "[rank0]:     raise ValueError(\n[rank0]: ValueError: Failed to find a kernel\n\n",
+            "Failed to find",
+        ),
+        (
+            "pydantic.ValidationError: 1 error\n  Value error, nvfp4 KV cache is not supported with MLA",
+            "Value error, nvfp4 KV cache is not supported with MLA",
+        ),
+        ("(Worker pid=7) ERROR 11-23 13:28:11 [core.py:1120] KeyError: 'x'\nINFO 1", "KeyError: 'x'"),
+    ],
+)
+def test_the_reason_of_a_refusal_is_read_from_logs(tail: str, words: str) -> None:
+    line = record({"stage": "start"}, 1, tail)
+    assert judge.outcome(line) == "refused"
+    assert words in judge.reason(line)
+    assert judge.reason(record({"stage": "start"}, 1, "no ErrorProne class\nINFO fine")) == ""
 
 
 def test_a_refusal_is_right_only_where_it_may_be() -> None:
@@ -261,7 +321,7 @@ def test_one_of_each_refusal_is_a_cell() -> None:
 
     assert refused(V33) == {"mla-none-nvfp4-v2-eager"}
     assert refused(V24) == {"mla-none-nvfp4-v1-eager", "hybrid-none-bf16-v2-eager"} | {
-        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense")
+        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense", "image")
     }
     assert matrix.expectation(Cell("mla", cache="nvfp4"), V24).pattern
 
@@ -324,7 +384,19 @@ def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
     text = (tmp_path / "matrix.md").read_text()
     assert f"| {CELL.name} | served | FAIL |" in text
     assert "1 passed, 1 failed" in text
-    assert report.table([], 3).endswith("0 passed, 0 failed, 3 not run")
+    assert report.table([], 3, "cuda").endswith("0 passed, 0 failed, 0 without a kernel, 3 not run")
+
+
+def test_a_kernel_that_a_cpu_lacks_is_no_fault_of_the_cell_and_on_a_card_it_is() -> None:
+    tail = "kernel[grid](\nTypeError: 'function' object is not subscriptable\n"
+    line = record({"stage": "boot"}, 1, tail)
+    assert judge.lacking(line, "cpu")
+    assert not judge.lacking(line, "cuda")
+    assert not judge.lacking(record({"stage": "boot"}, 1, "ValueError: shapes differ"), "cpu")
+    assert not judge.lacking(record(seen()), "cpu")
+    row = (CELL, line, None, ["exit status 1"])
+    assert "| no kernel |" in report.table([row], 1, "cpu")
+    assert "| FAIL |" in report.table([row], 1, "cuda")
 
 
 def test_the_plan_needs_no_gpu_and_keeps_to_its_budget(tmp_path: Path) -> None:

@@ -97,3 +97,14 @@ def test_nvfp4_parts_stand_for_the_values_of_the_twin(form: str) -> None:
     assert quantised.packed(form, "model.norm.weight", tensors.Tensor((8,), "1.0")).keys() == {
         "model.norm.weight"
     }
+
+
+def test_tokens_of_images_have_the_numbers_that_the_configuration_names() -> None:
+    one = checkpoint("image")
+    words = (one.files or {})["tokenizer.json"]
+    numbers = {token["content"]: token["id"] for token in words["added_tokens"]}
+    named = [one.config[name] for name in ("boi_token_index", "eoi_token_index", "image_token_index")]
+    assert named == [numbers[f"<{name}>"] for name in ("start_of_image", "end_of_image", "image_soft_token")]
+    every = {**words["model"]["vocab"], **numbers}
+    assert sorted(every.values()) == list(range(VOCABULARY))
+    assert {"\n", "\n\n"} <= numbers.keys()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from fleet.load import Asked, prefix, requests
+from fleet.images import IMAGE_SIDE, START
+from fleet.load import Asked, prefix, requests, seeing
 
 METRICS = {
     "vllm:spec_decode_num_drafts": "drafts",
@@ -41,19 +43,33 @@ def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any
     wanted = [
         SamplingParams(
             max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False,
-            logprobs=20 if near else None,
+            logprobs=8 if near else None,
         )
         for one in asked
     ]  # fmt: skip
-    prompts = [TokensPrompt(prompt_token_ids=one.prompt) for one in asked]
+    prompts = [
+        TokensPrompt(prompt_token_ids=[1, START, *one.prompt], multi_modal_data={"image": picture(one.image)})
+        if one.image
+        else TokensPrompt(prompt_token_ids=one.prompt)
+        for one in asked
+    ]
     found = []
     for output in engine.generate(prompts, wanted, use_tqdm=False):
         told = output.outputs[0]
         line: dict[str, Any] = {"tokens": list(told.token_ids), "cached": output.num_cached_tokens or 0}
+        line["prompt"] = len(output.prompt_token_ids or ())
         if near:
             line["near"] = [_near(place) for place in told.logprobs]
         found.append(line)
     return found
+
+
+def picture(seed: str) -> Any:
+    """Return an image of noise."""
+    from PIL import Image
+
+    size = (IMAGE_SIDE, IMAGE_SIDE)
+    return Image.frombytes("RGB", size, random.Random(f"fleet-image-{seed}").randbytes(3 * size[0] * size[1]))
 
 
 def _near(place: dict[int, Any]) -> dict[str, float]:
@@ -83,7 +99,8 @@ def main(spec: dict[str, Any]) -> None:
     write("boot")
     for level in spec["levels"]:
         before, began = counters(engine), time.monotonic()
-        answers = answer(engine, requests(level), near=spec["near"])
+        asked = seeing(requests(level)) if spec["images"] else requests(level)
+        answers = answer(engine, asked, near=spec["near"])
         after = counters(engine)
         seen["levels"][str(level)] = {
             "answers": answers,
@@ -92,7 +109,8 @@ def main(spec: dict[str, Any]) -> None:
         }
         write(f"level {level}")
     for name in ("cold", "warm"):
-        seen[name] = answer(engine, [prefix()], near=spec["near"])[0]
+        last = seeing([prefix()]) if spec["images"] else [prefix()]
+        seen[name] = answer(engine, last, near=spec["near"])[0]
     write("end")
     sys.stdout.flush()
     os._exit(0)  # the engine may live in this process; what it does on its way out is not in question

@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.load import expected, prefix, requests
+from fleet.images import IMAGE_TOKENS
+from fleet.load import expected, prefix, requests, seeing
 from fleet.matrix import CACHES, Cell, Expectation
 
-__all__ = ["ALLOWED", "RARE", "Compared", "compared", "faults", "outcome"]
+__all__ = ["ALLOWED", "RARE", "Compared", "compared", "faults", "lacking", "outcome"]
 
 ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0, "turbo": 1.0}
 """Nats that the first other token of an answer may be below the reference's, by cache."""
@@ -18,7 +19,17 @@ RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1, "turbo": 0.1}
 """Largest share of compared tokens that may be others at all: near ties."""
 RUNNERS = {"v1": ("GPUModelRunner", ".worker.gpu_model_runner."), "v2": ("GPUModelRunner", ".worker.gpu.")}
 PROPOSERS = {"dflash": "dflash", "windows": "dflash", "eagle3": "eagle", "mtp": "", "ngram": "ngram"}
-CLEAN = re.compile(r"^\s*(\w+\.)*(\w*(Error|Exception)|Refused)\b.*", re.MULTILINE)
+_WHERE = r"^(?:\[rank\d+\]:|\(\w+ pid=\d+\)(?: ERROR [^\]]*\])?)?\s*"  # what logs put before a line
+# An error by its class, or as pydantic says it on the line that follows.
+CLEAN = re.compile(
+    _WHERE + r"((?:(?:\w+\.)*\w*(?:Error|Exception)\b|(?:Value|Assertion) error,).*)", re.MULTILINE
+)
+# Triton's kernels are plain functions there; operators of CUDA are missing or refuse.
+NO_KERNEL = re.compile(
+    r"'function' object is not subscriptable|'_OpNamespace' '\w+' object has no attribute|for the CPU"
+    r"|on (the )?CPU\b|not (supported|implemented).*\bcpu\b|\bcpu\b.*not (supported|implemented)",
+    re.IGNORECASE,
+)
 CRASH = re.compile(
     r"illegal memory access|device-side assert|CUDA error|out of memory|Segmentation fault|core dumped"
     r"|EngineDeadError|EngineCore encountered|Fatal Python error",
@@ -67,9 +78,14 @@ def outcome(line: dict[str, Any]) -> str:
     return "refused" if reason(line) else "crashed"
 
 
+def lacking(line: dict[str, Any], device: str) -> bool:
+    """Return whether a cell ended because the CPU has no such kernel, which says nothing of the cell."""
+    return device == "cpu" and outcome(line) != "served" and bool(NO_KERNEL.search(line["tail"]))
+
+
 def reason(line: dict[str, Any]) -> str:
     """Return the last error that a log names, in one line."""
-    found = [match.group(0).strip() for match in CLEAN.finditer(line["tail"])]
+    found = [match.group(1).strip() for match in CLEAN.finditer(line["tail"])]
     own = [text for text in found if "Engine core initialization failed" not in text]
     return (own or found or [""])[-1][:300]
 
@@ -88,7 +104,8 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``backend``, ``device``, ``levels``, and ``layers`` of the target.
+        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and of
+            the target ``layers``.
     """
     came = outcome(line)
     if came == "crashed":
@@ -102,7 +119,7 @@ def faults(
     found = _view_faults(cell, seen, asked) + _level_faults(cell, seen, asked["levels"])
     if right is None:
         return [*found, "there is no reference to compare answers with"]
-    return found + _answer_faults(cell, seen, right, asked["levels"])
+    return found + _answer_faults(cell, seen, right, asked)
 
 
 def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
@@ -116,6 +133,9 @@ def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
 def _view_faults(cell: Cell, seen: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     """Check runner, drafter, backends, caches and graphs of every worker."""
     found = []
+    # A version without its local part stands for every wheel of the release.
+    if asked["version"] not in (seen["vllm"], seen["vllm"].partition("+")[0]):
+        found.append(f"vLLM is {seen['vllm']} instead of {asked['version']}")
     if len(seen["views"]) != cell.cards:
         found.append(f"{len(seen['views'])} workers instead of {cell.cards}")
     cards = {view["card"] for view in seen["views"]}
@@ -137,8 +157,8 @@ def _runner_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> l
     part = PROPOSERS.get(cell.drafter)
     if (part is None) == bool(view["drafter"]) or (part and part not in view["drafter"].lower()):
         found.append(f"the drafter is {view['drafter'] or 'none'}")
-    if not view["prefix_cache"]:
-        found.append("the prefix cache is off")
+    if view["prefix_cache"] != asked["prefix"]:
+        found.append(f"the prefix cache is {'on' if view['prefix_cache'] else 'off'}")
     return found
 
 
@@ -184,8 +204,21 @@ def _level_faults(cell: Cell, seen: dict[str, Any], levels: list[int]) -> list[s
         lengths = [len(one["tokens"]) for one in line["answers"]]
         if lengths != [one.output for one in requests(level)]:
             found.append(f"c={level}: answers of {lengths} tokens")
+        found += [f"c={level}: {fault}" for fault in _image_faults(cell, line["answers"], level)]
         found += [f"c={level}: {fault}" for fault in _counter_faults(cell, line["counters"], level)]
     return found
+
+
+def _image_faults(cell: Cell, answers: list[dict[str, Any]], level: int) -> list[str]:
+    """Check that images became tokens of their prompts."""
+    if cell.shape != "image":
+        return []
+    blind = [
+        place
+        for place, (one, asked) in enumerate(zip(answers, seeing(requests(level)), strict=False))
+        if bool(asked.image) != (one["prompt"] >= len(asked.prompt) + IMAGE_TOKENS)
+    ]
+    return [f"requests {blind} have no image in their prompts, or one too many"] if blind else []
 
 
 def _counter_faults(cell: Cell, counted: dict[str, int], level: int) -> list[str]:
@@ -207,10 +240,12 @@ def _counter_faults(cell: Cell, counted: dict[str, int], level: int) -> list[str
     return []
 
 
-def _answer_faults(cell: Cell, seen: dict[str, Any], right: dict[str, Any], levels: list[int]) -> list[str]:
+def _answer_faults(
+    cell: Cell, seen: dict[str, Any], right: dict[str, Any], asked: dict[str, Any]
+) -> list[str]:
     """Compare answers with the reference's, level by level, and from the prefix cache."""
     found, wrong = [], []
-    for level in levels:
+    for level in asked["levels"]:
         line, other = seen["levels"].get(str(level)), right["levels"].get(str(level))
         if line is None:
             continue
@@ -228,7 +263,7 @@ def _answer_faults(cell: Cell, seen: dict[str, Any], right: dict[str, Any], leve
         some = compared([seen[name]], [right["cold"]])
         if not some.worst <= ALLOWED[cell.cache]:
             found.append(f"{name}: a token is {some.worst:.3f} nats below the reference's")
-    if "warm" in seen and not seen["warm"]["cached"]:
+    if asked["prefix"] and "warm" in seen and not seen["warm"]["cached"]:
         found.append("warm: nothing came from the prefix cache")
     return found
 

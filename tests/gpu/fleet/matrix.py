@@ -31,9 +31,18 @@ PAIRED = {
     "modelopt": ("none", "dflash"),
     "compressed": ("none", "dflash"),
     "rounded": ("none",),
+    "image": ("none", "ngram"),
 }
 TWINS = {"modelopt": "rounded", "compressed": "rounded"}  # 16 bits of the same values
-WORTH = {"hybrid": 4.0, "gemma4": 3.0, "gptoss": 2.0, "moe": 2.0, "modelopt": 1.5, "compressed": 1.5}
+WORTH = {
+    "hybrid": 4.0,
+    "gemma4": 3.0,
+    "gptoss": 2.0,
+    "moe": 2.0,
+    "modelopt": 1.5,
+    "compressed": 1.5,
+    "image": 1.5,
+}
 _FASTEST = 1 / 26.0  # of all cells' rates, by a unit of worth
 SURE = {"serves": 1.0, "told": 0.4, "refused": 0.4}  # how much of a cell's value is counted on
 ON_TWO_CARDS = ("hybrid", "gemma4", "moe")
@@ -113,7 +122,7 @@ def expectation(cell: Cell, version: str, *, device: str = "cuda") -> Expectatio
     if cell.runner != main_runner(version) or cell.cards > 1:
         return Expectation("told")  # neither is the fleet's usual way, nor was it ever run
     usual = {"bf16", "fp8", "nvfp4"} if early else {"bf16", "fp8"}
-    if cell.cache not in usual or cell.shape in ("mla", "modelopt", "compressed"):
+    if cell.cache not in usual or cell.shape in ("mla", "modelopt", "compressed", "image"):
         return Expectation("told")
     return Expectation("serves" if cell.drafter in ("none", "dflash", "windows") else "told")
 
@@ -138,7 +147,7 @@ def cells(version: str, *, device: str = "cuda", cards: int = 1) -> list[Cell]:
                 found += [cell] if eager and cache == once and first else []
                 continue
             found.append(cell)
-            if drafter not in ("none", "ngram") and cache in ("bf16", "nvfp4") and device == "cuda":
+            if drafter not in ("none", "ngram") and cache in ("bf16", "nvfp4"):
                 found.append(replace(cell, synthetic=True))
     return found
 
@@ -154,6 +163,11 @@ def backend(cell: Cell, version: str, *, device: str = "cuda") -> str | None:
     if cell.cache == "nvfp4" and series_of(version) != "0.24":
         return "FLASHINFER"
     return "TRITON_ATTN"
+
+
+def caches_prefixes(cell: Cell, *, device: str = "cuda") -> bool:
+    """Return whether the prefix cache is on: a CPU cannot keep states of drafts and of prefixes at once."""
+    return device == "cuda" or cell.shape != "hybrid" or cell.drafter == "none"
 
 
 def seconds(cell: Cell, *, device: str = "cuda") -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleet.judge import compared, outcome, reason
+from fleet.judge import compared, lacking, outcome, reason
 
 if TYPE_CHECKING:
     from fleet.matrix import Cell
@@ -33,15 +33,17 @@ def _accepted(seen: dict[str, Any]) -> str:
     return f"{totals['accepted']}/{totals['drafted']}" if totals["drafted"] else ""
 
 
-def _row(cell: Cell, line: dict[str, Any], right: dict[str, Any] | None, found: list[str]) -> str:
+def _row(
+    cell: Cell, line: dict[str, Any], right: dict[str, Any] | None, found: list[str], *, lacks: bool
+) -> str:
     seen = line.get("seen") or {}
     came = outcome(line)
     served = came == "served"
-    says = "; ".join(found) or ("" if served else reason(line))
+    says = ("" if lacks else "; ".join(found)) or ("" if served else reason(line))
     columns = [
         cell.name,
         came,
-        "FAIL" if found else "pass",
+        "no kernel" if lacks else "FAIL" if found else "pass",
         str(seen.get("boot_seconds", "")),
         f"{line['seconds']:.0f}",
         _beside(seen, right) if served else "",
@@ -52,14 +54,23 @@ def _row(cell: Cell, line: dict[str, Any], right: dict[str, Any] | None, found: 
     return f"| {' | '.join(columns)} |"
 
 
-def table(rows: list[tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]], asked: int) -> str:
+def table(
+    rows: list[tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]], asked: int, device: str
+) -> str:
     """Return the matrix as Markdown, and the tally under it.
 
     Args:
         rows: of each cell that ran, the cell, its record, what its reference's engine wrote, and its faults.
         asked: how many cells there are.
+        device: ``cuda`` or ``cpu``.
     """
-    lines = [_HEAD, "|---|---|---|---:|---:|---|---|---:|---|", *(_row(*row) for row in rows)]
-    failed = sum(bool(found) for *_, found in rows)
-    tally = f"{len(rows) - failed} passed, {failed} failed, {asked - len(rows)} not run"
+    without = {cell for cell, line, *_ in rows if lacking(line, device)}
+    lines = [
+        _HEAD,
+        "|---|---|---|---:|---:|---|---|---:|---|",
+        *(_row(*row, lacks=row[0] in without) for row in rows),
+    ]
+    failed = sum(bool(found) and cell not in without for cell, *_, found in rows)
+    passed = len(rows) - failed - len(without)
+    tally = f"{passed} passed, {failed} failed, {len(without)} without a kernel, {asked - len(rows)} not run"
     return "\n".join([*lines, "", tally])

@@ -16,7 +16,7 @@ from fleet.tensors import EMBED, HEAD, ONES, SHARP, TIED, TIED_NORM, ZEROS, Chec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HIDDEN", "MAX_MODEL_LEN", "SHAPES", "checkpoint"]
+__all__ = ["HIDDEN", "MAX_MODEL_LEN", "SHAPES", "checkpoint", "layers_of"]
 
 MAX_MODEL_LEN = 2048
 HIDDEN, MIDDLE, EXPERTS = 512, 512, 8
@@ -264,6 +264,12 @@ def _in_nvfp4(form: str) -> Checkpoint:
     return Checkpoint(base.config | quantisation, base.tensors, form)
 
 
+def _image() -> Checkpoint:
+    from fleet.images import image  # it is built of this module's parts
+
+    return image()
+
+
 SHAPES: dict[str, Callable[[], Checkpoint]] = {
     "dense": dense,
     "moe": moe,
@@ -274,9 +280,16 @@ SHAPES: dict[str, Callable[[], Checkpoint]] = {
     "rounded": lambda: _in_nvfp4("plain"),
     "modelopt": lambda: _in_nvfp4("modelopt"),
     "compressed": lambda: _in_nvfp4("compressed-tensors"),
+    "image": _image,
 }
 
 
 def checkpoint(shape: str) -> Checkpoint:
     """Return the checkpoint of a shape by its name."""
     return SHAPES[shape]()
+
+
+def layers_of(shape: str) -> int:
+    """Return how many layers a shape's language model has."""
+    config = checkpoint(shape).config
+    return int(config.get("text_config", config)["num_hidden_layers"])
