@@ -69,11 +69,13 @@ class Container:
         folder: an empty folder for its files; what it wrote is in ``upper``.
         below: the root folder that it lies over.
         shared: folder of the host that it sees as `SHARED`, read-only.
+        seen: folders of the host that it sees at their own paths, read-only, beside those of these tests.
     """
 
     folder: Path
     below: Path
     shared: Path
+    seen: tuple[Path, ...] = ()
     _nspawn: subprocess.Popen[bytes] | None = None
     _leader: int = 0
     _starts: int = 0
@@ -94,7 +96,10 @@ class Container:
     def boot(self) -> None:
         """Start it, and wait until its systemd has started everything."""
         self._starts += 1
-        binds = [f"--bind-ro={self.shared}:{SHARED}", *(f"--bind-ro={path}" for path in _own_paths())]
+        binds = [
+            f"--bind-ro={self.shared}:{SHARED}",
+            *(f"--bind-ro={path}" for path in (*_own_paths(), *self.seen)),
+        ]
         command = ["systemd-nspawn", "--quiet", "--boot", "--directory", str(self.merged), "--register=no"]
         command += ["--link-journal=no", "--timezone=off", *binds]
         group = _unified()

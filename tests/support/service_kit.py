@@ -58,9 +58,14 @@ sys.exit(main([*arguments, *{faults!r}]))
 """
 
 
-def served_wheel(folder: Path, version: str, *faults: str, tag: str = "py3-none-any") -> Path:
-    """Build a wheel of ``vllm`` whose ``vllm serve`` is the simulator of this environment, with *faults*."""
+def served_wheel(
+    folder: Path, version: str, *faults: str, tag: str = "py3-none-any", packages: str = ""
+) -> Path:
+    """Build a wheel of ``vllm`` whose ``vllm serve`` is the simulator, with *faults*.
+
+    The simulator is that of the packages in the folder *packages*, by default this environment's.
+    """
     words = [part for fault in faults for part in ("--fault", fault)]
-    paths = [sysconfig.get_path("purelib")]
+    paths = [packages or sysconfig.get_path("purelib")]
     serve = SERVE.format(paths=paths, faults=words)
     return _pack(folder, version, tag, {"vllm/entrypoints/cli/main.py": serve.encode()})

@@ -180,9 +180,10 @@ class Service:
         except requests.RequestException:
             return 0
 
-    def chat(self) -> str:
+    def chat(self, text: str = "Hello") -> str:
         """The answer of the model; empty without one."""
-        body = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+        asked = [{"role": "user", "content": text}]
+        body = {"model": NAME, "messages": asked, "max_tokens": 16, "temperature": 0}
         header = {"Authorization": f"Bearer {self.key}"}
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         try:

@@ -24,11 +24,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def container(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+def seen() -> tuple[Path, ...]:
+    """Further folders that the container sees at their own paths."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def container(
+    shared: Path, seen: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Container]:
     """A booted container of this module."""
     if why := lacking():
         pytest.skip(why)
-    made = Container(tmp_path_factory.mktemp("container"), rootfs(ROOTFS), shared)
+    made = Container(tmp_path_factory.mktemp("container"), rootfs(ROOTFS), shared, seen)
     made.mount()
     try:
         made.boot()
