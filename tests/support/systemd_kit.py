@@ -117,7 +117,7 @@ class Service:
     def _units(self) -> Path:
         return self.path(self._home(".config/systemd/user") if self.user else "/etc/systemd/system")
 
-    def change(self, *lines: str, words: str = "") -> None:
+    def change(self, *lines: str, words: str = "", restart: bool = True) -> None:
         """Change the unit by *lines* and more *words* of its command alone, and start it again."""
         text = (self._units / UNIT).read_text()
         command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
@@ -128,7 +128,8 @@ class Service:
         )
         self.systemctl("daemon-reload")
         self.systemctl("reset-failed", UNIT)
-        self.systemctl("restart", UNIT)
+        if restart:
+            self.systemctl("restart", UNIT)
 
     def _home(self, below: str) -> str:
         return f"/home/{self.user}/{below}"
