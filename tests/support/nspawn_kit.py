@@ -7,6 +7,7 @@ Sources, interpreter and packages are mounted at their own paths, read-only. The
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,7 +20,9 @@ from world import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("systemd-nspawn", "mmdebstrap", "nsenter", "mount")
-PACKAGES = "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,procps,curl,ca-certificates,python3"
+PACKAGES = (
+    "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,procps,ca-certificates,libnuma1,python3"
+)
 BOOT_S = 120.0
 SHARED = Path("/srv/shared")
 _SUITE = "VERSION_CODENAME="
@@ -49,7 +52,7 @@ def rootfs(folder: Path) -> Path:
     """The root folder of a Debian of the host's release, made once below *folder*."""
     release = Path("/etc/os-release").read_text(encoding="utf-8")
     suite = next(line.removeprefix(_SUITE) for line in release.splitlines() if line.startswith(_SUITE))
-    made = folder / f"{suite}-{len(PACKAGES)}"
+    made = folder / f"{suite}-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:8]}"
     if not (made / "etc" / "made").exists():
         shutil.rmtree(made, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
