@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-verify test-verify-real lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -126,6 +126,14 @@ test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in ev
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
 	$(BIN)/pytest tests/native $(ARGS)
+
+# Needs root, systemd-nspawn and mmdebstrap; skipped with the reason elsewhere.
+test-systemd: $(VENV)/.ready-test ## Install, kill, wedge, upgrade and boot services under a real systemd in a container (a quarter of an hour)
+	$(BIN)/pytest --quiet tests/systemd $(ARGS)
+
+# Needs root, podman, buildah, crun and mmdebstrap; skipped with the reason elsewhere.
+test-image: $(VENV)/.ready-test ## Build ci/Containerfile on a base made by mmdebstrap, with a simulated engine, and run it
+	$(BIN)/pytest --quiet tests/image $(ARGS)
 
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
 	$(BIN)/python scripts/verify_faults.py --seeds 20

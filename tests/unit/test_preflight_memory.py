@@ -106,6 +106,13 @@ def test_a_context_that_one_request_does_not_fit(tmp_path, length, level):
         )
 
 
+def test_where_no_context_at_all_would_fit_none_is_advised(tmp_path):
+    flags = {"max-model-len": 65536, "max-num-seqs": 1, "kv-cache-memory-bytes": 1}
+    request = start(recipe(heavy(tmp_path, 40), flags=flags))
+    assert found(request, "kv-cache").level == "refuse"
+    assert found(request, "kv-cache").next_step.startswith("raise gpu-memory-utilization")
+
+
 def test_a_context_within_the_error_of_the_estimates_is_a_warning(tmp_path):
     folder = heavy(tmp_path, 40)
     budget = inspect_start(start(recipe(folder))).budget

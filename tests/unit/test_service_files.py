@@ -246,6 +246,39 @@ def test_files_are_written_below_a_root_and_removed(tmp_path: Path) -> None:
     assert not where.key.exists()
 
 
+def test_a_recipe_of_one_s_own_is_copied_and_stays_until_it_is_purged(tmp_path: Path) -> None:
+    at = ("--system", "--root", str(tmp_path / "root"))
+    path = tmp_path / "mine.toml"
+    path.write_text('format = 1\nname = "mine"\ntitle = "Mine"\nmodel = "org/model"\n')
+    assert run("install", str(path), "--name", "chat", *at, "--no-start").exit_code == 0
+    where = places(tmp_path / "root")
+    assert where.recipe.read_text() == path.read_text()
+    assert " serve /etc/sparkwright/chat.toml " in where.unit.read_text()
+    assert str(path) not in where.unit.read_text() + where.compose.read_text()
+    assert run("install", str(where.recipe), "--name", "chat", *at, "--no-start").exit_code == 0
+    assert run("uninstall", "chat", *at).exit_code == 0
+    assert where.recipe.exists()
+    assert run("uninstall", "chat", *at, "--purge").exit_code == 0
+    assert not where.recipe.exists()
+
+
+def test_a_recipe_of_rehearsals_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be installed as a service"):
+        run("install", "rehearsal-smollm2", "--root", str(tmp_path), "--no-start")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_root_runs_stays_root_s() -> None:
+    where = places(Path("/"))
+    plan = plan_install(options(run_as="ada"), where)
+    owned = [words for words in plan.commands if "ada" in words or "ada:" in words]
+    named = {word for words in owned for word in words if word.startswith("/var/")}
+    assert named == {str(path) for path in where.written}
+    assert set(directives(unit_text(options(), where))["ReadWritePaths"]) == named
+    assert ("runuser", "-u", "ada", "--", "/bin/true", "--version") in plan.commands
+    assert plan.afterwards == (("systemctl", "enable", where.unit_name),)
+
+
 def test_a_recipe_of_two_machines_is_refused() -> None:
     (name, *_) = (recipe.name for recipe in recipes().values() if recipe.nodes > 1)
     with pytest.raises(ConfigError, match="cannot be installed as a service"):

@@ -254,17 +254,20 @@ def _preflight(store: Store, installed: Installation, options: ServeOptions, ask
     from functools import partial
 
     from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.serve.caches import cache_variables
+    from sparkwright.serve.places import caches_of
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
 
     # What --python names may change in place: only a list of its files identifies it.
     identity = "" if asked["python"] else installed.identity
     force = asked["force"]
     offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+    kept = cache_variables(caches_of(store), {**os.environ, **installed.recipe.environment})
     found = run_preflight(
         PreflightRequest(
             recipe=installed.recipe,
             python=installed.python,
-            environment={**os.environ, **offline},
+            environment={**os.environ, **kept, **offline},
             address=options.host,
             port=options.port,
             ask=partial(ask_installed, store, identity=identity),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,8 @@ class Screen:
         click.echo(
             f"ready    {data['url']}  {data['model']}, started in {human_seconds(data['boot_s'])}{warm}"
         )
+        if os.environ.get("NOTIFY_SOCKET"):
+            return  # in systemd's journal nobody types commands, and the key's path is the service's alone
         click.echo(f"try      {example(data['url'], data['model'], self._options.key_file)}")
         click.echo("stop     Ctrl-C, which waits for the server to end; twice kills it")
 

@@ -68,7 +68,7 @@ def install(
     **asked: Any,
 ) -> None:
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
-    from sparkwright.serve.service import apply_plan, make_key, plan_install
+    from sparkwright.serve.service import apply_plan, make_key, plan_install, run_all
 
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
     plan = plan_install(options, places)
@@ -92,6 +92,7 @@ def install(
         record.write(places.record)
         apply_plan(plan, run_commands=True)
     _change(places, record, slot, wheel.wheel, chosen, predict=not force)
+    run_all(plan.afterwards)  # what has never answered is not started at boot
     show_installed(places, made=made, started=True, as_json=as_json)
 
 
@@ -181,13 +182,14 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
     places = _places(name, asked)
     plan = plan_uninstall(places)
     there = [path for path in plan.removed if path.exists()]
+    own = (places.key, places.variables, places.recipe)
     apply_plan(plan, run_commands=places.root == Path("/") and has_systemd(places.scope))
     if purge:
-        there += [path for path in (places.key, places.variables) if path.exists()]
-        places.key.unlink(missing_ok=True)
-        places.variables.unlink(missing_ok=True)
+        there += [path for path in own if path.exists()]
+        for path in own:
+            path.unlink(missing_ok=True)
         shutil.rmtree(places.state, ignore_errors=True)
-    show_removed(there, [path for path in (places.key, places.state) if path.exists()], as_json=as_json)
+    show_removed(there, [path for path in (*own, places.state) if path.exists()], as_json=as_json)
 
 
 # Reading the options ---------------------------------------------------------------------------------------
@@ -203,12 +205,20 @@ def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
 def _described(
     recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
-    from sparkwright.recipes import load_recipe
+    from dataclasses import replace
+
+    from sparkwright.recipes import REHEARSAL, load_recipe
     from sparkwright.serve.service import ServiceOptions
     from sparkwright.serve.service.model import IMAGE_UID
     from sparkwright.serve.settings import with_settings
 
     chosen = with_settings(load_recipe(recipe, asked["use"]), asked["settings"])
+    if chosen.model.startswith(REHEARSAL):
+        raise ConfigError(
+            f"the recipe {chosen.name} cannot be installed as a service",
+            because="it is served by the merged Python of a checkout, and a service by a wheel",
+            next_step=f"sparkwright serve {recipe}, in the checkout",
+        )
     if chosen.nodes > 1:
         raise ConfigError(
             f"the recipe {chosen.name} cannot be installed as a service",
@@ -219,9 +229,11 @@ def _described(
     places = _places(name, asked)
     program = Path(sys.executable).with_name("sparkwright")
     path = Path(recipe)
+    own = path.read_text(encoding="utf-8") if path.suffix == ".toml" and path.exists() else ""
     options = ServiceOptions(
         name=name,
-        recipe=str(path.absolute()) if path.suffix == ".toml" and path.exists() else recipe,
+        recipe=str(replace(places, root=Path("/")).recipe) if own else recipe,
+        recipe_text=own,
         scope=places.scope,
         program=program if program.exists() else Path(shutil.which("sparkwright") or program),
         use=asked["use"],
@@ -321,7 +333,11 @@ def _prepared(
     from sparkwright.serve.service.upgrade import prepare
 
     found = runtime_of(offered, recipe, locked=not asked["unlocked"], then="upgrade")
-    return prepare(Slots(places.state), offered.wheel, found.requirements, offline=offline)
+    mask = os.umask(0o022)  # the service's user reads what root installs
+    try:
+        return prepare(Slots(places.state), offered.wheel, found.requirements, offline=offline)
+    finally:
+        os.umask(mask)
 
 
 def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:

@@ -21,14 +21,14 @@ def show_plan(plan: InstallPlan, places: ServicePlaces, *, as_json: bool) -> Non
         files = [
             {"path": str(file.path), "mode": f"{file.mode:04o}", "text": file.text} for file in plan.files
         ]
-        print_json({"files": files, "commands": plan.commands, "key": str(places.key)})
+        print_json({"files": files, "commands": [*plan.commands, *plan.afterwards], "key": str(places.key)})
         return
     for file in plan.files:
         click.secho(f"# {file.path}  (mode {file.mode:04o})", bold=True)
         click.echo(file.text)
     click.secho(f"# {places.key}  (mode 0600)", bold=True)
     click.echo("a random key, made once and never shown here\n")
-    for words in plan.commands:
+    for words in (*plan.commands, *plan.afterwards):
         click.echo(f"$ {' '.join(words)}")
 
 

@@ -128,7 +128,15 @@ def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> Non
     key = (machine.config / "chat.key").read_text().strip()
     assert canary_failure(f"http://127.0.0.1:{machine.port}", key) == ""
     assert canary_failure(f"http://127.0.0.1:{machine.port}", "") != ""
-    assert machine.calls.read_text().splitlines()[:2] == ["daemon-reload", "enable sparkwright-chat.service"]
+    unit = "sparkwright-chat.service"
+    called = machine.calls.read_text().splitlines()
+    assert called == [
+        "daemon-reload",
+        f"stop {unit}",
+        f"reset-failed {unit}",
+        f"start {unit}",
+        f"enable {unit}",
+    ]
     assert machine.status["wheel"] == "vllm-1.0-py3-none-any.whl"
 
     done = machine.run(

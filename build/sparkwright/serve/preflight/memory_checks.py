@@ -81,23 +81,24 @@ def _cache(budget: Budget) -> Iterator[Finding]:
         return
     if one > best:
         longest = plan.longest(max(0, likely), demand.length)
+        lower = f"lower max-model-len to {longest:,} or less, " if longest else ""
         yield Finding(
             "kv-cache",
             "refuse",
             f"the KV cache does not hold one request of {demand.length:,} tokens",
             f"it takes {_gib(one)}, and at most {_gib(best)} are left: vLLM ends after it has loaded",
-            f"lower max-model-len to {longest:,} or less, raise gpu-memory-utilization, or use a smaller "
-            "kv-cache-dtype",
+            f"{lower}raise gpu-memory-utilization, or use a smaller kv-cache-dtype",
             liftable=True,
         )
     elif one > likely:
+        surely = plan.longest(max(0, budget.pool("high")), demand.length)
         yield Finding(
             "kv-cache",
             "warn",
             f"the KV cache may not hold one request of {demand.length:,} tokens",
             f"it takes {_gib(one)}, and {_gib(likely)} are likely left, "
             f"{_gib(budget.pool('high'))} to {_gib(best)}",
-            f"lower max-model-len to {plan.longest(max(0, budget.pool('high')), demand.length):,}",
+            f"lower max-model-len to {surely:,}" if surely else "raise gpu-memory-utilization",
         )
     else:
         yield from _requests(budget, likely)

@@ -3,7 +3,7 @@
 Read `model` first, then `install`, which plans the files, and `upgrade`, which changes wheels.
 """
 
-from sparkwright.serve.service.install import InstallPlan, apply_plan, plan_install, plan_uninstall
+from sparkwright.serve.service.install import InstallPlan, apply_plan, plan_install, plan_uninstall, run_all
 from sparkwright.serve.service.keys import make_key
 from sparkwright.serve.service.manager import ServiceManager, SystemdManager, canary_failure
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord, load_record
@@ -25,5 +25,6 @@ __all__ = [
     "plan_install",
     "plan_uninstall",
     "roll_back",
+    "run_all",
     "upgrade",
 ]

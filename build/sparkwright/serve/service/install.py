@@ -13,7 +13,7 @@ from sparkwright.serve.service.compose import compose_text
 from sparkwright.serve.service.unit import sysusers_text, unit_text
 
 if TYPE_CHECKING:
-    from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
+    from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
 
 _PUBLIC, _PRIVATE = 0o644, 0o600
 _VARIABLES = """\
@@ -45,12 +45,14 @@ class InstallPlan:
 
     Attributes:
         files: files to write.
-        commands: commands to run then, where systemd runs.
+        commands: commands to run then, where systemd runs; for a removal, before it.
+        afterwards: commands to run once the service has answered; for a removal, after it.
         removed: files to remove.
     """
 
     files: tuple[PlannedFile, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
+    afterwards: tuple[tuple[str, ...], ...] = ()
     removed: tuple[Path, ...] = ()
 
 
@@ -62,31 +64,51 @@ def plan_install(options: ServiceOptions, places: ServicePlaces) -> InstallPlan:
         PlannedFile(places.compose, compose_text(options, inside)),
         PlannedFile(places.variables, _VARIABLES, _PRIVATE, kept=True),
     ]
-    commands = [("daemon-reload",), ("enable", places.unit_name)]
-    systemctl = ("systemctl", "--user") if options.scope == "user" else ("systemctl",)
+    if options.recipe_text:
+        files.append(PlannedFile(places.recipe, options.recipe_text))
+    systemctl = _systemctl(options.scope)
     before: tuple[tuple[str, ...], ...] = ()
     if options.scope == "system":
         files.append(PlannedFile(places.sysusers, sysusers_text(options)))
-        state = str(inside.state)
-        before = (
-            ("systemd-sysusers", str(inside.sysusers)),
-            ("install", "-d", "-m", "0750", "-o", options.run_as, "-g", options.run_as, state),
-            ("chown", "-R", f"{options.run_as}:{options.run_as}", state),
-        )
-    return InstallPlan(tuple(files), (*before, *((*systemctl, *words) for words in commands)))
+        before = _owned(options, inside)
+    return InstallPlan(
+        tuple(files),
+        commands=(*before, (*systemctl, "daemon-reload")),
+        afterwards=((*systemctl, "enable", places.unit_name),),
+    )
+
+
+def _owned(options: ServiceOptions, places: ServicePlaces) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that make the service's user and its folders, and show that it can run sparkwright.
+
+    The environments stay root's: their files are links into the installer's cache, and root runs them.
+    """
+    written = [str(path) for path in places.written]
+    return (
+        ("systemd-sysusers", str(places.sysusers)),
+        ("install", "-d", "-m", "0755", str(places.state)),
+        ("install", "-d", "-m", "0750", "-o", options.run_as, *written),
+        ("chown", "-R", f"{options.run_as}:", *written),  # with the user's own group, whatever its name is
+        ("runuser", "-u", options.run_as, "--", str(options.program), "--version"),
+    )
 
 
 def plan_uninstall(places: ServicePlaces) -> InstallPlan:
-    """Return the removal of a service; its key, variables and environments stay."""
-    systemctl = ("systemctl", "--user") if places.scope == "user" else ("systemctl",)
+    """Return the removal of a service; its key, variables, own recipe and environments stay."""
+    systemctl = _systemctl(places.scope)
     return InstallPlan(
         commands=((*systemctl, "disable", "--now", places.unit_name),),
+        afterwards=((*systemctl, "daemon-reload"), (*systemctl, "reset-failed", places.unit_name)),
         removed=(places.unit, places.compose, places.sysusers, places.record),
     )
 
 
+def _systemctl(scope: Scope) -> tuple[str, ...]:
+    return ("systemctl", "--user") if scope == "user" else ("systemctl",)
+
+
 def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
-    """Write and remove the files of *plan*, and run its commands.
+    """Write and remove the files of *plan*, and run its commands, but those for a service that has answered.
 
     Args:
         plan: the plan.
@@ -95,16 +117,17 @@ def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
     Raises:
         ProcessError: a command failed.
     """
+    anything = tuple(range(256))  # what is not loaded cannot be stopped, and need not be
     if plan.removed and run_commands:
-        _run(plan.commands, accept=tuple(range(256)))  # what is not loaded cannot be stopped, and need not be
+        run_all(plan.commands, accept=anything)
     for file in plan.files:
         if not (file.kept and file.path.exists()):
             _write(file)
     for path in plan.removed:
         path.unlink(missing_ok=True)
         emit("service.removed", path=str(path))
-    if not plan.removed and run_commands:
-        _run(plan.commands)
+    if run_commands:
+        run_all(plan.afterwards if plan.removed else plan.commands, accept=anything if plan.removed else (0,))
 
 
 def check_unit(path: Path) -> str:
@@ -129,7 +152,12 @@ def _write(file: PlannedFile) -> None:
     emit("service.written", path=str(file.path))
 
 
-def _run(commands: tuple[tuple[str, ...], ...], accept: tuple[int, ...] = (0,)) -> None:
+def run_all(commands: tuple[tuple[str, ...], ...], accept: tuple[int, ...] = (0,)) -> None:
+    """Run *commands*, one after the other.
+
+    Raises:
+        ProcessError: one ended with a status that is not in *accept*.
+    """
     from sparkwright.base.process import run
 
     for command in commands:

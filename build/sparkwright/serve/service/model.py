@@ -29,7 +29,7 @@ class ServiceOptions:
 
     Attributes:
         name: of the service, without ``sparkwright-``.
-        recipe: name of a recipe that ships, or an absolute path.
+        recipe: name of a recipe that ships, or the path of the service's own copy of another one.
         scope: a unit of the system, or of one user.
         program: absolute path of the command ``sparkwright``.
         use: of the recipe.
@@ -42,6 +42,7 @@ class ServiceOptions:
         force: start in spite of preflight's predictions.
         image: image of the compose file.
         uid: user id in its container.
+        recipe_text: content of that copy; empty for a recipe that ships.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ServiceOptions:
     force: bool = False
     image: str = "localhost/sparkwright:latest"
     uid: int = IMAGE_UID
+    recipe_text: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -116,6 +118,11 @@ class ServicePlaces:
         return self.config / f"{self.name}.env"
 
     @property
+    def recipe(self) -> Path:
+        """Return the copy of a recipe of the user's own; the service's user may not see the original."""
+        return self.config / f"{self.name}.toml"
+
+    @property
     def compose(self) -> Path:
         """Return the compose file."""
         return self.config / f"{self.name}.compose.yaml"
@@ -127,16 +134,30 @@ class ServicePlaces:
 
     @property
     def state(self) -> Path:
-        """Return the folder of environments and the record."""
+        """Return the folder of everything that is no configuration.
+
+        Of a system's service, root owns it, the environments and the record: what root runs and trusts is
+        not the service's to change.
+        """
         if self.scope == "system":
             return self._under("/var/lib/sparkwright") / "services" / self.name
         data = os.environ.get("XDG_STATE_HOME") or str(self.home / ".local/state")
         return self._under(data) / "sparkwright" / "services" / self.name
 
     @property
+    def store(self) -> Path:
+        """Return the service's own store: caches, logs and evidence."""
+        return self.state / "store"
+
+    @property
     def models(self) -> Path:
         """Return the service's own folder of downloaded models."""
         return self.state / "huggingface"
+
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """Return the folders below its state that the service itself writes."""
+        return (self.store, self.models, self.health.parent)
 
     @property
     def record(self) -> Path:
@@ -146,7 +167,7 @@ class ServicePlaces:
     @property
     def health(self) -> Path:
         """Return the file of the engine's state, which the watchdog writes."""
-        return self.state / "state.json"
+        return self.state / "health" / "state.json"
 
     def _config(self, below: str) -> str:
         return str(Path(os.environ.get("XDG_CONFIG_HOME") or self.home / ".config") / below)

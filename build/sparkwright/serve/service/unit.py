@@ -79,7 +79,9 @@ def unit_text(options: ServiceOptions, places: ServicePlaces) -> str:
 
 def _service(options: ServiceOptions, places: ServicePlaces, *, system: bool) -> list[str]:
     variables = {
-        "SPARKWRIGHT_HOME": str(places.state / "store"),
+        "SPARKWRIGHT_HOME": str(places.store),
+        # Environments are not the service's to write, and their modules are not compiled when installed.
+        "PYTHONPYCACHEPREFIX": str(places.store / "bytecode"),
         "HF_HOME": options.models or str(places.models),
     }
     return [
@@ -109,7 +111,7 @@ def _service(options: ServiceOptions, places: ServicePlaces, *, system: bool) ->
         f"SyslogIdentifier=sparkwright-{options.name}",
         *_SANDBOX.rstrip().splitlines(),
         *(_SYSTEM_SANDBOX.rstrip().splitlines() if system else ()),
-        *((f"ReadWritePaths={_quoted(str(places.state))}",) if system else ()),
+        *(f"ReadWritePaths={_quoted(str(path))}" for path in places.written if system),
         *((f"ReadWritePaths={_quoted(options.models)}",) if system and options.models else ()),
     ]
 

@@ -1,0 +1,159 @@
+"""The image, built by ``ci/image.sh`` and run: as any user, by the variables of others' images, and stopped.
+
+The wheel in it serves the simulator. Run by ``make test-image``, as root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import checkpoint_kit
+import pytest
+import requests
+from nspawn_kit import rootfs
+from podman_kit import BASE, IMAGE, Podman, lacking
+from service_kit import served_wheel
+from world import wait_until
+
+from sparkwright.base.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+ROOTFS = Path(os.environ.get("SPARKWRIGHT_ROOTFS") or Path.home() / ".cache" / "sparkwright-rootfs")
+KEY = "sk-of-the-image"
+NAME = "sparkwright-image-test"
+PATIENCE_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Podman with the image."""
+    if why := lacking():
+        pytest.skip(why)
+    made = Podman(tmp_path_factory.mktemp("podman"))
+    try:
+        base = rootfs(ROOTFS)
+        made.set_up(base)
+        folder = tmp_path_factory.mktemp("dist")
+        (version,) = (path.name for path in base.glob("usr/lib/python3.*[0-9]") if path.is_dir())
+        wheel = served_wheel(
+            folder, "0.24.0+spark.1", tag=f"py3-none-manylinux_2_28_{platform.machine()}",
+            packages=f"/opt/sparkwright/lib/{version}/site-packages",
+        )  # fmt: skip
+        environment = {
+            **made.environment, "ENGINE": str(made.program), "BASE": BASE, "RUNTIME": str(_runtime(folder)),
+        }  # fmt: skip
+        done = subprocess.run(
+            [ROOT / "ci" / "image.sh", wheel, IMAGE],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        yield made
+    finally:
+        made.remove()
+
+
+def _runtime(folder: Path) -> Path:
+    """A runtime of one package, by the digest that the series' own has."""
+    locked = (ROOT / "patchsets" / f"0.24-{platform.machine()}.requirements.txt").read_text()
+    path = folder / "small.requirements.txt"
+    path.write_text(next(line for line in locked.splitlines(keepends=True) if line.startswith("packaging==")))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return checkpoint_kit.write_checkpoint(tmp_path / "models" / "Tiny-1B", checkpoint_kit.DENSE)
+
+
+def variables(model: Path, port: int, **more: str) -> list[str]:
+    asked = {
+        "MODEL_PATH": f"/models/{model.name}", "HOST": "127.0.0.1", "PORT": str(port),
+        "MAX_MODEL_LEN": "4096", "GPU_MEMORY_UTILIZATION": "0.1", "MAX_NUM_SEQS": "4", "DRAFTER": "off",
+        **more,
+    }  # fmt: skip
+    return [f"--env={name}={value}" for name, value in asked.items()]
+
+
+def label(podman: Podman, name: str) -> str:
+    shown = json.loads(podman.run("image", "inspect", IMAGE).stdout)[0]
+    return str(shown["Labels"][name])
+
+
+def test_its_labels_user_and_health_check(podman: Podman) -> None:
+    assert label(podman, "org.opencontainers.image.version") == "0.24.0+spark.1"
+    assert label(podman, "dev.sparkwright.wheel").endswith(f"{platform.machine()}.whl")
+    shown = json.loads(podman.run("image", "inspect", IMAGE).stdout)[0]
+    assert shown["User"] == "10001:10001"
+    assert '"sparkwright.serve.health"' in json.dumps(shown.get("Healthcheck") or shown["Config"])
+
+
+@pytest.mark.parametrize("user", ["10001", "4711"])
+@pytest.mark.parametrize("by_file", [True, False])
+def test_it_serves_by_the_variables_of_others(
+    podman: Podman, model: Path, tmp_path: Path, user: str, *, by_file: bool
+) -> None:
+    if (user, by_file) == ("4711", False):
+        pytest.skip("one way to give the key is enough for another user")
+    port, log = free_port("127.0.0.1"), tmp_path / "log"
+    words = [f"--name={NAME}", f"--user={user}", f"--volume={model.parent}:/models:ro"]
+    if by_file:
+        key = tmp_path / "key"
+        key.write_text(f"{KEY}\n")
+        key.chmod(0o600)
+        os.chown(key, int(user), 0)
+        words += [f"--volume={key}:/run/secrets/api_key:ro", "--env=API_KEY_FILE=/run/secrets/api_key"]
+    else:
+        words += [f"--env=VLLM_API_KEY={KEY}"]
+    child = podman.start(log, *words, *variables(model, port), IMAGE)
+    try:
+        wait_until(lambda: chat(port, log, child) or child.poll() is not None, patience_s=PATIENCE_S)
+        assert child.poll() is None, log.read_text()
+        assert requests.get(f"http://127.0.0.1:{port}/v1/models", timeout=10).status_code == 401
+        wait_until(lambda: healthy(podman), patience_s=60)
+        assert podman.run("exec", NAME, "id", "-u").stdout.strip() == user
+        family = podman.run("exec", NAME, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+        assert f"--served-model-name {model.name}" in family
+        assert KEY not in family + log.read_text()
+        first = podman.run("exec", NAME, "sh", "-c", "cat /proc/1/environ").stdout
+        assert KEY not in first
+    finally:
+        stopped = time.monotonic()
+        podman.run("stop", "--time", "60", NAME)
+    assert child.wait(timeout=60) == 0, log.read_text()
+    assert time.monotonic() - stopped < 60, "it was not killed"
+    assert "no process is left" in log.read_text()
+
+
+def chat(port: int, log: Path, child: Any) -> str:
+    body = {"model": "Tiny-1B", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+    try:
+        answer = requests.post(
+            f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=30,
+            headers={"Authorization": f"Bearer {KEY}"},
+        )  # fmt: skip
+        return str(answer.json()["choices"][0]["message"]["content"])
+    except (requests.RequestException, KeyError):
+        return ""
+
+
+def healthy(podman: Podman) -> bool:
+    done = podman.run("exec", NAME, "/opt/sparkwright/bin/python", "-m", "sparkwright.serve.health")
+    return done.returncode == 0
+
+
+def test_a_variable_that_is_misspelt_is_refused(podman: Podman, model: Path) -> None:
+    done = podman.run("run", "--rm", *variables(model, 8000, DFLASH_DRAFTR="off"), IMAGE)
+    assert done.returncode == 10
+    assert "DFLASH_DRAFTR" in done.stderr
