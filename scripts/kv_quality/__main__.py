@@ -101,7 +101,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="kv_quality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, nargs="?", help="folder of a model as transformers saves it")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of the results, a line each")
-    parser.add_argument("--name", help="what the model is called in the tables; its folder by default")
+    parser.add_argument(
+        "--name",
+        help="what the model is called in the tables; its folder by default; with --report: only this model",
+    )
     parser.add_argument("--windows", type=int, default=8, help="windows of text of 1,024 tokens")
     parser.add_argument(
         "--only", default="", help="measurements whose name begins so: text, needle, greedy, tools"
@@ -123,7 +126,7 @@ def main() -> None:
     if given.report:
         from kv_quality import tables
 
-        lines = read(given.output)
+        lines = [line for line in read(given.output) if given.name in {None, line["model"]}]
         print(tables.report(lines))
         if given.chart:
             from kv_quality.chart import draw

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["draw"]
 
 WIDTH = 640
-DRAWN = ("FP8", "NVFP4", "NVFP4, 4 over 6", "INT8 per token and head")
+DRAWN = ("FP8", "NVFP4", "TurboQuant, 4 bits", "INT8 per token and head")
 STYLE = """
 svg { background: #ffffff; font-family: system-ui, sans-serif;
   --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
@@ -33,7 +33,7 @@ def draw(lines: Sequence[dict[str, Any]]) -> str:
     from sparkwright.verify.report.plots import Point, Series, logarithmic
     from sparkwright.verify.report.vega import Naming, inline_svg
 
-    model = lines[-1]["model"]
+    model = lines[0]["model"]
     found = of_format([line for line in lines if line["model"] == model], "text")
     middles = [math.sqrt(max(begin, 4) * end) for begin, end in pairwise(EDGES)]
     series = []
