@@ -56,8 +56,8 @@ def measure_drafts(given: argparse.Namespace) -> None:
 
     given.drafter.mkdir(parents=True, exist_ok=True)
     data, weights = given.drafter / "data.pt", given.drafter / "drafter.pt"
+    subject = Subject(given.model)
     with torch.inference_mode():
-        subject = Subject(given.model)
         subject.calibrate(calibration(subject))
     if not weights.exists():
         with torch.inference_mode():

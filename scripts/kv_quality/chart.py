@@ -39,7 +39,9 @@ def draw(lines: Sequence[dict[str, Any]]) -> str:
     series = []
     for style, name in enumerate(name for name in DRAWN if name in found):
         pairs = zip(middles, by_position(found[name]), strict=True)
-        series.append(Series(name, style, tuple(Point(x, y) for x, y in pairs if y > 0)))
+        series.append(
+            Series(name.partition(" per ")[0], style, tuple(Point(x, y) for x, y in pairs if y > 0))
+        )
     every = [point for one in series for point in one.points]
     x = logarithmic("position in the text (tokens)", [point.x for point in every], 2)
     y = logarithmic("divergence from a 16-bit cache (nats)", [point.y for point in every])

@@ -142,7 +142,7 @@ class Drafter(nn.Module):
         super().__init__()
         self.shape, self.known = shape, known
         self.embedding, self.head = embedding.detach(), head.detach()[known]
-        self.masked = nn.Parameter(torch.randn(shape.width) * float(embedding.std()))
+        self.masked = nn.Parameter(torch.randn(shape.width) * float(self.embedding.std()))
         self.join = nn.Linear(shape.features * shape.width, shape.width, bias=False)
         self.joined, self.last = nn.RMSNorm(shape.width), nn.RMSNorm(shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))

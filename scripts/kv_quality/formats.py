@@ -136,30 +136,29 @@ class Format:
         values: rounding of values.
         top: magnitude that a layer's largest calibrated value gets in units of the scale; 0: scales of 1.
         whole: layers at either end that stay 16-bit.
-        bits: bits of a value, with heads of 64.
     """
 
     keys: Rounding
     values: Rounding
     top: float = 0.0
     whole: int = 0
-    bits: float = 16.0
 
 
 _FOUR_OVER_SIX = partial(nvfp4, largest=(6.0, 4.0))
 
 FORMATS = {
     "16 bits": Format(bfloat16, bfloat16),
-    "FP8": Format(fp8, fp8, bits=8.0),
-    "FP8, calibrated": Format(fp8, fp8, FP8_TOP, bits=8.0),
-    "NVFP4": Format(nvfp4, nvfp4, bits=4.5),
-    "NVFP4, calibrated": Format(nvfp4, nvfp4, NVFP4_TOP, bits=4.5),
-    "NVFP4, 4 over 6": Format(_FOUR_OVER_SIX, _FOUR_OVER_SIX, bits=4.5),
-    "NVFP4, 4 over 6, calibrated": Format(_FOUR_OVER_SIX, _FOUR_OVER_SIX, NVFP4_TOP, bits=4.5),
-    "NVFP4 keys, FP8 values": Format(nvfp4, fp8, bits=6.25),
-    "FP8 keys, NVFP4 values": Format(fp8, nvfp4, bits=6.25),
-    "INT8 per token and head": Format(int8, int8, bits=8.5),
-    "TurboQuant, FP8 keys": Format(fp8, turbo_values, whole=2, bits=6.25),
-    "TurboQuant, 4 bits": Format(turbo_keys, turbo_values, whole=2, bits=4.375),
+    "FP8": Format(fp8, fp8),
+    "FP8, calibrated": Format(fp8, fp8, FP8_TOP),
+    "NVFP4": Format(nvfp4, nvfp4),
+    "NVFP4, calibrated": Format(nvfp4, nvfp4, NVFP4_TOP),
+    "NVFP4, 4 over 6": Format(_FOUR_OVER_SIX, _FOUR_OVER_SIX),
+    "NVFP4, 4 over 6, calibrated": Format(_FOUR_OVER_SIX, _FOUR_OVER_SIX, NVFP4_TOP),
+    "NVFP4 keys, FP8 values": Format(nvfp4, fp8),
+    "FP8 keys, NVFP4 values": Format(fp8, nvfp4),
+    "NVFP4, ends in 16 bits": Format(nvfp4, nvfp4, whole=2),
+    "INT8 per token and head": Format(int8, int8),
+    "TurboQuant, FP8 keys": Format(fp8, turbo_values, whole=2),
+    "TurboQuant, 4 bits": Format(turbo_keys, turbo_values, whole=2),
 }
 """Formats by name; the first is what the others are compared with."""
