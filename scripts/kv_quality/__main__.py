@@ -37,7 +37,7 @@ def measure(given: argparse.Namespace) -> None:
         subject.calibrate(calibration(subject))
         done = {(line["model"], line["part"], line["row"]["format"]) for line in read(given.output)}
         for part, names, make in plan(subject, given.windows):
-            missing = [one for one in names if (given.name, part, one) not in done]
+            missing = [one for one in given.formats or names if (given.name, part, one) not in done]
             if not missing or not part.startswith(given.only):
                 continue
             began = time.monotonic()
@@ -108,6 +108,9 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8, help="windows of text of 1,024 tokens")
     parser.add_argument(
         "--only", default="", help="measurements whose name begins so: text, needle, greedy, tools"
+    )
+    parser.add_argument(
+        "--formats", nargs="+", default=(), metavar="NAME", help="of the tables; all by default"
     )
     parser.add_argument(
         "--exact", action="store_true", help="take factors in float32 instead of bfloat16; slow"
