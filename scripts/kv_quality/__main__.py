@@ -29,7 +29,8 @@ def measure(given: argparse.Namespace) -> None:
     """Make the measurements of text, needles, answers and calls that the results lack."""
     import torch
 
-    from kv_quality.measures import calibration, plan
+    from kv_quality.acceptance import by_look_up
+    from kv_quality.measures import calibration, plan, prompts
     from kv_quality.subject import Subject
 
     with torch.inference_mode():
@@ -42,8 +43,11 @@ def measure(given: argparse.Namespace) -> None:
                 continue
             began = time.monotonic()
             for row in make(missing):
-                append(given.output, {"model": given.name, "part": part, "row": row})
+                keep(given, part, row)
             print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
+        asked = prompts(subject)
+        for name, answers in answered(given, "acceptance look-up"):
+            keep(given, "acceptance look-up", {"format": name, "rows": by_look_up(asked, answers)})
 
 
 def measure_drafts(given: argparse.Namespace) -> None:
@@ -63,23 +67,30 @@ def measure_drafts(given: argparse.Namespace) -> None:
         with torch.inference_mode():
             training.make_data(subject, data, given.answers, given.pieces)
         told = training.train(subject, torch.load(data), weights, given.steps, seed=0)
-        append(given.output, {"model": given.name, "part": "drafter", "row": {"format": "", **told}})
+        keep(given, "drafter", {"format": "", **told})
         print(told, flush=True)
-    found = [line for line in read(given.output) if line["model"] == given.name]
-    done = {line["row"]["format"] for line in found if line["part"] == "acceptance"}
     with torch.inference_mode():
         drafter = training.load(subject, weights)
         asked = prompts(subject)
-        for line in found:
-            name = line["row"]["format"]
-            if line["part"] != "greedy all" or name in done:
-                continue
-            rows = acceptance.measure(subject, drafter, asked, name, line["row"]["answers"])
-            append(
-                given.output,
-                {"model": given.name, "part": "acceptance", "row": {"format": name, "rows": rows}},
-            )
+        for name, answers in answered(given, "acceptance block"):
+            rows = acceptance.by_block(subject, drafter, asked, name, answers)
+            keep(given, "acceptance block", {"format": name, "rows": rows})
             print(f"acceptance, {name}", flush=True)
+
+
+def answered(given: argparse.Namespace, part: str) -> list[tuple[str, dict[str, list[int]]]]:
+    """Return formats and greedy answers over them, of formats for which the results lack *part*."""
+    found = [line for line in read(given.output) if line["model"] == given.name]
+    done = {line["row"]["format"] for line in found if line["part"] == part}
+    rows = [line["row"] for line in found if line["part"] == "greedy all"]
+    return [(row["format"], row["answers"]) for row in rows if row["format"] not in done]
+
+
+def keep(given: argparse.Namespace, part: str, row: dict[str, Any]) -> None:
+    """Write a *row* of the measurement *part* to the end of the results."""
+    line = {"model": given.name, "part": part, "row": row}
+    with given.output.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read(results: Path) -> list[dict[str, Any]]:
@@ -88,12 +99,6 @@ def read(results: Path) -> list[dict[str, Any]]:
         return []
     with results.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
-
-
-def append(results: Path, line: dict[str, Any]) -> None:
-    """Write *line* to the end of *results*."""
-    with results.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:

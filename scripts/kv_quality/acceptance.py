@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kv_quality.subject import Subject
 
-__all__ = ["CASES", "block_drafts", "look_up", "walk"]
+__all__ = ["CASES", "block_drafts", "by_block", "by_look_up", "look_up", "walk"]
 
 DRAFTS = BLOCK - 1
 LONGEST, SHORTEST = 4, 2
@@ -116,10 +116,26 @@ def block_drafts(
         yield own, context, drafts.tolist()
 
 
-def measure(
+def by_look_up(asked: dict[str, list[int]], answers: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """Return the acceptance of drafts by look-up, a row for each prompt.
+
+    Args:
+        asked: prompts by name.
+        answers: the target's greedy answers by the prompts' names; those of one token have no drafts.
+    """
+    rows = []
+    for key, answer in answers.items():
+        if len(answer) > 1:
+            tokens = [*asked[key], *answer]
+            found = walk(tokens, len(asked[key]), lambda at, known=tokens: look_up(known[: at + 1]))
+            rows.append({"prompt": key, "drafter": "look-up", "own": "", "context": "", **found})
+    return rows
+
+
+def by_block(
     subject: Subject, drafter: Drafter, asked: dict[str, list[int]], name: str, answers: dict[str, list[int]]
 ) -> list[dict[str, Any]]:
-    """Return the acceptance of both drafters over a target's cache, a row for each case and prompt.
+    """Return the acceptance of the block drafter over a target's cache, a row for each case and prompt.
 
     Args:
         subject: the target.
@@ -130,13 +146,9 @@ def measure(
     """
     rows = []
     for key, answer in answers.items():
-        prompt = asked[key]
-        begin, tokens = len(prompt), [*prompt, *answer]
-        if len(answer) < 2:  # noqa: PLR2004 - the first token is not drafted
-            continue
-        found = walk(tokens, begin, lambda at, known=tokens: look_up(known[: at + 1]))
-        rows.append({"prompt": key, "drafter": "look-up", "own": "", "context": "", **found})
-        for own, context, drafts in block_drafts(subject, drafter, tokens, begin, name):
-            found = walk(tokens, begin, lambda at, drafts=drafts, begin=begin: drafts[at - begin])
-            rows.append({"prompt": key, "drafter": "block", "own": own, "context": context, **found})
+        begin, tokens = len(asked[key]), [*asked[key], *answer]
+        if len(answer) > 1:
+            for own, context, drafts in block_drafts(subject, drafter, tokens, begin, name):
+                found = walk(tokens, begin, lambda at, drafts=drafts, begin=begin: drafts[at - begin])
+                rows.append({"prompt": key, "drafter": "block", "own": own, "context": context, **found})
     return rows

@@ -223,7 +223,7 @@ def acceptance(lines: Sequence[Row]) -> str:
     made = []
     for name, rows in of_format(lines, "acceptance").items():
         cases: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-        for row in rows[0]["rows"]:
+        for row in (one for part in rows for one in part["rows"]):
             cases[row["drafter"], row["own"], row["context"]].append(row)
         for (drafter, own, context), some in cases.items():
             low, high = bootstrap(some, lambda these: rates(these)[0])
