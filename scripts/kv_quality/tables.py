@@ -67,16 +67,14 @@ def text(lines: Sequence[Row]) -> str:
     made = []
     for name, rows in found.items():
         pairs = beside(rows, found[BASE])
-        low, high = bootstrap(pairs, change)
-        least, most = bootstrap(rows, lambda some: pooled(some, "kl"))
         every = sorted(value for row in rows for value in row["kl"])
         made.append(
             (
                 name,
                 f"{len(rows)} · {len(every):,}",
                 f"{math.exp(pooled(rows, 'loss')):.3f}",
-                f"{change(pairs):+.2f} % [{low:+.2f}, {high:+.2f}]",
-                f"{pooled(rows, 'kl'):.4f} [{least:.4f}, {most:.4f}]",
+                f"{change(pairs):+.2f} %{between(pairs, change, '+.2f')}",
+                f"{pooled(rows, 'kl'):.4f}{between(rows, lambda some: pooled(some, 'kl'), '.4f')}",
                 f"{quantile(every, 0.99):.3f}",
                 f"{100 * pooled(rows, 'same'):.1f} %",
             )
@@ -91,6 +89,14 @@ def text(lines: Sequence[Row]) -> str:
         "same first choice",
     )
     return markdown(head, made)
+
+
+def between(texts: Sequence[Any], figure: Callable[[Sequence[Any]], float], form: str) -> str:
+    """Return the interval of *figure* in brackets; nothing of a single text, which has none."""
+    if len(texts) == 1:
+        return ""
+    low, high = bootstrap(texts, figure)
+    return f" [{low:{form}}, {high:{form}}]"
 
 
 def change(pairs: Sequence[tuple[Row, Row]]) -> float:

@@ -76,6 +76,12 @@ def test_each_text_is_compared_with_itself(modules):
     assert cells["16 bits"][4] == "0.0000 [0.0000, 0.0000]"
 
 
+def test_a_single_text_has_no_interval(modules):
+    table = modules["tables"].text([line for line in lines() if "prose" in line["part"]])
+    assert "| +2.02 % | 0.0200 |" in table
+    assert "[" not in table
+
+
 def test_places_are_counted_by_their_stride(modules):
     row = {"kl": [1.0, 2.0, 3.0, 4.0, 5.0], "stride": 4}
     first, second, *others = modules["tables"].by_position([row])
