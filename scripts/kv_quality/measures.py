@@ -31,7 +31,7 @@ CHUNK = 256  # positions whose logits are in memory at a time
 WINDOW, CALIBRATION = 1024, 1024  # tokens
 SMALL_VOCABULARY, STRIDE = 65_536, 4  # of larger vocabularies every fourth position is scored
 NEEDLE_CONTEXTS, NEEDLES = (192, 768), 6
-GREEDY_TOKENS, CALL_TOKENS = 64, 26
+GREEDY_TOKENS, CALL_TOKENS = 64, 44
 PASSAGES, PASSAGE = 6, 240  # characters
 SHARES = (0.0, 0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875)  # of a text, where windows begin
 SERVED = ("16 bits", "FP8", "NVFP4", "NVFP4, calibrated", "NVFP4, 4 over 6")
@@ -124,7 +124,7 @@ def answer_greedily(subject: Subject, names: Sequence[str]) -> Rows:
 
 
 def call_tool(subject: Subject, names: Sequence[str]) -> Rows:
-    """Yield whether each answer begins with JSON, and whether it is the call that was asked for."""
+    """Yield whether each answer has valid JSON, and whether it is the call that was asked for."""
     units = ["celsius" if number % 3 else "fahrenheit" for number in range(len(CITIES))]
     asked = [
         subject.chat(TOOL.replace("{city}", city).replace("{unit}", unit))
@@ -142,9 +142,9 @@ def call_tool(subject: Subject, names: Sequence[str]) -> Rows:
 
 
 def read_call(text: str) -> Any:
-    """Return the JSON that *text* begins with, or nothing."""
+    """Return the first object of JSON in *text*, whatever is written before and after it, or nothing."""
     try:
-        return json.JSONDecoder().raw_decode(text.lstrip())[0]
+        return json.JSONDecoder().raw_decode(text[max(text.find("{"), 0) :])[0]
     except ValueError:
         return None
 

@@ -29,7 +29,7 @@ QUESTIONS = (
 )
 CITIES = (
     "Paris", "London", "Rome", "Oslo", "Cairo", "Lima", "Tokyo", "Madrid", "Athens", "Dublin", "Delhi",
-    "Vienna", "Lisbon", "Prague", "Warsaw", "Boston",
+    "Vienna",
 )  # fmt: skip
 TOOL = (
     "Call the function get_weather(city, unit) to answer. Reply with JSON only.\n\n"

@@ -87,6 +87,10 @@ def test_a_drafter_learns_a_pattern(found):
     assert found["learns"]["right"] > 0.9
 
 
+def test_a_call_is_valid_json_or_none(found):
+    assert found["calls"] == [{"name": "f", "arguments": {"city": "Rome"}}, None, None]
+
+
 def test_drafts_are_looked_up_behind_the_longest_and_latest_match(found):
     assert found["look up"] == [[4, 9, 1, 2, 3], [5, 1, 2], []]
 

@@ -168,6 +168,13 @@ def main() -> None:
                 "mask": mask(),
                 "reads": reads_the_context(),
                 "learns": learns(),
+                "calls": [
+                    measures.read_call(
+                        'The weather is:\n{"name": "f", "arguments": {"city": "Rome"}}\n\nEnd'
+                    ),
+                    measures.read_call('{"name": "f", "arguments": {"city": "Ro'),
+                    measures.read_call("It is sunny."),
+                ],
                 "look up": [
                     acceptance.look_up([1, 2, 3, 4, 9, 1, 2, 3]),
                     acceptance.look_up([1, 2, 3, 7, 1, 2, 5, 1, 2]),
