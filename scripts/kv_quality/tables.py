@@ -141,7 +141,8 @@ def kinds(lines: Sequence[Row]) -> str:
 def needle(lines: Sequence[Row]) -> str:
     """Return codes that were found, and the change of their log-probability, by length of the context."""
     parts = sorted(
-        {line["part"].rpartition(" ")[0] for line in lines if line["part"].startswith("needle")}, key=len
+        {line["part"].rpartition(" ")[0] for line in lines if line["part"].startswith("needle")},
+        key=lambda part: int(part.split()[1]),
     )
     made: dict[str, list[str]] = defaultdict(list)
     for part in parts:

@@ -111,6 +111,21 @@ def test_answers_and_calls_are_compared_with_those_of_16_bits(modules):
     assert "| NVFP4 | 1 of 2 | 0 of 2 | 1 of 2 |" in report
 
 
+def test_needles_are_in_order_of_their_context(modules):
+    found = []
+    for length, name, chance in (
+        (768, "16 bits", -1.0),
+        (768, "FP8", -2.0),
+        (96, "FP8", -3.0),
+        (96, "16 bits", -2.5),
+    ):
+        row = {"format": name, "right": name == "16 bits", "log_probability": chance}
+        found.append({"model": "m", "part": f"needle {length} 0", "row": row})
+    head, _, *rows = modules["tables"].needle(found).splitlines()
+    assert head.index("96 tokens") < head.index("768 tokens")
+    assert rows[0].startswith("| FP8 | 0 of 1 | -0.50 [-0.50, -0.50] | 0 of 1 | -1.00")
+
+
 def test_acceptance_is_stated_by_place(modules):
     def row(prompt, accepted):
         counts = {"steps": 10, "tokens": 20, "tried": [10] * 5, "accepted": accepted}
