@@ -222,6 +222,14 @@ def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, becau
     assert all(("SAMPLER=0" in one.next_step) == other_sampler for one in found)
 
 
+def test_the_command_for_missing_kernels_names_series_machine_and_card(model):
+    bare = replace(ENGINE, packages={"flashinfer-python": "0.6.1"})
+    (found,) = run_preflight(start(recipe(model, name="m"), engine=bare))
+    assert "build --series 0.24 --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
+    (found,) = run_preflight(start(recipe(model, name="m"), engine=replace(bare, version="")))
+    assert "build --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
+
+
 def test_a_companion_for_another_card_that_flashinfer_would_load(model):
     def found(**changes):
         return levels(recipe(model), engine=replace(ENGINE, **changes))

@@ -100,6 +100,20 @@ def arch_of(capability: str) -> str:
     return f"{capability}a" if capability in _SPECIFIC else capability
 
 
+def build_command(version: str, machine: str, capability: str, recipe: str) -> str:
+    """Return the command that compiles the kernels of *recipe* for a card of *capability*.
+
+    Args:
+        version: vLLM's, whose series has the list of kernels; empty where it is not known.
+        machine: of the card, such as ``aarch64``.
+        capability: of the card, such as ``12.1``.
+        recipe: the recipe's name.
+    """
+    series = f"--series {series_of(version)} " if version else ""
+    target = f"--platform {machine} --arch {arch_of(capability)}"
+    return f"sparkwright companion build {series}{target} --recipe {recipe}"
+
+
 def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:
     """Return the list of kernels of the wheel's series; `None` where there is none."""
     if patchsets is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from sparkwright.serve.companions import build_command
 from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
 
@@ -43,10 +44,10 @@ def check_compilers(
     missing = _missing(engine, card.capability, recipe) if engine is not None else None
     if engine is not None and not engine.installed and request.lacks:
         missing = _Missing.some("no companion for this card was found that holds", request.lacks)
-    if engine is not None and missing is not None and missing.loaded:
-        yield _of_another_card(engine, card)
-    elif missing is not None:
-        yield _uncompiled(host, card, missing, recipe)
+    if engine is not None and missing is not None:
+        command = build_command(engine.version, engine.machine or host.machine, card.capability, recipe)
+        remedy = f"install a companion with them ({command})"
+        yield _of_another_card(engine, card) if missing.loaded else _uncompiled(host, card, missing, remedy)
     prebuilt = missing is None and engine is not None and bool(engine.packages.get(COMPANION))
     for name in _ARCHITECTURES:
         value = environment.get(name, "")
@@ -121,10 +122,9 @@ def _of_another_card(engine: EngineFacts, card: CardFacts) -> Finding:
     )
 
 
-def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str) -> Finding:
+def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, remedy: str) -> Finding:
     """Return the finding about *missing* kernels: compiled late, or not at all."""
     found = host.tools.get("nvcc")
-    build = f"install a companion with them (sparkwright companion build --recipe {recipe})"
     if found is None:
         sampler = ", or set VLLM_USE_FLASHINFER_SAMPLER=0" if missing.sampling else ""
         return Finding(
@@ -132,7 +132,7 @@ def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str
             "warn",
             f"{missing.kernels} can be neither found nor compiled",
             f"{missing.why}, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
-            f"{build} or CUDA 13{sampler}",
+            f"{remedy} or CUDA 13{sampler}",
         )
     if host.nvcc and host.nvcc < _FIRST_NVCC.get(card.capability, ()):
         oldest = ".".join(map(str, _FIRST_NVCC[card.capability]))
@@ -142,14 +142,14 @@ def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str
             f"{missing.kernels} cannot be compiled for this card",
             f"{missing.why}; {found} is of CUDA {'.'.join(map(str, host.nvcc))}, and {card.capability} needs "
             f"{oldest}",
-            f"{build}, or CUDA 13 and set CUDA_HOME to it",
+            f"{remedy}, or CUDA 13 and set CUDA_HOME to it",
         )
     return Finding(
         "jit",
         "note",
         f"{missing.kernels} are compiled while the first requests wait",
         f"{missing.why}; {found} compiles them, which takes minutes once",
-        build,
+        remedy,
     )
 
 
