@@ -63,7 +63,7 @@ def _remedy(offered: OfferedWheel, recipe: Recipe, capability: str, *, locked: b
     if not locked:
         return "leave out --unlocked: a companion is installed with the locked runtime alone"
     if _patchsets() is None:
-        return "ask the channel's publisher for a companion with the kernels of this recipe"
+        return "ask the channel's publisher for a companion for this recipe and card"
     from sparkwright.serve.companions import build_command
     from sparkwright.wheel.names import parse_name
 

@@ -90,7 +90,7 @@ def choose_of_channel(
     target = Target(parse_name(offer.wheel.name).machine, arch_of(capability))
     found = offer.companion(recipe.name, version[1], target)
     if found is None:
-        return CompanionChoice(missing=("its kernels",))
+        return CompanionChoice(missing=("the recipe's kernels",))
     listed = recipe.name in read_companion(found.wheel)["recipes"]
     return CompanionChoice(found.wheel, found.missing, listed)
 
