@@ -113,8 +113,10 @@ test-integration: $(VENV)/.ready-test ## Run the integration tests that are not 
 test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, every probe, the fault matrix, more seeds
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
 
+# Tests start servers, machines and compilers, three at a time on two cores, beside whatever else a machine runs. What fails
+# there is run once more, alone, and has failed if it fails again. Both runs are in the output.
 test: lint docs ## Lint, build the documents, then all tests but the longest: units, slow ones, real sdists and wheels, probes
-	$(BIN)/pytest $(PARALLEL) $(ARGS)
+	$(BIN)/pytest $(PARALLEL) $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
 test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)

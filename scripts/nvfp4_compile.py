@@ -8,8 +8,11 @@ what vLLM imports; no card, no driver. Upstream's readers of 16 bits and FP8 are
 
     PYTHONPATH=TREE python scripts/nvfp4_compile.py --arch 121 90 --out compile.json
 
-Fails (exit 1) where a kernel wants more shared memory than a block of that card may have, spills more than
-``--spill-bytes``, or was not compiled at all.
+A tree of a release whose FlashInfer reads NVFP4 has no kernel of ours: upstream's readers are compiled with
+all launches then. The JSON has the instructions of each kernel's main loop, by pipe.
+
+Fails (exit 1) where a kernel of ours wants more shared memory than a block of that card may have, spills more
+than ``--spill-bytes``, or was not compiled at all.
 """
 
 from __future__ import annotations
@@ -20,22 +23,28 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from nvfp4_matrix import Launch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "carries" / "nvfp4-kv-triton"))
 from compiling import WARP, Bench
 from nvfp4.record import markdown
+from nvfp4.sass import Counts, count
+from nvfp4_matrix import DTYPES, HEADS, asker, launches, nvfp4_in_triton
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
+HEAD = re.compile(r"heads of (\d+)")
+OURS = "nvfp4"
 REGISTER_FILE, ALLOCATED = 65536, 256  # of a multiprocessor; granularity a warp
 RESERVED = 1024  # bytes of shared memory that CUDA takes of each block
 
@@ -121,70 +130,50 @@ def faults(usage: Usage, spill_bytes: int) -> list[str]:
     return [f"sm_{usage.arch}, {usage.cache}, {usage.launch}, {usage.kernel}: {fault}" for fault in found]
 
 
-# Powers of two, and one size that is padded to each; 512 is what Gemma 4's layers with full attention have.
-HEADS = (64, 80, 96, 128, 192, 256, 320, 512)
-LONGEST_FLOAT32 = 256  # the longest heads that a model in float32 may have
+@dataclass
+class Assembler:
+    """``ptxas`` and ``nvdisasm`` of Triton; each kernel is asked for once."""
+
+    card: Card
+    folder: Path
+    known: dict[str, tuple[int, int, int, Counts]] = field(default_factory=dict)
+
+    def usage(self, kernel: Any) -> tuple[int, int, int, Counts]:
+        """Return registers, bytes of stack, bytes of spills and instructions of a compiled *kernel*."""
+        if kernel.hash not in self.known:
+            ptx = self.folder / "kernel.ptx"
+            ptx.write_text(kernel.asm["ptx"], encoding="utf-8")
+            taken = parse(assemble(ptx, self.card))
+            counts = count(disassemble(ptx.with_suffix(".cubin")))
+            self.known[kernel.hash] = (*taken, counts)
+        return self.known[kernel.hash]
 
 
-def launches(*, full: bool) -> list[tuple[str, Any, Any, Any]]:
-    """What is asked for: name, shape, features and batch."""
-    from nvfp4.rig import Batch, Features, Shape
-
-    few, many = Batch((40,) * 8, (1,) * 8), Batch((40,) * 160, (1,) * 160)
-    steps = {
-        "decode 3-D": few,
-        "decode 2-D": many,
-        "drafts of 4": Batch((40,) * 8, (4,) * 8),
-        "drafts of 16": Batch((40,) * 8, (16,) * 8),
-        "prefill": Batch((40,) * 2, (200, 1)),
-    }
-    heads = HEADS if full else (128,)
-    found = [
-        (name, Shape(4 * kv, kv, head, 16), Features(), step)
-        for (name, step), head, kv in product(steps.items(), heads, (8,))
-    ]
-    causeless, window = Features(causal=False), Features(window=4096)
-    found += [(f"{name}, window", Shape(32, 8, 128, 16), window, step) for name, step in steps.items()]
-    for name in ("drafts of 4", "drafts of 16"):
-        found.append((f"{name}, not causal", Shape(32, 8, 128, 16), causeless, steps[name]))
-    if full:
-        every = Features(window=128, softcap=30.0, sinks=True)
-        for name in ("decode 3-D", "prefill"):
-            found.append((f"{name}, window, softcap, sinks", Shape(64, 8, 64, 16), every, steps[name]))
-            found.append(
-                (f"{name}, HND, blocks of 32", Shape(32, 8, 128, 32, "HND"), Features(), steps[name])
-            )
-            found.append((f"{name}, one query a head", Shape(8, 8, 128), Features(), steps[name]))
-            found.append((f"{name}, 16 queries a head", Shape(64, 4, 128), Features(), steps[name]))
-    return found
-
-
-def measure(bench: Bench, cache: str, name: str, run: Callable[[], None], folder: Path) -> list[Usage]:
-    """What the kernels take that *run* launches."""
+def measure(
+    bench: Bench, tools: Assembler, cache: str, name: str, run: Callable[[], None]
+) -> list[tuple[Usage, Counts]]:
+    """Return what the kernels take that *run* launches, and their instructions."""
     bench.compiled.clear()
     run()
-    card, found = CARDS[bench.arch], []
+    found = []
     for function, kernel in bench.compiled:
-        ptx = folder / "kernel.ptx"
-        ptx.write_text(kernel.asm["ptx"], encoding="utf-8")
-        registers, stack, spills = parse(assemble(ptx, card))
+        registers, stack, spills, counts = tools.usage(kernel)
         meta = kernel.metadata
-        found.append(
-            Usage(
-                bench.arch,
-                cache,
-                name,
-                function.fn.__name__,
-                constants(kernel),
-                meta.num_warps,
-                meta.num_stages,
-                registers,
-                stack,
-                spills,
-                meta.shared,
-                resident_warps(card, registers, meta.num_warps, meta.shared),
-            )
+        usage = Usage(
+            bench.arch,
+            cache,
+            name,
+            function.fn.__name__,
+            constants(kernel),
+            meta.num_warps,
+            meta.num_stages,
+            registers,
+            stack,
+            spills,
+            meta.shared,
+            resident_warps(tools.card, registers, meta.num_warps, meta.shared),
         )
+        found.append((usage, counts))
     return found
 
 
@@ -192,7 +181,7 @@ def constants(kernel: Any) -> str:
     """The block shapes that a kernel was compiled with."""
     names = kernel.src.fn.arg_names
     values = {names[path[0]]: value for path, value in kernel.src.constants.items()}
-    shapes = ("BLOCK_M", "TILE_SIZE", "GROUPS", "HEAD_SIZE")
+    shapes = ("BLOCK_M", "TILE_SIZE", "GROUPS", "HEAD_SIZE", "SEGMENTS", "IS_3D")
     return " ".join(f"{name}={values[name]}" for name in shapes if name in values)
 
 
@@ -205,45 +194,44 @@ def assemble(ptx: Path, card: Card) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def asked(cache: str, shape: Any, features: Any, batch: Any, dtype: str = "bfloat16") -> None:
-    """Launch what one step of serving launches: the pack kernel (NVFP4's only) and the readers."""
-    import torch
-    from nvfp4.rig import Layer, table
+def disassemble(cubin: Path) -> str:
+    """Return the instructions of a compiled kernel as text."""
+    from triton import knobs
 
-    cpu = torch.device("cpu")
-    blocks = batch.blocks(shape.block) + 1
-    layer = Layer(cache, shape, blocks, cpu, dtype=getattr(torch, dtype), features=features)
-    rows = batch.starts[-1]
-    fused = torch.zeros(rows, shape.q_heads + 2 * shape.kv_heads, shape.head, dtype=layer.dtype)
-    query, key, value = fused.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
-    metadata = layer.metadata(batch, table(batch, shape.block, range(blocks - 1), cpu))
-    if cache == "nvfp4":
-        layer.write(key, value, metadata.slot_mapping)
-    query = layer.query_as_served(query.contiguous())
-    layer.attend(query, metadata, torch.zeros(query.shape, dtype=layer.dtype))
+    command = [str(Path(knobs.nvidia.ptxas.path).with_name("nvdisasm")), "-c", str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def compile_all(
-    bench: Bench, caches: list[str], *, full: bool, folder: Path
-) -> tuple[list[Usage], list[str]]:
-    """Every launch over every cache, for the architecture that *bench* pretends to have."""
-    found, failed = [], []
-    beside = launches(full=False)  # enough to compare with
-    wanted = [
-        (one, cache, "bfloat16")
-        for cache in caches
-        for one in (launches(full=full) if cache == "nvfp4" else beside)
-    ]
-    if full and "nvfp4" in caches:
-        wanted += [(one, "nvfp4", "float32") for one in launches(full=True) if one[1].head == LONGEST_FLOAT32]
-    for (name, shape, features, batch), cache, dtype in wanted:
-        label = f"{name}, heads of {shape.head}" + (f", {dtype}" if dtype != "bfloat16" else "")
+    bench: Bench, tools: Assembler, wanted: list[tuple[str, Launch]], spill_bytes: int
+) -> tuple[dict[Usage, Counts], list[str]]:
+    """Compile every launch over its cache, for the architecture that *bench* pretends to have."""
+    found: dict[Usage, Counts] = {}
+    failed: list[str] = []
+    ask = asker()
+    for cache, launch in wanted:
         try:
-            run = partial(asked, cache, shape, features, batch, dtype)
-            found += measure(bench, cache, label, run, folder)
+            some = measure(bench, tools, cache, launch.label, partial(ask, cache, launch))
         except Exception as error:  # noqa: BLE001 - reported as this launch's failure
-            failed.append(f"sm_{bench.arch}, {cache}, {label}: {reason(error)}")
+            failed.append(f"sm_{bench.arch}, {cache}, {launch.label}: {reason(error)}")
+            continue
+        for usage, counts in some:
+            if usage not in found:
+                failed += faults(usage, spill_bytes) if cache == OURS else []
+            found[usage] = counts
     return found, failed
+
+
+def chosen(caches: list[str], heads: list[int], dtypes: list[str], *, full: bool) -> list[tuple[str, Launch]]:
+    """Return caches and launches to compile; other caches than ours get fewer where ours is there."""
+    ours = nvfp4_in_triton()
+    return [
+        (cache, launch)
+        for cache in caches
+        if ours or cache != OURS
+        for launch in launches(full=full and (cache == OURS or not ours))
+        if launch.shape.head in heads and launch.dtype in (dtypes if cache == OURS else dtypes[:1])
+    ]
 
 
 def reason(error: Exception) -> str:
@@ -254,13 +242,8 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: " + " ".join(str(cause).split())[-300:]
 
 
-def distinct(found: list[Usage]) -> list[Usage]:
-    """Each kernel once for each launch, as several launches share kernels."""
-    return list(dict.fromkeys(found))
-
-
-def table_of(found: list[Usage]) -> str:
-    """For people, in Markdown."""
+def table_of(found: Iterable[Usage]) -> str:
+    """Return all kernels as a table in Markdown."""
     head = ["card", "cache", "launch", "kernel", "constants", "warps", "stages", "registers", "stack"]
     rows = []
     for u in found:
@@ -270,43 +253,74 @@ def table_of(found: list[Usage]) -> str:
     return markdown([*head, "spills", "shared", "resident warps"], rows)
 
 
-def main() -> int:
-    """Compile, report, judge."""
+def worst(found: Iterable[Usage]) -> str:
+    """Return a table of the most that a kernel takes, for each card, cache, head size and kind of kernel."""
+    groups: dict[tuple[int, str, int, str], list[Usage]] = {}
+    for one in found:
+        head = int(HEAD.search(one.launch)[1])  # type: ignore[index]
+        groups.setdefault((one.arch, one.cache, head, one.kernel), []).append(one)
+    rows = []
+    for (arch, cache, head, kernel), some in sorted(groups.items()):
+        most = [max(getattr(one, name) for one in some) for name in ("registers", "spills", "shared")]
+        least = min(one.resident for one in some)
+        rows.append(
+            (f"sm_{arch}", cache, head, f"`{kernel}`", len(some), *most, f"{least} of {CARDS[arch].warps}")
+        )
+    return markdown(
+        ["card", "cache", "heads", "kernel", "launches", "registers", "spills", "shared", "resident warps"],
+        rows,
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", nargs="+", type=int, default=[121, 90], choices=sorted(CARDS))
-    parser.add_argument("--caches", nargs="+", default=["nvfp4", "fp8", "auto"])
+    parser.add_argument("--caches", nargs="+", default=[OURS, "fp8", "auto"])
+    parser.add_argument("--heads", nargs="+", type=int, default=list(HEADS), choices=HEADS)
+    parser.add_argument(
+        "--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="other caches: the first alone"
+    )
     parser.add_argument(
         "--spill-bytes", type=int, default=40, help="a thread, stores and loads: five registers by default"
     )
-    parser.add_argument("--quick", action="store_true", help="one head size only")
+    parser.add_argument("--quick", action="store_true", help="one head size, in bfloat16 alone")
+    parser.add_argument("--list", action="store_true", help="print the launches, and compile none")
     parser.add_argument("--out", type=Path, help="where to write the report (JSON)")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Compile, report, judge."""
+    args = arguments()
     bench = Bench()
     bench.prepare()
     import triton
 
-    found: list[Usage] = []
+    found: dict[Usage, Counts] = {}
     failed: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for arch in args.arch:
-            bench.pretend(arch)
-            some, bad = compile_all(bench, args.caches, full=not args.quick, folder=Path(folder))
-            found, failed = found + some, failed + bad
-    found = distinct(found)
-    ours = [usage for usage in found if usage.cache == "nvfp4"]
-    failed += [fault for usage in ours for fault in faults(usage, args.spill_bytes)]
-    if not ours:
-        failed.append("no kernel of the NVFP4 cache was compiled")
-    print(table_of(found))
-    print(
-        f"\nTriton {triton.__version__}; {len(ours)} launches of NVFP4 kernels compiled, {len(failed)} faults"
-    )
+    for arch in args.arch:
+        bench.pretend(arch)
+        wanted = chosen(args.caches, args.heads, args.dtypes, full=not args.quick)
+        if args.list:
+            print("\n".join(f"sm_{arch}, {cache}, {launch.label}" for cache, launch in wanted))
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            some, bad = compile_all(bench, Assembler(CARDS[arch], Path(folder)), wanted, args.spill_bytes)
+        found, failed = found | some, failed + bad
+    if args.list:
+        return 0
+    if not found:
+        failed.append("no kernel was compiled")
+    print(f"{table_of(found)}\n\n{worst(found)}")
+    print(f"\nTriton {triton.__version__}; {len(found)} launches compiled, {len(failed)} faults")
     for fault in failed:
         print(f"FAIL {fault}")
     if args.out:
-        report = {"triton": triton.__version__, "faults": failed, "kernels": [asdict(one) for one in found]}
+        kernels = [asdict(u) | {"instructions": asdict(counts)} for u, counts in found.items()]
+        report = {"triton": triton.__version__, "faults": failed, "kernels": kernels}
         args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if failed else 0
 

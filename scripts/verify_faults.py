@@ -1,6 +1,6 @@
 """Write docs/verify-faults.md: the effect of every fault of the simulator, and of none, on the checks.
 
-python scripts/verify_faults.py [--seeds 20]
+python scripts/verify_faults.py [--seeds 20] [--faults NAME,…] [--out FILE]
 """
 
 from __future__ import annotations
@@ -38,17 +38,34 @@ Made by `scripts/verify_faults.py`; `make test` runs the same cases. A case is a
 against a simulator in a process of its own with one fault. *As expected* means the right verdict,
 from the check that should detect it, with a cause that names it.
 """
+_TESTED = [
+    "`server` stands for the server's start and end, which is no check: tests of the processes show it",
+    "(`tests/integration/test_verify_server.py`). Faults in a real server's code are in",
+    "[Verify on real servers](verify-servers.md).",
+]
 
 
 def main() -> int:
-    """Run all cases; return 0 if each had the expected result."""
+    """Run the cases; return 0 if each had the expected result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="number of healthy servers")
-    cases = (*CASES, *seeds(parser.parse_args().seeds))
+    parser.add_argument("--faults", default="", help="only these faults, and healthy servers of their checks")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page")
+    given = parser.parse_args()
+    cases = _chosen([name for name in given.faults.split(",") if name], given.seeds)
     with tempfile.TemporaryDirectory() as folder:
         outcomes = run_cases(cases, Path(folder)).values()
-    PAGE.write_text(page(list(zip(cases, outcomes, strict=True))), encoding="utf-8")
+    given.out.write_text(page(list(zip(cases, outcomes, strict=True))), encoding="utf-8")
     return 0 if all(as_expected(*pair) for pair in zip(cases, outcomes, strict=True)) else 1
+
+
+def _chosen(names: list[str], count: int) -> tuple[Case, ...]:
+    """Return the cases of these faults with *count* healthy servers for their checks; all without names."""
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise SystemExit(f"there is no fault {unknown[0]!r}; sparkwright-simulator --list-faults lists them")
+    faulty = tuple(case for case in CASES if not names or case.fault.partition("=")[0] in names)
+    checks = {case.check for case in faulty}
+    return (*faulty, *(case for case in seeds(count) if not names or case.check in checks))
 
 
 def as_expected(case: Case, outcome: Outcome) -> bool:
@@ -62,7 +79,25 @@ def page(found: list[tuple[Case, Outcome]]) -> str:
     """Return the page in Markdown."""
     faulty = [(case, outcome) for case, outcome in found if case.fault]
     healthy = [outcome for case, outcome in found if not case.fault]
-    return "\n".join([HEAD, *_confusion(faulty, healthy), "", *_faults(faulty), ""])
+    parts = [HEAD, *_confusion(faulty, healthy), "", *_faults(faulty), "", *not_shown(faulty), ""]
+    return "\n".join(parts)
+
+
+def not_shown(faulty: list[tuple[Case, Outcome]]) -> list[str]:
+    """Return what no row shows: faults without a case, and checks that should notice one and were not run."""
+    shown: dict[str, set[str]] = {}
+    for case, outcome in faulty:
+        noticed = shown.setdefault(case.fault.partition("=")[0], set())
+        if as_expected(case, outcome) and not _harmless(case):
+            noticed.add(case.check)
+    left = [f"| `{name}` | {fault.does} | not run |" for name, fault in FAULTS.items() if name not in shown]
+    left += [
+        f"| `{name}` | {FAULTS[name].does} | {', '.join(missing)} |"
+        for name in shown
+        if (missing := [check for check in FAULTS[name].noticed_by if check not in shown[name]])
+    ]
+    head = ["| not shown | what it does | by |", "|---|---|---|"]
+    return [*_TESTED, *(["", *head, *left] if left else [])]
 
 
 def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> list[str]:

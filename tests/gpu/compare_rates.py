@@ -64,6 +64,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=OUTPUT_TOKENS, help="of output for each request")
     parser.add_argument("--least", type=float, default=0.97, help="the ratio that the second must reach")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.3)
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="JSON: further arguments of the engines"
+    )
     parser.add_argument("--boot-seconds", type=int, default=300)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -111,6 +114,7 @@ class Worker:
             "target": str(scratch / "target"),
             "drafter": str(scratch / "drafter"),
             "gpu_memory_utilization": args.gpu_memory_utilization,
+            "engine": args.engine,
         }
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, [tree, str(HERE), os.environ.get("PYTHONPATH", "")])),

@@ -4,7 +4,7 @@
 Serves a tiny Qwen3 with a DFlash drafter whose weights depend on all that came before a token, and then
 compares every block that the prefix cache would serve with the same tokens computed alone, in one prefill,
 with an empty cache: the drafter's layers, and as a control the target's. It needs a GPU, torch and an
-installed vLLM wheel of 0.24, and downloads nothing::
+installed vLLM wheel of 0.24 or 0.33 (not run there yet), and downloads nothing::
 
     python3 tests/gpu/draft_kv.py --version 0.24.0 --out /tmp/stock
     python3 tests/gpu/draft_kv.py --version 0.24.0+spark.12.1a2b3c4d --out /tmp/patched \

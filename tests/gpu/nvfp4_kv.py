@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Prove an NVFP4 KV cache on vLLM's Triton backend on one GPU: bits, attention, speed, serving, quality.
 
-Runs with an installed wheel of vLLM 0.24 that has the carry, or its tree, on `PYTHONPATH`; no network::
+Runs with an installed wheel of vLLM 0.24 that has the carry, or its tree, on `PYTHONPATH`; no network. With
+``--series 0.33``, not run yet, `serve` and `quality` read by FlashInfer, whose release has no such kernel of
+ours; the other parts call kernels that it lacks, and refuse::
 
     python3 tests/gpu/nvfp4_kv.py --out /tmp/nvfp4
     python3 tests/gpu/nvfp4_kv.py --out /tmp/nvfp4 --only pack,attention
@@ -43,6 +45,7 @@ from nvfp4.serve import processes
 HERE = Path(__file__).resolve().parent
 PARTS = ("pack", "attention", "speed", "serve", "quality", "sanitize", "flashinfer")
 # Parts of a stage run together; `speed` and `flashinfer` must have the card for themselves.
+OF_RELEASE = {"0.24": PARTS, "0.33": ("serve", "quality")}  # parts that a series' releases can run
 STAGES = (("pack", "attention"), ("speed",), ("serve", "quality"), ("sanitize",), ("flashinfer",))
 DEFAULT = PARTS[:-2]
 SANITIZER_ERROR = 99
@@ -69,6 +72,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
     parser.add_argument("--only", type=names, help=f"parts, separated by commas, of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--series", choices=sorted(OF_RELEASE), default="0.24", help="of the installed release"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="new by default")
     parser.add_argument("--workers", type=int, default=12, help="processes that share the cases of attention")
@@ -77,7 +83,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--speed-seconds", type=float, default=40, help="a context; none is begun later")
     parser.add_argument("--train-seconds", type=float, default=45)
     parser.add_argument("--part-seconds", type=float, default=420, help="limit for each process")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if left := set(args.only or []) - set(OF_RELEASE[args.series]):
+        parser.error(f"{', '.join(sorted(left))} cannot run on {args.series}")
+    return args
 
 
 def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -85,6 +94,7 @@ def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, A
     common = {
         "part": part,
         "device": args.device,
+        "series": args.series,
         "seed": args.seed,
         "lines": str(args.out / "lines.jsonl"),
         "out": str(args.out),
@@ -182,7 +192,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "lines.jsonl"
     file.unlink(missing_ok=True)
-    chosen = args.only or (["pack", "attention"] if args.device == "cpu" else list(DEFAULT))
+    default = ["pack", "attention"] if args.device == "cpu" else list(DEFAULT)
+    chosen = args.only or [part for part in default if part in OF_RELEASE[args.series]]
     Recorder(file, "runner").write("fact", name="seed", value=args.seed)
     say(f"seed {args.seed}; parts {', '.join(chosen)}")
     for together in STAGES:

@@ -187,6 +187,49 @@ def test_aiperf_reads_its_summary(finished: Path, tmp_path: Path) -> None:
     assert read["p99"] == summary["inter_token_latency"]["p99"]
 
 
+# The loader of its plots takes a folder with a file of requests, which it need not read.
+_AIPERF_LOADER = """
+import json, sys
+from pathlib import Path
+from aiperf.plot.core.data_loader import DataLoader
+folder = Path(sys.argv[1])
+(folder / "profile_export.jsonl").touch()
+run = DataLoader().load_run(folder, load_per_request_data=False)
+names = json.loads(sys.argv[2])
+print(json.dumps({name: run.get_metric(name)["avg"] for name in names}))
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of checks, whose sweep has two levels."""
+    place = tmp_path_factory.mktemp("swept")
+    small = ("--checks", "sweep", "--categories", "code", "--levels", "1,8", "--max-tokens", "32")
+    done = verify("--demo", *small, "--out", "run", cwd=place)
+    assert (place / "run" / "verdict.json").is_file(), done.stderr
+    return place / "run"
+
+
+@pytest.mark.walk  # that program takes half a minute to be imported
+def test_aiperfs_own_loader_reads_a_sweep(swept: Path, tmp_path: Path) -> None:
+    file, *_ = export_run(swept, ExportRequest("aiperf", tmp_path / "a", ("code c=8",)))
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    names = [name for name, value in summary.items() if isinstance(value, dict) and "avg" in value]
+    assert len(names) > 12
+    assert asked("aiperf", _AIPERF_LOADER, file.parent, json.dumps(names)) == {
+        name: summary[name]["avg"] for name in names
+    }
+
+
+@pytest.mark.walk
+def test_guidellms_own_loader_reads_a_sweep(swept: Path, tmp_path: Path) -> None:
+    file = tmp_path / "benchmarks.json"
+    export_run(swept, ExportRequest("guidellm", file, ("code",)))
+    assert asked("guidellm", _GUIDELLM, file) == []
+    levels = [one["config"]["strategy"]["streams"] for one in json.loads(file.read_bytes())["benchmarks"]]
+    assert levels == [1, 8]
+
+
 # Its own classes work the metrics out once more, from the requests of our report.
 _GUIDELLM = """
 import json, sys

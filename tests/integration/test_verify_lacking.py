@@ -144,7 +144,7 @@ TRAFFIC = msgspec.structs.replace(SIZES, checks=("traffic",), max_tokens=128)
         (("--no-tool-parser",), {"tools"}),
         (("--no-tool-template",), {"tools"}),
         (("--server", "llama.cpp"), set()),
-        (("--server", "transformers"), {"tools", "structured-output"}),
+        (("--server", "transformers"), {"tools", "forced-tools", "structured-output"}),
     ],
     ids=["vllm", "template", "llama.cpp", "transformers"],
 )
@@ -153,10 +153,14 @@ def test_tools_and_schemas_that_a_server_refuses_are_not_applicable(
 ) -> None:
     run = verified(tmp_path, "--k", "0", *server, sizes=TRAFFIC)
     assert run.verdict is Verdict.PASS, told(run)
-    assert {"tools", "structured-output"} & set(run.lacks) == lacks
+    assert {"tools", "forced-tools", "structured-output"} & set(run.lacks) == lacks
     assert ("leaves tools out" in run.lacks.get("tools", "")) == ("--no-tool-template" in server)
     left_out = {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE}
-    names = {"tools": "tool calls are whole", "structured-output": "structured output fits its schema"}
+    names = {
+        "tools": "tool calls are whole",
+        "forced-tools": "demanded tool calls come",
+        "structured-output": "structured output fits its schema",
+    }
     assert {name for key, name in names.items() if key in lacks} == left_out & set(names.values())
     assert {observation.cell.name for observation in run.observations} >= {"turn 1", "turn 2", "turn 3"}
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from real_kit import REPAIR, Standing, Verified, make_server, verify
+from real_kit import REPAIR, SEEDED, Standing, Verified, make_server, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,39 @@ def test_n_gram_speculation_is_judged_and_nothing_is_wrong(tmp_path: Path) -> No
     assert verdicts["counters and clients agree on tokens"] == "pass"
     assert verdicts["answers do not depend on the prefix cache"] == "pass"
     assert verdicts["verify-step time does not depend on content"] == "not-applicable"
+    lossless = [one["verdict"] for one in run.findings if one["check"] == "lossless"]
+    assert lossless == ["pass"] * 4
+
+
+def test_tool_calls_are_judged_and_nothing_is_compiled(tmp_path: Path) -> None:
+    server = make_server(SEEDED)
+    run = verify(
+        tmp_path / "run", "--recipe", server.tools, "--python", server.tree.python, *SIZES,
+        "--checks", "traffic,compile",
+    )  # fmt: skip
+    show("tools", run)
+    findings = {one["name"]: one for one in run.findings}
+    demanded = findings["demanded tool calls come"]
+    assert demanded["verdict"] == "pass", run.told
+    assert demanded["measured"]["calls"] >= 7 - demanded["measured"]["cut"]
+    assert demanded["measured"]["events with a call"] > 3 * demanded["measured"]["calls"]
+    assert findings["nothing is compiled after the warm-up"]["verdict"] == "pass", run.told
+    # So small a model may call nothing by itself.
+    assert {name for name, one in findings.items() if one["verdict"] != "pass"} <= {"tool calls are whole"}
+    assert findings["tool calls are whole"]["verdict"] != "fail", run.told
+
+
+def test_seeded_requests_that_end_the_releases_engine_are_named(tmp_path: Path) -> None:
+    server = make_server()
+    run = verify(
+        tmp_path / "run", "--recipe", server.recipe, "--python", server.tree.python, *SIZES,
+        "--checks", "compile",
+    )  # fmt: skip
+    causes = run.causes("fail")
+    show("seeded", run)
+    print("", *causes, sep="\n  ")  # noqa: T201
+    assert run.verdict["verdict"] == "fail", run.told
+    assert any(re.search(r"sampled c=4.*a request with a seed whose prompt", cause) for cause in causes)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from verify_kit import Server
 
 from sparkwright.verify.check import AdaptiveCheck
 from sparkwright.verify.client.endpoint import Endpoint
+from sparkwright.verify.client.payload import body_of
 from sparkwright.verify.client.reply import Reply
-from sparkwright.verify.client.request import body_of
 from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.engine import StreamDelta

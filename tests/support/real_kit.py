@@ -40,6 +40,9 @@ BOOT_S = 900.0
 REPAIR = "repair-ngram"
 """The release's sampler passes an argument that its kernel for the CPU does not take; later ones take it."""
 
+SEEDED = "repair-seeded"
+"""The release takes back draws of seeded requests in a way that generators for the CPU do not offer."""
+
 
 @dataclass(frozen=True)
 class RealServer:
@@ -50,12 +53,14 @@ class RealServer:
         model: folder of the model.
         recipe: the recipe without speculation.
         speculative: the same with n-gram drafts.
+        tools: the recipe with a chat template that describes tools.
     """
 
     tree: ServedTree
     model: Path
     recipe: Path
     speculative: Path
+    tools: Path
 
 
 def make_server(*patches: str) -> RealServer:
@@ -69,7 +74,8 @@ def make_server(*patches: str) -> RealServer:
         tree = prepare(job, changes, report.version)
         model = prepare_model(job.access, pin_of(job).model, tree.python)
         speculative = write_recipe(job.store, model, speculative=True).path
-    return RealServer(tree, model, _exact(tree.recipe), _exact(speculative))
+    exact = _exact(tree.recipe)
+    return RealServer(tree, model, exact, _exact(speculative), _with_tools(exact))
 
 
 def _exact(recipe: Path) -> Path:
@@ -78,6 +84,16 @@ def _exact(recipe: Path) -> Path:
     assert text != recipe.read_text()
     path = recipe.with_name(f"{recipe.stem}-float32.toml")
     path.write_text(text)
+    return path
+
+
+def _with_tools(recipe: Path) -> Path:
+    """The same recipe with a template that has a place for tools, which the model's own has not."""
+    text = recipe.read_text()
+    template = f"[flags]\nchat-template = {json.dumps(str(PLANTED / 'tools.jinja'))}\n"
+    assert text.count("[flags]\n") == 1
+    path = recipe.with_name(f"{recipe.stem}-tools.toml")
+    path.write_text(text.replace("[flags]\n", template))
     return path
 
 

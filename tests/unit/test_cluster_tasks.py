@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import dask
+import distributed
 import pytest
 from msgspec import structs
 from tiny_release import make_tiny
@@ -25,6 +28,7 @@ from sparkwright.upstream.given import GivenSource, GivenTree
 from sparkwright.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sparkwright.git import Repository
@@ -41,7 +45,14 @@ class Workers:
     submitted: list[dict[str, Any]] = field(default_factory=list)
     other_program: bool = False
 
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+    @property
+    def scheduler(self) -> Workers:
+        return self
+
+    def sync(self, function: Callable[..., Any], **given: Any) -> Any:
+        return function(**given)
+
+    def identity(self, n_workers: int) -> dict[str, Any]:
         assert n_workers == -1
         code = {} if self.other_program else {code_need(): 8}
         return {"workers": {home: {"resources": {**code, **one}} for home, one in self.resources.items()}}
@@ -200,6 +211,21 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other(monkeypatch: p
     del client.resources["a"]
     with pytest.raises(ClusterError, match="is left"):
         list(replies)
+
+
+def test_workers_are_read_while_a_timer_of_the_client_replaces_its_summary() -> None:
+    """The client's timer fetches a summary without workers, here every millisecond."""
+    with (
+        dask.config.set({"distributed.client.scheduler-info-interval": "1 ms"}),
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        pool = Pool("here", client)
+        seen = [threads.submit(lambda: len(pool.workers)) for _ in range(400)]
+        assert {one.result() for one in seen} == {1}
 
 
 class NeverDone:

@@ -28,11 +28,13 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: str = "2
 
     def start(command: list[str], **options: Any) -> Any:
         assert command[2] == "--worker"
-        assert json.loads(command[3])["tokens"] == 10
+        spec = json.loads(command[3])
+        assert (spec["tokens"], spec["engine"]) == (10, {"attention_backend": "FLASH_ATTN"})
         return started([sys.executable, "-c", ANSWERS % (seconds, tokens)], **options)
 
     monkeypatch.setattr(compare_rates.subprocess, "Popen", start)
-    args = SimpleNamespace(out=tmp_path, tokens=10, gpu_memory_utilization=0.3)
+    engine = {"attention_backend": "FLASH_ATTN"}
+    args = SimpleNamespace(out=tmp_path, tokens=10, gpu_memory_utilization=0.3, engine=engine)
     made = compare_rates.Worker("stock", "/nowhere", "v1-graphs", args, tmp_path)  # type: ignore[arg-type]
     assert made.ready()
     return made

@@ -1,8 +1,10 @@
-"""Relative links of the repository's Markdown files lead to files that exist."""
+"""Relative links lead to files that exist, and the page on architecture lists every package in its layer."""
 
 from __future__ import annotations
 
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -51,3 +53,28 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
         "| a |\n|---|\n| [in a table](absent.md) |\n\n![picture](absent.svg)\n"
     )
     assert broken_links(page) == ["absent.md", "absent.svg"]
+
+
+def packages_listed(page: str) -> dict[str, list[str]]:
+    """Return the packages in the table under "Packages", in its order, with the files to open first."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| .* \| (.+) \|$", page.partition("## Packages")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    return {name: re.findall(r"`([\w.]+)`", files) for name, files in rows}
+
+
+def layers() -> list[set[str]]:
+    """Return the packages of each layer that `lint-imports` enforces, the highest first."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return [set(layer.split(" | ")) - {"__main__"} for layer in contracts[0]["layers"]][1:]
+
+
+def test_the_page_on_architecture_lists_every_package_in_the_order_of_its_layers() -> None:
+    listed = packages_listed((ROOT / "docs" / "architecture.md").read_text())
+    layer_of = {name: number for number, layer in enumerate(layers()) for name in layer}
+    assert set(listed) == set(layer_of)
+    assert list(listed) == sorted(listed, key=lambda name: layer_of[name])
+    source = ROOT / "build" / "sparkwright"
+    assert [
+        name for name, files in listed.items() if not all((source / name / file).is_file() for file in files)
+    ] == []

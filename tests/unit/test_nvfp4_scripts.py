@@ -180,6 +180,7 @@ def test_sanitizing_plants_an_error_first(modules, tmp_path):
     runner = modules["nvfp4_kv"]
     args = runner.argparse.Namespace(
         device="cuda",
+        series="0.24",
         seed=1,
         out=tmp_path,
         workers=3,

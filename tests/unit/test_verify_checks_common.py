@@ -388,6 +388,18 @@ def test_short_answers_and_some_that_were_read_at_once_are_sound(
     assert found(observations) == []
 
 
+@pytest.mark.parametrize(("late", "verdicts"), [(0.6, []), (0.4, ["invalid"])])
+def test_answers_that_this_client_was_late_to_read_are_no_proxys(
+    observations: list[Observation], late: float, verdicts: list[str]
+) -> None:
+    """*late* is in terms of the mean time to the first token."""
+    squeezed_one = squeezed(observations[1], 0.0)
+    waits = [(one.first - one.started) / 1e6 for one in squeezed_one.samples]
+    worst_ms = late * sum(waits) / len(waits)
+    observations[1] = msgspec.structs.replace(squeezed_one, lag_ms=(worst_ms, 1.0))
+    assert [verdict for verdict, _ in found(observations)] == verdicts
+
+
 def test_a_few_answers_or_chunks_tell_nothing_of_a_stream(observations: list[Observation]) -> None:
     """A machine that is busy for a moment reads short answers at once."""
     few = squeezed(observations[0], 0.0)

@@ -10,10 +10,12 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.verify.capabilities import STRUCTURED, TOOLS
+from sparkwright.verify.capabilities import FORCED_TOOLS, STRUCTURED, TOOLS
+from sparkwright.verify.cell import REQUIRED, Load
 from sparkwright.verify.checks.chatter import (
     Described,
     broken_characters,
+    forced_flaw,
     misfit,
     reasoning_mark,
     role_mark,
@@ -31,6 +33,11 @@ NAMES = {
     "replacement-characters": ("characters are whole", r"replacement characters \(U\+FFFD\)"),
     "tool-parser-swallows": ("tool calls are whole", "'unit' is a required property"),
     "tool-json-truncated": ("tool calls are whole", "arguments of get_weather: truncated JSON"),
+    "tool-choice-ignored": (
+        "demanded tool calls come",
+        "tools named: 4 of 4 answers, first to single/0: no call, though the request demands a call of get_w",
+    ),
+    "guided-calls-misfit": ("demanded tool calls come", "'unit' is a required property"),
 }
 
 
@@ -39,7 +46,8 @@ def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
     sizes = msgspec.structs.replace(SIZES, seed=seed)
     findings = judged(Traffic(), context(sizes), seed=seed, k=0)
     assert not verdicts(findings)
-    assert len(findings) == 6
+    assert len(findings) == 7
+    assert findings["demanded tool calls come"].measured["calls"] == 12
     assert not [warning for finding in findings.values() for warning in finding.warnings]
 
 
@@ -89,12 +97,12 @@ def test_a_turn_without_answers_ends_the_conversation_and_counts() -> None:
 
 
 def test_what_a_server_lacks_is_not_sent_and_not_applicable() -> None:
-    to = context(SIZES, lacks={TOOLS: "no parser", STRUCTURED: "no schemas"})
+    to = context(SIZES, lacks={TOOLS: "no parser", FORCED_TOOLS: "no choice", STRUCTURED: "no schemas"})
     check = Traffic()
     assert [cell.name for cell in check.plan(to)] == ["turn 1"]
     findings = judged(check, to, tool_parser=False)
     assert {name for name, one in findings.items() if one.verdict is Verdict.NOT_APPLICABLE} == {
-        "tool calls are whole", "structured output fits its schema",
+        "tool calls are whole", "demanded tool calls come", "structured output fits its schema",
     }  # fmt: skip
     assert {one.verdict for one in findings.values()} == {Verdict.PASS, Verdict.NOT_APPLICABLE}
 
@@ -198,6 +206,57 @@ def test_flaws_of_calls(name: str, arguments: str, finish: str, text: str, found
     flaw = tool_flaw(sample, {tool.name: tool for tool in TOOLS_OFFERED})
     assert found in flaw
     assert bool(flaw) is bool(found)
+
+
+WEATHER = ToolCall(name="get_weather", arguments=GOOD)
+REMINDER = ToolCall(name="set_reminder", arguments='{"text": "Tea", "hours": 2}')
+
+
+@pytest.mark.parametrize(
+    ("choice", "calls", "tokens", "found"),
+    [
+        (REQUIRED, (WEATHER, REMINDER), 40, ""),
+        (REQUIRED, (), 40, "no call, though the request demands a call: “It is sunny.”"),
+        (REQUIRED, (), 64, "no call, though"),
+        (REQUIRED, (ToolCall(name="get_weather", arguments=GOOD[:-2]),), 64, ""),
+        (REQUIRED, (ToolCall(name="get_weather", arguments=GOOD[:-2]),), 63, "truncated JSON"),
+        ("get_weather", (WEATHER,), 40, ""),
+        ("get_weather", (REMINDER,), 40, "calls of set_reminder, though the request demands a call of get_w"),
+        ("get_weather", (WEATHER, WEATHER), 40, "calls of get_weather, get_weather, though"),
+        ("get_weather", (WEATHER, WEATHER), 64, ""),
+    ],
+)
+@pytest.mark.parametrize("finish", ["stop", "tool_calls"])
+def test_flaws_of_demanded_calls(
+    choice: str, calls: tuple[ToolCall, ...], tokens: int, found: str, finish: str
+) -> None:
+    sample = Sample(
+        prompt="p", category="c", started=0, ended=1, text="It is sunny." * (not calls),
+        output_tokens=tokens, finish_reason=finish, tool_calls=calls,
+    )  # fmt: skip
+    load = Load(max_tokens=64, tools=TOOLS_OFFERED, tool_choice=choice)
+    flaw = forced_flaw(sample, {tool.name: tool for tool in TOOLS_OFFERED}, load)
+    assert found in flaw
+    assert bool(flaw) is bool(found)
+
+
+def test_demanded_calls_that_are_all_cut_decide_nothing() -> None:
+    check, to = Traffic(), context(SIZES)
+    seen = [observe(cell, settings()) for cell in check.plan(to)]
+    cut = [
+        msgspec.structs.replace(
+            one,
+            samples=tuple(msgspec.structs.replace(s, output_tokens=256, tool_calls=()) for s in one.samples),
+        )
+        if one.cell.tags["kind"] == "forced"
+        else one
+        for one in seen
+    ]
+    finding = {finding.name: finding for finding in check.judge(to, cut)}["demanded tool calls come"]
+    assert (finding.verdict, finding.cause) == (
+        Verdict.INCONCLUSIVE,
+        "all 7 answers were cut at the longest output",
+    )
 
 
 def test_output_that_fits_no_schema_is_named() -> None:

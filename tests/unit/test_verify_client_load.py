@@ -9,7 +9,7 @@ import pytest
 from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client import Endpoint, patience
 from sparkwright.verify.client.load import output_lengths
-from sparkwright.verify.client.request import salted
+from sparkwright.verify.client.payload import salted
 
 PLAIN = Prompt(name="p", category="code", text="Say it.")
 

@@ -13,7 +13,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
 from sparkwright.verify.checks.arrivals import Arrivals
 from sparkwright.verify.checks.sweep import Sweep
-from sparkwright.verify.client.request import messages_of
+from sparkwright.verify.client.payload import messages_of
 from sparkwright.verify.datasets import DOCUMENTS, Dataset, read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.setup import require_possible

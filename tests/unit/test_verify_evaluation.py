@@ -121,7 +121,7 @@ def test_scores_without_anything_to_compare_with_pass_as_evaluated_alone() -> No
 
 @pytest.mark.parametrize(
     ("least", "verdict"),
-    [(0.5, Verdict.PASS), (0.75, Verdict.PASS), (0.8, Verdict.INCONCLUSIVE), (0.95, Verdict.FAIL)],
+    [(0.5, Verdict.PASS), (0.7, Verdict.INCONCLUSIVE), (0.8, Verdict.INCONCLUSIVE), (0.95, Verdict.FAIL)],
 )
 @pytest.mark.parametrize("name", ["sums", "sums exact_match"])
 def test_a_score_fails_where_its_interval_is_below_the_lowest(
@@ -133,8 +133,35 @@ def test_a_score_fails_where_its_interval_is_below_the_lowest(
 
 def test_a_metric_of_which_less_is_better_is_judged_the_other_way() -> None:
     found = [score([1, 0, 0, 0] * 20, higher_is_better=False)]
-    assert verdicts(found, EvalLimits({"sums": 0.3}))[1] is Verdict.PASS
+    assert verdicts(found, EvalLimits({"sums": 0.4}))[1] is Verdict.PASS
+    assert verdicts(found, EvalLimits({"sums": 0.3}))[1] is Verdict.INCONCLUSIVE
     assert verdicts(found, EvalLimits({"sums": 0.05}))[1] is Verdict.FAIL
+
+
+def test_a_limit_that_judges_no_score_is_undecided() -> None:
+    found = evaluation_run(
+        REQUEST, [score([1, 0] * 40)], EvalLimits({"sums f1": 0.1, "others": 0.2})
+    ).findings
+    named = {one.name: one for one in found if one.verdict is Verdict.INCONCLUSIVE}
+    assert list(named) == ["sums f1 is good enough", "others is good enough"]
+    assert all("was not evaluated, or has no such metric" in one.cause for one in named.values())
+
+
+def test_the_source_of_a_limit_is_in_the_report() -> None:
+    limits = EvalLimits({"sums": 0.9}, sources={"sums": "the model's card"})
+    finding = evaluation_run(REQUEST, [score([1, 0] * 40)], limits).findings[1]
+    assert finding.threshold.startswith("0.9, of the model's card: fails")
+    assert "surely worse than 0.9" in finding.cause
+    assert finding.measured["upper end"] < 0.9
+
+
+def test_scores_of_the_whole_have_the_harnesss_own_interval_or_decide_nothing() -> None:
+    whole = score([1.0], by_question={}, value=0.5, error=0.1)
+    assert whole.interval == pytest.approx((0.304, 0.696), abs=1e-3)
+    assert verdicts([whole], EvalLimits({"sums": 0.7}))[1] is Verdict.FAIL
+    assert verdicts([whole], EvalLimits({"sums": 0.3}))[1] is Verdict.PASS
+    alone = score([1.0], by_question={}, value=0.5)
+    assert verdicts([alone], EvalLimits({"sums": 0.3}))[1] is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fault_matrix import CASES, Outcome, seeds
+
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.simulator.faults import FAULTS
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from fault_matrix import Case
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,3 +45,33 @@ def script() -> ModuleType:
 )
 def test_what_is_of_here_and_now_alone_is_left_out(script: ModuleType, said: str, left: str) -> None:
     assert script.impersonal(said) == left
+
+
+def seen(case: Case, verdict: Verdict, cause: str) -> tuple[Case, Outcome]:
+    return case, Outcome(verdict, (cause,), (), {case.check: verdict}, 1)
+
+
+def test_the_page_names_faults_and_checks_that_no_row_shows(script: ModuleType) -> None:
+    rows = [
+        seen(case, case.verdict, "fail status 500 gap leave the other server's")
+        for case in CASES
+        if case.fault in {"lossy", "status", "orphan"}
+    ]
+    told = script.not_shown(rows)
+    assert "| `lossy` | speculation accepts wrong tokens at this rate | parity |" not in told
+    assert any(line.startswith("| `orphan` |") and line.endswith("| server |") for line in told)
+    assert sum(line.endswith("| not run |") for line in told) == len(FAULTS) - 3
+    missed = [(case, outcome) for case, outcome in rows if case.check != "parity"]
+    missed += [
+        seen(case, Verdict.PASS, "") for case in CASES if (case.fault, case.check) == ("lossy", "parity")
+    ]
+    assert "| `lossy` | speculation accepts wrong tokens at this rate | parity |" in script.not_shown(missed)
+
+
+def test_a_part_of_the_faults_can_be_run(script: ModuleType) -> None:
+    chosen = script._chosen(["lossy", "inert"], 2)
+    assert {case.fault for case in chosen} == {"lossy", "inert", ""}
+    assert {case.check for case in chosen if not case.fault} == {"parity"}
+    assert len(script._chosen([], 1)) == len(CASES) + len(seeds(1))
+    with pytest.raises(SystemExit, match="no fault 'losy'"):
+        script._chosen(["losy"], 1)

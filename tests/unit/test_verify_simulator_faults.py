@@ -7,7 +7,7 @@ from simulator_kit import Bench, prompt, settings
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.faults import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
 from sparkwright.verify.simulator.language import text_of
 from sparkwright.verify.simulator.log import (
     boot_lines,

@@ -91,6 +91,9 @@ def test_equal_configurations_keep_the_recipe(tmp_path: Path, monkeypatch: pytes
         assert result.chosen is not None
         assert result.chosen.configuration.own
         assert "no difference was found" in result.said or "surely slower" in result.said
+        assert sum(len(row.trial.starts) for row in result.rows) <= 3 * len(result.rows)
+        assert bool(result.open) == (f"equal within {100 * result.within:.1f} %" in result.said)
+        assert result.bounded == ("ended at the grid's number of starts" in result.said)
     files = write_search(
         searched(folder, Surface(), monkeypatch, asked), folder, read_journal(folder).manifest
     )

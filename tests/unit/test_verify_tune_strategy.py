@@ -16,7 +16,9 @@ from sparkwright.verify.tune.strategy import (
     StartFigures,
     State,
     Trial,
+    at_grid_cost,
     contenders,
+    grid_cost,
     next_start,
     recommended,
     standings,
@@ -173,3 +175,28 @@ def test_halving_finds_the_best_with_fewer_starts_than_the_grid(seed: int) -> No
 def test_equal_configurations_name_no_winner() -> None:
     answers = [search([100.0] * 8, 0.015, seed, Rules())[0] for seed in range(30)]
     assert sum(answer != OWN for answer in answers) <= 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("starts", [1, 3, 5])
+def test_halving_takes_no_more_starts_than_the_grid(seed: int, starts: int) -> None:
+    rules = Rules(starts=starts, most_starts=8)
+    _, trials = search([100.0] * 8, 0.05, seed, rules)
+    assert sum(len(one.starts) for one in trials) <= grid_cost(8, starts)
+    _, (only,) = search([100.0], 0.05, seed, rules)
+    assert len(only.starts) <= grid_cost(1, starts)
+
+
+def test_the_bound_ends_a_search_that_would_go_on() -> None:
+    def started(rules: Rules) -> int:
+        return sum(len(one.starts) for one in search([100.0] * 8, 0.05, 1, rules)[1])
+
+    assert started(Rules()) == grid_cost(8, 3) < started(Rules(starts=12))
+
+
+def test_starts_on_a_disturbed_machine_are_no_part_of_the_bound() -> None:
+    slowed = [start(10, disturbed="power brake")] * 5
+    trials = [Trial((*slowed, start(100), start(101))), Trial((start(100), start(103)))]
+    assert not at_grid_cost(trials, Rules())
+    assert at_grid_cost(trials, Rules(), reserved=2)
+    assert not at_grid_cost(trials, Rules(strategy="grid"), reserved=2)

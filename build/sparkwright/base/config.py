@@ -2,12 +2,16 @@
 
 The models are frozen `msgspec.Struct` classes with kebab-case keys: unknown keys, missing
 keys and wrong types are refused, and the message carries the path inside the file.
+
+All decoding goes through `convert`, `decode_json` and `json_decoder`. msgspec 0.22 reads a model's fields
+when it is first used, and crashes the process where two threads are the first ones at once.
 """
 
 from __future__ import annotations
 
+import threading
 import tomllib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -15,8 +19,12 @@ from sparkwright.base.errors import ConfigError, NewerFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import UnionType
 
 T = TypeVar("T")
+_read: set[Any] = set()
+"""The models whose fields msgspec has read."""
+_reading = threading.RLock()
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -57,7 +65,7 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
             next_step="update sparkwright",
         )
     try:
-        return msgspec.convert(tables, model)
+        return convert(tables, model)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{name} does not match its format",
@@ -69,3 +77,50 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
 def to_builtins(value: Any) -> Any:
     """Return a model as JSON-ready dictionaries and lists, keys as in the files."""
     return msgspec.to_builtins(value)
+
+
+@overload
+def convert(value: object, model: type[T]) -> T: ...
+@overload
+def convert(value: object, model: UnionType) -> Any: ...
+def convert(value: object, model: Any) -> Any:
+    """Make a *model* of dictionaries and lists, as `to_builtins` returns them; safe in every thread.
+
+    Raises:
+        msgspec.ValidationError: they do not match it.
+    """
+    _have_read(model)
+    return msgspec.convert(value, model)
+
+
+@overload
+def decode_json(data: bytes | str, model: type[T]) -> T: ...
+@overload
+def decode_json(data: bytes | str, model: UnionType) -> Any: ...
+def decode_json(data: bytes | str, model: Any) -> Any:
+    """Read JSON text into a *model*; safe in every thread.
+
+    Raises:
+        msgspec.ValidationError: it does not match the model.
+        msgspec.DecodeError: it is not JSON.
+    """
+    _have_read(model)
+    return msgspec.json.decode(data, type=model)
+
+
+@overload
+def json_decoder(model: type[T]) -> msgspec.json.Decoder[T]: ...
+@overload
+def json_decoder(model: UnionType) -> msgspec.json.Decoder[Any]: ...
+def json_decoder(model: Any) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of JSON text into a *model*, for many texts."""
+    with _reading:
+        return msgspec.json.Decoder(model)
+
+
+def _have_read(model: Any) -> None:
+    """Let msgspec read the fields of *model* and of what it contains, one thread at a time."""
+    if model not in _read:
+        with _reading:
+            msgspec.json.Decoder(model)
+        _read.add(model)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
@@ -200,7 +200,7 @@ def _read_end(path: Path) -> LinkFacts:
     from sparkwright.serve.preflight.link import LinkFacts
 
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LinkFacts)
+        return decode_json(path.read_bytes(), LinkFacts)
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(
             f"{printable(str(path))} holds no facts of a link",

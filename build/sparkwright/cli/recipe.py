@@ -108,7 +108,7 @@ def _shown(value: Any) -> str:
 
 
 def _show_known(recipe: Recipe) -> None:
-    """Print notes, evidence and published figures."""
+    """Print notes, evidence, lowest scores and published figures."""
     from sparkwright.recipes.reference import references
 
     for note in recipe.notes:
@@ -118,6 +118,8 @@ def _show_known(recipe: Recipe) -> None:
         click.echo(
             printable(f"seen     {one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}")
         )
+    for bound in recipe.evaluation:
+        click.echo(printable(f"scores   {bound}"))
     for figures in references(recipe):
         click.echo(printable(f"figures  {figures.grade}: {figures}"))
 
@@ -199,7 +201,7 @@ def _show_checked(results: Sequence[CheckedRecipe]) -> None:
 def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | None) -> None:
     """Write a recipe NAME of your own, from one that ships or from a file.
 
-    Evidence, figures and the band belong to the other model, and are left out.
+    With another model, evidence, figures, lowest scores and the band are left out.
     """
     from sparkwright.recipes.write import new_recipe
 

@@ -15,10 +15,11 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.cli.machines import counting_machines, opened_cluster
-from sparkwright.cli.options import Names, Numbers, Rates, machines_option
+from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.verify_options import OPTIONS, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.results import Results
 
 _EVENTS = "events.jsonl"
-_DEFAULT_RECIPE = "qwen3.6-27b-dflash"
-# The extra of this name in pyproject.toml.
 _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
@@ -40,85 +39,8 @@ _SUBCOMMANDS = {
     "schema": "sparkwright.cli.verify_schema",
     "history": "sparkwright.cli.verify_history",
 }
+# The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
-
-
-_OPTIONS = (
-    click.option("--url", default="", help="Verify the server at this address instead of starting one."),
-    click.option(
-        "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
-    ),
-    click.option("--baseline-url", default="", help="The same without speculation, to compare answers with."),
-    click.option(
-        "--baseline-api-key",
-        default="",
-        envvar="SPARKWRIGHT_BASELINE_API_KEY",
-        help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
-    ),
-    click.option("--reference", default="", metavar="FILE", help="Also compare answers with this reference."),
-    click.option("--model", default="", help="The model's name there, if it serves several."),
-    click.option(
-        "--require",
-        type=Names(),
-        default=(),
-        help="What the server must have, such as speculation,metrics; refused without.",
-    ),
-    click.option("--log", default="", help="The file that the server at --url writes its log to."),
-    click.option(
-        "--recipe", default="", help=f"What to serve, by name or file.  [default: {_DEFAULT_RECIPE}]"
-    ),
-    click.option("--use", default="", help="The use of the recipe that is served, such as many."),
-    click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
-    click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
-    click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
-    click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Break the simulator so."),
-    click.option(
-        "--dialect", default="0.24", show_default=True, help="Which vLLM the simulator speaks like."
-    ),
-    click.option("--runner", type=click.Choice(["v1", "v2"]), help="Ask for this model runner."),
-    click.option("--eager", is_flag=True, help="Serve without CUDA graphs."),
-    click.option(
-        "--against",
-        default="",
-        help="Only compare speed with this wheel or interpreter, over several starts.",
-    ),
-    click.option(
-        "--against-recipe",
-        default="",
-        metavar="RECIPE[:USE]",
-        help="Only compare speed with this recipe on the same wheel, over several starts.",
-    ),
-    click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
-    click.option(
-        "--protocol",
-        default="",
-        metavar="NAME",
-        help="Carry out a protocol of the field instead of checks: llama-benchy or t1, with changes such as"
-        " 't1 depth=0 c=1,4'.",
-    ),
-    click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
-    click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
-    click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
-    click.option(
-        "--prompts",
-        type=click.Path(exists=True, dir_okay=False),
-        help="The sweep's prompts: JSON lines with messages or prompt, or ShareGPT's JSON.",
-    ),
-    click.option("--input-tokens", type=click.IntRange(min=120), help="Sweep with documents of this length."),
-    click.option("--max-tokens", type=click.IntRange(min=2), help="Output of each request of the sweep."),
-    click.option(
-        "--rate",
-        "rates",
-        type=Rates(),
-        default=(),
-        help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
-    ),
-    click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
-    click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
-    click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
-    click.option("--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders."),
-)
 
 
 class _VerifyCommand(click.Command):
@@ -207,7 +129,7 @@ def command(
                 wheel = built_wheel(dist_folder(Path()), this_machine.machine())
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}", err=True)
-            options = _options_of(wheel, asked)
+            options = options_of(wheel, asked)
         _require_possible(options)
         if only_plan:
             show_plan(options, as_json=as_json)
@@ -230,7 +152,7 @@ def command(
     show_results(results, as_json=as_json, machines=done)
 
 
-for _option in reversed(_OPTIONS):
+for _option in reversed(OPTIONS):
     command = _option(command)
 """The command, with every option that says what is verified."""
 
@@ -325,58 +247,6 @@ def run_verification(
 
     asyncio.run(run())
     return write_results(folder)
-
-
-def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
-    """Return the options of the command line as one model.
-
-    Raises:
-        ConfigError: they contradict each other, or something is missing.
-    """
-    from sparkwright.verify.options import VerifyOptions
-
-    smoke, demo = asked.pop("smoke"), asked.pop("demo")
-    given = {name: value for name, value in asked.items() if value not in (None, "", ())}
-    sources = {
-        "--url": bool(asked["url"]),
-        "--demo": demo,
-        "a wheel or --python": bool(wheel or asked["python"]),
-    }
-    if sum(sources.values()) != 1:
-        named = [name for name, wanted in sources.items() if wanted]
-        raise ConfigError(
-            "it is not clear which server to verify",
-            because=f"{' and '.join(named)} exclude each other" if named else "none was named",
-            next_step="give a wheel, --python, --url or --demo",
-        )
-    if asked["faults"] and not demo:
-        raise ConfigError("only a simulator can be broken", because="--fault was given without --demo")
-    if not (asked["url"] or demo):
-        given["recipe"] = "smoke" if smoke else asked["recipe"] or _DEFAULT_RECIPE
-    given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
-    given |= {
-        name: str(Path(given[name]).absolute())
-        for name in ("log", "python", "against", "reference", "prompts")
-        if name in given and not (demo and name == "against")
-    }
-    if "prompts" in given:
-        given["prompts_sha256"] = _digest_of_prompts(Path(given["prompts"]))
-    if wheel is not None:
-        given["wheel"] = str(wheel.absolute())
-    return VerifyOptions(**given, simulator=demo)
-
-
-def _digest_of_prompts(path: Path) -> str:
-    """Return the digest of a file of prompts.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    from sparkwright.base.digests import sha256_file
-    from sparkwright.verify.datasets import read_prompts
-
-    read_prompts(path)  # refused before any server starts
-    return sha256_file(path)
 
 
 def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:

@@ -13,6 +13,9 @@ from sparkwright.cli.options import Names
 from sparkwright.cli.terminal import showing_events
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.recipes.evaluation import EvalBound
     from sparkwright.verify.client import EndpointFacts
     from sparkwright.verify.evaluation import EvalLimits
 
@@ -24,7 +27,13 @@ if TYPE_CHECKING:
 )
 @click.option("--model", default="", help="The model's name there, if it serves several.")
 @click.option(
-    "--tasks", type=Names(), required=True, help="Tasks of lm-evaluation-harness, or YAML files of your own."
+    "--tasks",
+    type=Names(),
+    default=(),
+    help="Tasks of lm-evaluation-harness, or YAML files of your own; those of --recipe by default.",
+)
+@click.option(
+    "--recipe", default="", help="Judge scores by the lowest ones of this recipe, a name or a file."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Questions of each task; all by default.")
 @click.option("--chat", is_flag=True, help="Send chats, in the model's template, instead of raw prompts.")
@@ -48,6 +57,7 @@ def command(
     api_key: str,
     model: str,
     tasks: tuple[str, ...],
+    recipe: str,
     limit: int | None,
     chat: bool,
     concurrency: int,
@@ -62,19 +72,23 @@ def command(
     """Evaluate tasks with the server at --url, by lm-evaluation-harness.
 
     The harness runs as a process of its own: with the extra 'eval' in this environment, by --lm-eval in
-    another, else in one that is made in the cache. Tasks that generate text are supported.
+    another, else in one that is made in the cache. Tasks that generate text are supported. With --recipe a
+    score fails if its whole interval is below the recipe's lowest one, and is undecided if a part is.
     """
     from sparkwright.cli.verify import new_folder, require_libraries
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
+    from sparkwright.recipes import load_recipe
     from sparkwright.store.paths import default_home
     from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import write_report
 
     with showing_events(quiet=quiet or as_json):
-        limits = _limits(least, before)
+        bounds = load_recipe(recipe).evaluation if recipe else ()
+        limits = _limits(bounds, least, before)
+        tasks = tasks or _tasks_of(bounds, recipe)
         known = asyncio.run(_known(url, model, api_key))
         root = url.rstrip("/").removesuffix("/v1").rstrip("/")
         request = EvalRequest(
@@ -103,21 +117,47 @@ async def _known(url: str, model: str, api_key: str) -> EndpointFacts:
         return await check_endpoint(session, endpoint, Deadlines())
 
 
-def _limits(least: tuple[str, ...], before: Path | None) -> EvalLimits:
-    """Return the limits of the command line.
+def _tasks_of(bounds: Sequence[EvalBound], recipe: str) -> tuple[str, ...]:
+    """Return the tasks that a recipe has lowest scores of.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not bounds:
+        raise ConfigError(
+            "it is not clear what to evaluate",
+            because=f"the recipe {recipe} has no [[evaluation]]" if recipe else "no task was named",
+            next_step="name tasks with --tasks",
+        )
+    return tuple(dict.fromkeys(one.task for one in bounds))
+
+
+def _limits(bounds: Sequence[EvalBound], least: tuple[str, ...], before: Path | None) -> EvalLimits:
+    """Return the limits of a recipe and of the command line, which is stronger.
 
     Raises:
         ConfigError: one is no score, or the earlier evaluation cannot be read.
     """
     from sparkwright.verify.evaluation import EvalLimits, read_scores
 
-    limits = {}
-    for text in least:
-        name, _, value = text.rpartition("=")
-        try:
-            limits[name] = float(value)
-        except ValueError as error:
-            raise ConfigError(f"--least takes TASK=SCORE, not {text!r}", because=str(error)) from error
-        if not name:
-            raise ConfigError(f"--least takes TASK=SCORE, not {text!r}", because="it names no task")
-    return EvalLimits(limits, read_scores(before) if before is not None else ())
+    given = dict(map(_score_of, least))
+    stated = {one.name: one for one in bounds if not {one.task, one.name} & given.keys()}
+    limits = {name: one.least for name, one in stated.items()} | given
+    sources = {name: one.source for name, one in stated.items()} | dict.fromkeys(given, "--least")
+    return EvalLimits(limits, read_scores(before) if before is not None else (), sources)
+
+
+def _score_of(text: str) -> tuple[str, float]:
+    """Return task and score of ``TASK=SCORE``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    name, _, value = text.rpartition("=")
+    try:
+        score = float(value)
+    except ValueError as error:
+        raise ConfigError(f"--least takes TASK=SCORE, not {text!r}", because=str(error)) from error
+    if not name:
+        raise ConfigError(f"--least takes TASK=SCORE, not {text!r}", because="it names no task")
+    return name, score

@@ -65,7 +65,11 @@ _DEMO = {"speed": 60.0, "requests": 8, "max_tokens": 64}
     "--reserve-gib", type=click.FloatRange(min=0), help="Memory that stays available.  [default: 4]"
 )
 @click.option(
-    "--starts", type=click.IntRange(min=1), default=3, show_default=True, help="Of each on the grid."
+    "--starts",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Of each on the grid; the mean of halving at the most.",
 )
 @click.option(
     "--most-starts",
@@ -238,12 +242,14 @@ def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
 def _extent(options: TuneOptions) -> str:
     """Return the numbers of configurations and of starts."""
     from sparkwright.verify.tune.space import load_base, make_space
+    from sparkwright.verify.tune.strategy import grid_cost
 
     space = make_space(load_base(options.recipe, options.use), options.vary, options.methods)
     count = len(space.configurations)
     if options.strategy == "grid":
         return f"{count} configurations: {count * options.starts} starts"
     most = (count + min(2, count)) * options.most_starts  # twice as many of the recipe and of the best one
+    most = min(most, grid_cost(count, options.starts))
     return f"{count} configurations: at least {count} starts, at most {most}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.git import open_repository
 from sparkwright.store import open_store
@@ -119,7 +120,7 @@ def _settings(scheduler: str | None, *, from_input: bool, store_url: str) -> Wor
     if scheduler:
         return WorkerSettings(scheduler=scheduler, store_url=store_url)
     try:
-        given = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
+        given = decode_json(sys.stdin.buffer.readline(), WorkerSettings)
     except msgspec.MsgspecError as error:
         raise ConfigError("the settings on standard input cannot be read", because=str(error)) from error
     return msgspec.structs.replace(given, store_url=store_url or given.store_url)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from sparkwright.base.config import convert
 from sparkwright.base.events import emit
 from sparkwright.cluster.capabilities import CUDA
 from sparkwright.cluster.compiling import BuildInputs, UnitCompiled, UnitTask
@@ -78,7 +77,7 @@ class ClusterCompiler(Cluster):
             if store.find_file(made.sha256, size=made.size, fresh=True) is None:
                 return False
             if made.record is not None:
-                record = msgspec.convert(made.record, UnitRecord)
+                record = convert(made.record, UnitRecord)
                 chain = inputs.toolchain.key
                 if not adopt_record(store, unit, known.files, chain, record=record, sha256=made.sha256):
                     return False

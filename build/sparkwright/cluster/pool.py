@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import emit, warn
 from sparkwright.cluster.capabilities import code_need
@@ -63,8 +64,13 @@ class Pool:
         return {home: found for home, found in self._connected().items() if home not in self._unfit}
 
     def _connected(self) -> dict[str, dict[str, float]]:
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
-        return {home: worker["resources"] for home, worker in info.items()}
+        # Not `Client.scheduler_info`: it returns what a timer of the client may have replaced meanwhile, by a
+        # summary without workers.
+        try:
+            found = self.client.sync(self.client.scheduler.identity, n_workers=-1)
+        except OSError as error:
+            raise _without_scheduler(self.name) from error
+        return {home: worker["resources"] for home, worker in found["workers"].items()}
 
     @property
     def slots(self) -> int:
@@ -204,7 +210,7 @@ class Pool:
                 next_step="check the machines and their memory, or do without them; what is finished stays",
             )
         homes = [home for found in self.client.who_has([future]).values() for home in found]
-        reply: TaskReply = msgspec.json.decode(future.result(), type=TaskReply)
+        reply: TaskReply = decode_json(future.result(), TaskReply)
         if not isinstance(reply, WorkerUnfit):
             self._homes[asked.name] = homes
             return reply

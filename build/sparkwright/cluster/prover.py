@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.events import emit
 from sparkwright.cluster.kinds import PROOF
 from sparkwright.cluster.proving import ProofInputs, ProofMade, ProofTask
@@ -61,7 +59,7 @@ class ClusterProver(Cluster):
         proofs: dict[str, Proof] = {}
 
         def take(request: TaskRequest, made: ProofMade, reply: TaskDone) -> bool:
-            proof, one = msgspec.convert(made.proof, Proof), wanted[request.name]
+            proof, one = convert(made.proof, Proof), wanted[request.name]
             if not one.prover.adopt(proof, one.carry, one.paths, absorbed=one.absorbed):
                 return False
             proofs[request.name] = proof

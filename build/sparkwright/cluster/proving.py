@@ -7,9 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError
 from sparkwright.carries import Carry, CarrySpec
 from sparkwright.cluster.kinds import UnfitError
@@ -77,7 +75,7 @@ class LaidProofs:
             folder.mkdir()
             for name, data in asked.files.items():
                 (folder / name).write_bytes(data)
-            carry = Carry(msgspec.convert(asked.carry, CarrySpec), folder)
+            carry = Carry(convert(asked.carry, CarrySpec), folder)
             prover = Prover(store, repository, asked.pristine, asked.merged, asked.version, pool=self.pool)
             with self._lock:
                 finish = prover.begin(carry, asked.paths, absorbed=asked.absorbed)

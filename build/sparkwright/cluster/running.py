@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from sparkwright.base import errors
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.cluster.kinds import Nothing
@@ -91,7 +91,7 @@ class Batch(Generic[MadeT]):
     def taken(self, request: TaskRequest, reply: TaskDone) -> bool:
         """Return if *reply*, which comes from another machine and may be anything, is the result."""
         try:
-            return self.take(request, msgspec.convert(reply.made, self.made), reply)
+            return self.take(request, convert(reply.made, self.made), reply)
         except msgspec.ValidationError:
             return False
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import convert, decode_json, to_builtins
 from sparkwright.base.errors import ProcessError, SparkwrightError, StorageError
 from sparkwright.cluster.kinds import KINDS, LaidOut, Place, TaskKind, UnfitError
 from sparkwright.cluster.messages import (
@@ -95,7 +95,7 @@ class Serving:
         with store.scratch() as scratch:
             out = scratch / "out"
             out.mkdir()
-            made = laid.run(msgspec.convert(asked.asked, kind.asked), Place(log, out))
+            made = laid.run(convert(asked.asked, kind.asked), Place(log, out))
             files = keep_files(store, out)
         for one in files:
             store.share(one.sha256)
@@ -134,7 +134,7 @@ class Serving:
     def _lay_out(self, asked: ClusterTask, stack: contextlib.ExitStack) -> tuple[TaskKind, LaidOut]:
         """Lay the inputs of a task out, until *stack* is closed."""
         data = self.file(StoredFile(path="", sha256=asked.inputs, size=asked.inputs_size)).read_bytes()
-        inputs = msgspec.json.decode(data, type=TaskInputs)
+        inputs = decode_json(data, TaskInputs)
         if inputs.code != own_code():
             raise UnfitError(
                 "its sparkwright is another one than that which asks",
@@ -149,7 +149,7 @@ class Serving:
                 f"the package {error.name} is not installed there",
                 "pip install 'sparkwright[cluster,remote,verify]' there",
             ) from error
-        return kind, kind.lay_out(self, msgspec.convert(inputs.shared, kind.shared), inputs, stack)
+        return kind, kind.lay_out(self, convert(inputs.shared, kind.shared), inputs, stack)
 
     def _unpack(self, packed: PackedTree) -> None:
         if self.access.repository.has(packed.tree):
@@ -192,4 +192,4 @@ def run_task(data: bytes) -> bytes:
             next_step=f"stop the worker of process {os.getpid()}, and start it with 'sparkwright worker'",
         )
         return msgspec.json.encode(unfit)
-    return msgspec.json.encode(_here[0].serve(msgspec.json.decode(data, type=ClusterTask)))
+    return msgspec.json.encode(_here[0].serve(decode_json(data, ClusterTask)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright import __version__
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.events import emit
 from sparkwright.base.process import Dialogue
@@ -68,7 +69,7 @@ def start_worker(
         except EOFError:
             return _of_ssh(host, dialogue)
         with contextlib.suppress(msgspec.MsgspecError):
-            hello = msgspec.json.decode(line or b"", type=WorkerHello)
+            hello = decode_json(line or b"", WorkerHello)
             if hello.code != own_code():
                 dialogue.end()
                 return _other_version(host, hello)

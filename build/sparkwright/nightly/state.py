@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import NewerFormatError, StorageError
 from sparkwright.merge import OutcomeKind
 from sparkwright.nightly.model import Judgement, Mark, Night, Standing, TargetNight, standing_of
@@ -151,7 +152,7 @@ class NightState:
 
     def _read(self, text: str) -> Night:
         try:
-            return msgspec.json.decode(text, type=Night)
+            return decode_json(text, Night)
         except msgspec.MsgspecError as error:
             raise _damaged(self.path, str(error)) from error
 

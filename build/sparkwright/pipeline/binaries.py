@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.pipeline.state import Binaries, require
 
@@ -51,7 +51,7 @@ class ChooseBinaries:
     def find(self, job: Job, state: BuildState) -> bool:
         record = job.store.find_record("binaries", self.key(job, state) or "")
         try:
-            state.binaries = None if record is None else msgspec.convert(record, Binaries)
+            state.binaries = None if record is None else convert(record, Binaries)
         except msgspec.ValidationError:
             state.binaries = None
         return state.binaries is not None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.store import storing, write_atomically
@@ -166,7 +166,7 @@ def proof_file(version: str) -> str:
 
 def _read(path: Path) -> Proof:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Proof)
+        return decode_json(path.read_bytes(), Proof)
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{path} is not a recorded proof",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, decode_json
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME
@@ -130,7 +130,7 @@ def run_probe(
             said = log.read_bytes()[-_SAID:].decode(errors="replace").strip()
             return _error(f"it ended{status} and no report: {said}")
         try:
-            found = msgspec.json.decode(report.read_bytes(), type=_Found)
+            found = decode_json(report.read_bytes(), _Found)
         except msgspec.MsgspecError as error:
             return _error(f"its report is damaged: {error}")
     if fingerprint(tree) != before:

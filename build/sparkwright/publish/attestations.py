@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import PublishError
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def read_attestations(wheel: Path, sha256: str) -> bytes:
 def refusal_of(data: bytes, sha256: str) -> str:
     """Return the reason why *data* are no attestations of the wheel with that digest; nothing if they are."""
     try:
-        found = msgspec.json.decode(data, type=_AttestedProvenance)
+        found = decode_json(data, _AttestedProvenance)
         statements = [
-            msgspec.json.decode(base64.b64decode(one.envelope.statement), type=_AttestedStatement)
+            decode_json(base64.b64decode(one.envelope.statement), _AttestedStatement)
             for bundle in found.attestation_bundles
             for one in bundle.attestations
         ]

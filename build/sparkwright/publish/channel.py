@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SignatureError
 from sparkwright.lock.runtime import SUFFIX as RUNTIME_SUFFIX
@@ -329,7 +329,7 @@ def decode_signed(payload: bytes, model: type[T], newest: int, what: str) -> T:
                 because=f"it has format {number}, and this sparkwright reads up to {newest}",
                 next_step="update sparkwright",
             )
-        return msgspec.convert(value, model)
+        return convert(value, model)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SignatureError(f"{what} cannot be read", because=str(error)) from error
 

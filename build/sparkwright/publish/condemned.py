@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import LostRaceError, NewerFormatError, PublishError
 from sparkwright.base.events import emit
@@ -89,7 +89,7 @@ def read_condemned(target: Target) -> tuple[dict[str, CondemnedUnit], str | None
                 because=f"it has format {value['format']}, and this sparkwright reads up to {_FORMAT}",
                 next_step="update sparkwright",
             )
-        return msgspec.convert(value, CondemnedList).units, stored.tag
+        return convert(value, CondemnedList).units, stored.tag
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PublishError(
             f"{target.url(CONDEMNED)} cannot be read",

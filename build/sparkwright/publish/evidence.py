@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelError
 from sparkwright.companion.package import is_companion
@@ -238,7 +238,7 @@ def _attached(folder: Path) -> list[FoundEvidence]:
             if path.stat().st_size > _MOST_BYTES:
                 continue
             data = path.read_bytes()
-            found.append(FoundEvidence(path.name, msgspec.json.decode(data, type=AttachedEvidence), data))
+            found.append(FoundEvidence(path.name, decode_json(data, AttachedEvidence), data))
     return found
 
 

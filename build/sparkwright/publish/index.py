@@ -13,6 +13,7 @@ import msgspec
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit
@@ -275,7 +276,7 @@ def _read_written(folder: Path) -> dict[str, str]:
     """
     path = folder / _WRITTEN
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
-        written = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        written = decode_json(path.read_bytes(), dict[str, str])
         return {name: sha256 for name, sha256 in written.items() if _INDEX_FILE.fullmatch(name)}
     pages = {page: page.read_bytes() for page in folder.glob(f"{SIMPLE}/**/index.*") if page.is_file()}
     return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ReplayedChannelError
 from sparkwright.publish.channel import moment
@@ -144,7 +144,7 @@ class SeenChannels:
 
     def _read(self) -> _Memory:
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_Memory)
+            return decode_json(self.path.read_bytes(), _Memory)
         except FileNotFoundError:
             return _Memory()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

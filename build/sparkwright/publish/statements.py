@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import SignatureError, TamperedError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def decode_statement(payload: bytes, model: type[T], what: str) -> T:
         SignatureError: it is another kind of statement.
     """
     try:
-        return msgspec.json.decode(payload, type=model)
+        return decode_json(payload, model)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SignatureError(f"{what} is another kind of statement", because=str(error)) from error
 

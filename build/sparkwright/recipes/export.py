@@ -223,9 +223,11 @@ def _least_memory(about: About) -> int:
 
 def _guide(recipe: Recipe) -> str:
     notes = "\n".join(f"- {note}" for note in recipe.notes)
+    scores = "\n".join(f"- {one}" for one in recipe.evaluation)
     sources = "\n".join(f"- {one.source}" for one in recipe.evidence)
     parts = [f"## Launch command\n\n```bash\n{command_line(recipe)}\n```"]
     parts += [f"## Troubleshooting\n\n{notes}"] if notes else []
+    parts += [f"## Lowest scores of lm-evaluation-harness\n\n{scores}"] if scores else []
     parts += [f"## References\n\n{sources}"] if sources else []
     return "\n\n".join(parts)
 

@@ -11,6 +11,7 @@ from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes.evaluation import EvalBound, require_usable_bounds
 from sparkwright.recipes.evidence import Evidence, Grade, best_grade
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Recipe(Model, frozen=True):
             ``speculative.KEY``, and of variables by their names.
         evidence: where and by whom it was served; none: it was never seen served.
         reference: keys of published figures in ``reference.toml``.
+        evaluation: lowest scores of evaluation tasks, each with its source.
         notes: known failures and limits, for people.
     """
 
@@ -117,6 +119,7 @@ class Recipe(Model, frozen=True):
     why: dict[str, str] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     reference: tuple[str, ...] = ()
+    evaluation: tuple[EvalBound, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -193,6 +196,7 @@ def _load(path: Path) -> Recipe:
         for name, use in recipe.uses.items()
     }
     flags = _checked(path, recipe.flags, recipe.speculative)
+    require_usable_bounds(path, recipe.evaluation)
     return msgspec.structs.replace(recipe, flags=flags, uses=uses)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 # They say something of another model.
-_OTHERS = ("evidence", "reference", "band", "about", "notes")
+_OTHERS = ("evidence", "reference", "band", "about", "evaluation", "notes")
 
 
 def new_recipe(name: str, base: str, *, model: str = "", drafter: str | None = None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, json_decoder
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.search.model import Evaluation, SearchProblem
@@ -115,7 +115,7 @@ def read_journal(folder: Path) -> Recorded:
     """
     path = folder / FILE
     lines = read_lines(path, subject="bisection")
-    decoder = msgspec.json.Decoder(Record)
+    decoder = json_decoder(Record)
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:

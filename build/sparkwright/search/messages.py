@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, json_decoder
 from sparkwright.rehearsal.model import CheckOutcome
 from sparkwright.verify.model import Finding
 
@@ -112,8 +112,8 @@ class Judged(Model, frozen=True, tag="judged", tag_field="kind"):
 Order = Request | Sending
 Reply = Hello | Wanted | Told | Failed | Judged
 
-read_order = msgspec.json.Decoder(Order).decode
-read_reply = msgspec.json.Decoder(Reply).decode
+read_order = json_decoder(Order).decode
+read_reply = json_decoder(Reply).decode
 
 
 def line_of(message: Order | Reply) -> bytes:

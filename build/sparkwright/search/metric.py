@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.search.model import Evaluation, StepVerdict
@@ -169,7 +170,7 @@ class Pairs:
             whole = data[: data.rfind(b"\n") + 1]
             if whole != data:
                 write_atomically(path, whole)
-        self.taken = [msgspec.json.decode(line, type=tuple[float, float]) for line in whole.splitlines()]
+        self.taken = [decode_json(line, tuple[float, float]) for line in whole.splitlines()]
 
     def add(self, good: float, candidate: float) -> None:
         """Append a pair.

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
 from sparkwright.carries import load_carry
 from sparkwright.carries.folder import unknown_name
@@ -237,7 +238,7 @@ class Resolver:
             if member not in archive.members:
                 return self._stock_wheel(text, name, requires)
             try:
-                recorded = msgspec.json.decode(archive.read(member), type=RecordedSpec)
+                recorded = decode_json(archive.read(member), RecordedSpec)
             except msgspec.MsgspecError as error:
                 raise BisectionError(
                     f"the build spec of {path.name} cannot be read", because=f"{member}: {error}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
@@ -126,7 +126,7 @@ class AskedRelease:
             }
             try:
                 run_limited(argv, limits=_LIMITS, cwd=scratch, env=variables, log=log)
-                return msgspec.json.decode(report.read_bytes(), type=_Report)
+                return decode_json(report.read_bytes(), _Report)
             except (LimitsExceeded, FileNotFoundError, msgspec.MsgspecError) as error:
                 said = log.read_bytes()[-_SAID:].decode(errors="replace").strip() if log.exists() else ""
                 raise ToolError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.digests import copy_hashed, sha256_file
 from sparkwright.base.errors import DigestError, LostFileError, StorageError
 from sparkwright.base.events import emit
@@ -424,7 +425,7 @@ def _decoded(data: bytes, model: type[T]) -> T | None:
     import msgspec
 
     try:
-        return msgspec.json.decode(data, type=model)
+        return decode_json(data, model)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -30,6 +30,7 @@ LOG: Final = "log"
 GPU: Final = "gpu"
 CONTEXT_LENGTH: Final = "context-length"
 TOOLS: Final = "tools"
+FORCED_TOOLS: Final = "forced-tools"
 STRUCTURED: Final = "structured-output"
 IMAGES: Final = "images"
 SEEDS: Final = "seeds"
@@ -51,6 +52,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         LOG: "the server's log can be read",
         CONTEXT_LENGTH: "the model list names the longest request (max_model_len)",
         TOOLS: "chats may offer tools, and calls come parsed (--tool-call-parser)",
+        FORCED_TOOLS: "chats may demand a call of a tool (tool_choice)",
         STRUCTURED: "answers fit a JSON schema on request (response_format)",
         GPU: "the log names memory of a GPU",
         IMAGES: "chats may hold pictures",

@@ -86,6 +86,7 @@ class Load(Model, frozen=True):
         seed: of sampling, and of arrivals.
         top_p: of sampling; all tokens, if unset.
         tools: functions that the model may call; chat requests alone.
+        tool_choice: ``required``, or the name of the tool that an answer must call; the model's if empty.
         schema: JSON schema that answers must fit, if not empty; chat requests alone.
         plain: leave temperature and seed to the server, as clients that set neither do.
         thinking_budget: tokens of reasoning at the most; no limit if 0. A field of vLLM's chat requests.
@@ -109,11 +110,14 @@ class Load(Model, frozen=True):
     # Unset it is no part of a cell's key, so that cells without it keep theirs.
     top_p: float | UnsetType = UNSET
     tools: tuple[Tool, ...] = ()
+    tool_choice: str = ""
     schema: dict[str, Any] = field(default_factory=dict)
     plain: bool = False
     thinking_budget: int = 0
 
 
+REQUIRED = "required"
+"""The `Load.tool_choice` of answers that must call some tool."""
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
 LISTED = "listing"
@@ -125,7 +129,7 @@ REFUSED = "refused"
 
 ``must``: every request; ``may``: every one, or none.
 """
-_LATER = frozenset({"history", "tools", "schema", "plain", "images", "thinking-budget"})
+_LATER = frozenset({"history", "tools", "tool-choice", "schema", "plain", "images", "thinking-budget"})
 
 
 class Cell(Model, frozen=True, dict=True):

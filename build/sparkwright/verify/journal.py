@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, json_decoder
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.base.journal import JournalFile, read_lines
@@ -165,7 +165,7 @@ def read_journal(folder: Path) -> Contents:
     """
     path = folder / FILE
     lines = read_lines(path, subject="run")
-    decoder = msgspec.json.Decoder(Record)
+    decoder = json_decoder(Record)
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:

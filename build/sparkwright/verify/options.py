@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
@@ -132,7 +132,7 @@ class VerifyOptions(Model, frozen=True):
             ConfigError: they are not those of this program.
         """
         try:
-            return msgspec.convert(options, cls)
+            return convert(options, cls)
         except msgspec.ValidationError as error:
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
 

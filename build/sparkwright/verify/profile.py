@@ -134,7 +134,7 @@ _CPU = Profile(
     max_tokens=48,
     off_grid=(3,),
     waves=1,
-    lossless_prompts=12,
+    lossless_prompts=20,
 )
 
 # At most 15 minutes on a GB10 with a model of 27 billion parameters: two categories, so that they can be

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
 from sparkwright.verify.history import past_runs, read_past
@@ -71,7 +71,7 @@ def load_run(folder: Path) -> Run:
     from sparkwright.verify.suite import DURATION, FLOOR
 
     contents = read_journal(folder)
-    floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
+    floors = convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
     return Run(
         manifest=_manifest(folder, contents),
         facts={place: boot.facts for place, boot in contents.boots.items()},

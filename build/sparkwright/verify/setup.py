@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes import load_recipe, variant
@@ -430,7 +430,7 @@ def environment_of(place: str, folder: Path, name: str, *, offline: bool) -> tup
 def _with_hints(profile: Profile, recipe: Recipe, options: VerifyOptions) -> Profile:
     """Return *profile* with the sizes of *recipe*, except those that the user gave."""
     hints = {name: value for name, value in recipe.profile.items() if not getattr(options, name, None)}
-    return msgspec.convert({**to_builtins(profile), **hints}, type(profile)) if hints else profile
+    return convert({**to_builtins(profile), **hints}, type(profile)) if hints else profile
 
 
 # The head of the journal ---------------------------------------------------------------------------

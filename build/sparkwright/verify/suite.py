@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.verify.capabilities import TOKENIZE
@@ -140,7 +140,7 @@ class _SuiteRun:
         self.begun = time.monotonic()
         self.remaining = Remaining(suite.rates, suite.profile.speed)
         self.duration = {"estimated": 0.0, "actual": 0.0, **contents.notes.get(DURATION, {})}
-        self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
+        self.floors = convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
     def context(self) -> Context:

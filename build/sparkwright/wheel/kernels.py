@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
@@ -159,7 +159,7 @@ def read_kernels_record(value: Any) -> KernelsRecord:
         WheelError: it is malformed, of a newer format, or names a member twice.
     """
     try:
-        record = msgspec.convert(value, KernelsRecord)
+        record = convert(value, KernelsRecord)
     except msgspec.ValidationError as error:
         raise WheelError(f"{KERNELS} is malformed", because=str(error)) from error
     if record.format != KERNELS_FORMAT:

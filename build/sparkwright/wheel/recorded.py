@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from sparkwright.base.config import convert
 from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
@@ -167,7 +168,7 @@ class WheelRecord:
 
 def _converted(files: Mapping[str, Any], name: str, model: type[T]) -> T:
     try:
-        return msgspec.convert(files.get(name), model)
+        return convert(files.get(name), model)
     except msgspec.ValidationError as error:
         raise WheelError(
             f"the wheel's {name} cannot be read",

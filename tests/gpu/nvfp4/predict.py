@@ -51,7 +51,7 @@ def main() -> None:
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         kv_cache_dtype=spec["cache"],
-        attention_backend="TRITON_ATTN",
+        attention_backend=spec["backend"],
         gpu_memory_utilization=0.2,
         kv_cache_memory_bytes=2 << 30,
         enforce_eager=True,

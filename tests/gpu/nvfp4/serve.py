@@ -24,7 +24,7 @@ from pair.models import write_models
 if TYPE_CHECKING:
     from nvfp4.record import Recorder
 
-__all__ = ["environment", "processes", "run"]
+__all__ = ["backend_of", "environment", "odd_layers", "processes", "run", "speculative_of"]
 
 LEVELS = [1, 2, 3, 4, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64]
 CACHE_BYTES = 4 << 30
@@ -57,6 +57,38 @@ RUNS = [
     Run("v1-plain-fp8", cache="fp8", levels=(1,)),
     Run("v1-plain-auto", cache="auto", levels=(1,)),
 ]
+
+
+def backend_of(cache: str, series: str) -> str:
+    """Return the target's backend: from 0.32 on FlashInfer reads NVFP4, and Triton does not."""
+    return "FLASHINFER" if cache == "nvfp4" and series != "0.24" else "TRITON_ATTN"
+
+
+def speculative_of(cache: str, series: str, backend: str | None) -> dict[str, str]:
+    """Return what is added to the drafter's configuration, whose own *backend* may be asked for.
+
+    FlashInfer reads NVFP4 for causal attention alone, so a DFlash drafter beside it has 16 bits, in Triton.
+    """
+    if backend_of(cache, series) == "FLASHINFER":
+        return {"kv_cache_dtype": "bfloat16", "attention_backend": "TRITON_ATTN"}
+    return {"attention_backend": backend} if backend else {}
+
+
+def odd_layers(spec: dict[str, Any], layers: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the layers whose cache or backend is not the one asked for; a drafter's follow the target's."""
+    extra = spec.get("speculative_extra", {})
+    wanted = {
+        False: (spec["cache"], spec["backend"]),
+        True: (extra.get("kv_cache_dtype", spec["cache"]), extra.get("attention_backend", spec["backend"])),
+    }
+    odd = []
+    for name, layer in layers.items():
+        cache, backend = wanted[int(name.split("layers.")[1].split(".")[0]) >= spec["layers"]]
+        plain = {"auto", "bfloat16"}
+        same = layer["dtype"] == cache or {layer["dtype"], cache} <= plain
+        if not same or layer["backend"] != backend:
+            odd.append(name)
+    return odd
 
 
 def environment(runner: str, scratch: Path) -> dict[str, str]:
@@ -130,7 +162,8 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
                 "runner": one.runner,
                 "cache": one.cache,
                 "drafter": str(drafter) if one.drafter else "",
-                "drafter_backend": one.drafter_backend,
+                "backend": backend_of(one.cache, spec["series"]),
+                "speculative_extra": speculative_of(one.cache, spec["series"], one.drafter_backend),
                 "target": str(target),
                 "eager": one.eager,
                 "levels": list(one.levels),

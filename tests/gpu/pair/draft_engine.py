@@ -26,6 +26,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from pair.arguments import pair_arguments
+from pair.caches import sides, some_skipped
 from pair.draft_compare import POISON, Verdict, compare
 from pair.load import DRAFTED
 from pair.models import VOCABULARY
@@ -98,17 +99,13 @@ class Bench:
         self.group = next(index for index, one in enumerate(groups) if set(names) & set(one.layer_names))
         layers = self.runner.vllm_config.compilation_config.static_forward_context
         shared = set(groups[self.group].layer_names)
-        self.draft_caches = [layers[name].kv_cache for name in sorted(names)]
-        self.target_caches = [layers[name].kv_cache for name in sorted(shared - set(names))]
-        self._check_layout()
-        self._fill_weights()
-
-    def _check_layout(self) -> None:
-        for cache in (*self.draft_caches, *self.target_caches):
-            if cache.shape[:3] != (BLOCKS, 2, BLOCK):
-                raise ValueError(f"a cache of shape {tuple(cache.shape)} cannot be read here")
+        self.draft_caches, self.target_caches = (
+            [sides(layers[name].kv_cache, BLOCKS, BLOCK) for name in sorted(some)]
+            for some in (names, shared - set(names))
+        )
         if not (self.draft_caches and self.target_caches):
             raise ValueError("drafter and target share no KV cache group")
+        self._fill_weights()
 
     @torch.inference_mode()
     def _fill_weights(self) -> None:
@@ -224,10 +221,7 @@ class Bench:
         store = inner.precompute_and_store_context_kv
 
         def faulty(states: Any, positions: Any, context_slot_mapping: Any = None) -> None:
-            if context_slot_mapping is not None:
-                context_slot_mapping = context_slot_mapping.clone()
-                context_slot_mapping[::every] = -1
-            store(states, positions, context_slot_mapping)
+            store(states, positions, some_skipped(context_slot_mapping, every))
 
         inner.precompute_and_store_context_kv = faulty
         try:

@@ -33,7 +33,7 @@ def mixed_args(spec: dict[str, Any]) -> AsyncEngineArgs:
     """The engine's arguments: those of every pair, and the caches."""
     args = engine_args(spec)
     draft = {} if spec["draft"] is None else {"kv_cache_dtype": spec["draft"]}
-    if (spec["draft"] or spec["dtype"]) in ("fp8", "nvfp4"):
+    if (spec["draft"] or spec["dtype"]) in ("fp8", "nvfp4") or spec["backend"] != "TRITON_ATTN":
         draft["attention_backend"] = "TRITON_ATTN"  # fp8 would be read by FlashAttention 3 where there is one
     windows = spec["windows"] and spec["dtype"] != "auto"
     return replace(
@@ -41,7 +41,7 @@ def mixed_args(spec: dict[str, Any]) -> AsyncEngineArgs:
         kv_cache_dtype=spec["dtype"],
         kv_cache_dtype_skip_layers=["sliding_window"] if windows else [],
         kv_cache_memory_bytes=CACHE_BYTES,  # engines that boot side by side must not measure each other
-        attention_backend=AttentionBackendEnum.TRITON_ATTN,
+        attention_backend=AttentionBackendEnum[spec["backend"]],
         worker_extension_cls="pair.mixed_view.MixedView",
         speculative_config={**(args.speculative_config or {}), **draft},
     )

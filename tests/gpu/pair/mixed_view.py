@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pair.caches import Region, distinct
 from pair.worker import PairView
 
 if TYPE_CHECKING:
@@ -107,13 +108,14 @@ class MixedView(PairView):
         ]
 
     def _pages(self) -> list[torch.Tensor]:
-        """Every allocation once, as bytes: (blocks, bytes of a page)."""
+        """Every region of memory that layers' caches lie in, once, as bytes: (blocks, bytes of a page)."""
         blocks = self._plan().num_blocks
-        storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in self._caches()}
-        return [
-            torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage).view(blocks, -1)
-            for storage in storages.values()
-        ]
+
+        def as_bytes(cache: torch.Tensor, found: Region) -> torch.Tensor:
+            whole = torch.empty(0, dtype=torch.uint8, device=cache.device).set_(cache.untyped_storage())
+            return whole[found.start : found.start + blocks * found.page].view(blocks, found.page)
+
+        return distinct(self._caches(), blocks, as_bytes)
 
     def _checked(self, zero: Callable[[list[int]], None]) -> Callable[[list[int]], None]:
         """Zeroing that is looked at: all of the new blocks, and nothing else."""

@@ -31,6 +31,20 @@ if TYPE_CHECKING:
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 RELEASES = ("1.2.0", "1.3.0", "1.4.0", "1.5.0")
+# The first releases are merged once both machines have one: a fast machine could take all of them.
+TOGETHER = """
+import time
+import sparkwright.pipeline.releases as releases
+merging = releases.outcomes_on
+def together(*given):
+    places = Path({folder!r})
+    places.joinpath(Path(os.environ["SPARKWRIGHT_TEST_HOST"]).name).touch()
+    end = time.monotonic() + 60
+    while len(list(places.iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    return merging(*given)
+releases.outcomes_on = together
+"""
 KILL = "serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)"
 
 
@@ -67,7 +81,10 @@ def shown(host: Host) -> str:
     return f"127.0.0.1:{host.sshd.port}"
 
 
-def test_two_machines_find_what_one_does(world, job, hosts):
+def test_two_machines_find_what_one_does(world, job, hosts, tmp_path):
+    (tmp_path / "together").mkdir()
+    for host in hosts:
+        host.install(extra=TOGETHER.format(folder=str(tmp_path / "together")))
     heard = Recorder()
     with subscribe(heard):
         found = elsewhere(job, hosts)

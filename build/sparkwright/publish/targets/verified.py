@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import TamperedError
 
@@ -97,7 +97,7 @@ def noted_digest(target: RemoteFiles, path: str, found: StoredStat) -> str | Non
     if stored is None:
         return None
     try:
-        note = msgspec.json.decode(stored.data, type=VerifiedNote)
+        note = decode_json(stored.data, VerifiedNote)
     except msgspec.MsgspecError:
         return None
     return note.sha256 if (note.size, note.tag) == (found.size, found.tag) else None

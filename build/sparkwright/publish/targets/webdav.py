@@ -24,7 +24,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError, UploadError
 from sparkwright.base.events import emit
@@ -255,7 +255,7 @@ class WebdavTarget(WebTarget):
         if response.status_code == _NOT_FOUND:
             return None
         try:
-            owner = msgspec.json.decode(response.content, type=LockOwner)
+            owner = decode_json(response.content, LockOwner)
             times = [parsedate_to_datetime(response.headers[name]) for name in ("Date", "Last-Modified")]
         except (msgspec.MsgspecError, KeyError, ValueError) as error:
             raise UploadError(

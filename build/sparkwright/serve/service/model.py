@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, decode_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 
 Scope = Literal["system", "user"]
@@ -210,7 +210,7 @@ def load_record(places: ServicePlaces) -> ServiceRecord:
             raise NewerFormatError(
                 f"{path} cannot be read", because=f"it has format {number}", next_step="update sparkwright"
             )
-        return msgspec.json.decode(data, type=ServiceRecord)
+        return decode_json(data, ServiceRecord)
     except FileNotFoundError as error:
         raise UnknownNameError(
             f"there is no service {places.name!r} of the {places.scope}",

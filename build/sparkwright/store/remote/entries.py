@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def decode_entry(body: bytes, kind: str, key: str, believed: Believed) -> bytes:
         RefusedEntryError: it is no entry of that *kind* and *key*, or no believed writer signed it.
     """
     try:
-        entry = msgspec.json.decode(body, type=_Entry)
+        entry = decode_json(body, _Entry)
         record = json.loads(entry.record)
     except (ValueError, RecursionError) as error:  # msgspec's errors are of the first kind
         raise RefusedEntryError("it is no entry") from error

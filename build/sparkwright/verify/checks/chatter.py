@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.verify.cell import REQUIRED
 from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.text import excerpt
 from sparkwright.verify.model import Verdict
@@ -14,7 +15,7 @@ from sparkwright.verify.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sparkwright.verify.cell import Tool
+    from sparkwright.verify.cell import Load, Tool
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.model import Observation, Sample, ToolCall
 
@@ -106,6 +107,29 @@ def tool_flaw(sample: Sample, tools: Mapping[str, Tool]) -> str:
     if sample.tool_calls and sample.finish_reason != "tool_calls":
         return f"calls of tools with the finish reason {sample.finish_reason!r}"
     return ""
+
+
+def forced_flaw(sample: Sample, tools: Mapping[str, Tool], load: Load) -> str:
+    """Return the flaw of calls that a request demanded; empty if they are whole, or the answer was cut.
+
+    Args:
+        sample: the answer.
+        tools: those that were offered, by name.
+        load: of the request, with the tool that it demanded.
+    """
+    # vLLM gives an answer that was cut within a call the finish reason of a whole one.
+    cut = sample.finish_reason == "length" or sample.output_tokens >= load.max_tokens
+    wanted = "a call" if load.tool_choice == REQUIRED else f"a call of {load.tool_choice}"
+    if cut and (sample.tool_calls or not sample.answer.strip()):
+        return ""
+    if not sample.tool_calls:
+        return f"no call, though the request demands {wanted}: “{excerpt(sample.answer)}”"
+    if load.tool_choice != REQUIRED:
+        other = [call.name for call in sample.tool_calls if call.name != load.tool_choice]
+        if other or len(sample.tool_calls) > 1:
+            named = ", ".join(call.name for call in sample.tool_calls)
+            return f"calls of {excerpt(named)}, though the request demands {wanted}"
+    return next(filter(None, (_call_flaw(call, tools) for call in sample.tool_calls)), "")
 
 
 def _call_flaw(call: ToolCall, tools: Mapping[str, Tool]) -> str:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.capabilities import STRUCTURED, TOKEN_COUNTS, TOOLS
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.verify.capabilities import FORCED_TOOLS, STRUCTURED, TOKEN_COUNTS, TOOLS
+from sparkwright.verify.cell import REQUIRED, Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     Described,
     against_each,
     answers_in,
     broken_characters,
+    forced_flaw,
     misfit,
     reasoning_mark,
     role_mark,
@@ -39,7 +40,7 @@ from sparkwright.verify.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Prompt, Tool
+    from sparkwright.verify.cell import Prompt
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.model import Finding, Observation, Sample
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 LOADED = 4
 LONGEST = 256
 """Tokens of an answer at the most; answers that reach it are cut, and their ends are not judged."""
+_DEMANDED = TOOLS_OFFERED[0].name
 _LONG_TOKEN = 8
 """Characters of a token of JSON on average, at the most: tokenizers in use have 3 to 5."""
 
@@ -63,6 +65,10 @@ class Traffic:
         if TOOLS not in context.lacks:
             for name, prompts in (("single", SINGLE), ("parallel", PARALLEL)):
                 cells.append(_cell(context, f"tools {name}", "tools", prompts, tools=TOOLS_OFFERED))
+        if FORCED_TOOLS not in context.lacks:
+            for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
+                load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
+                cells.append(_cell(context, f"tools {name}", "forced", prompts, **load))
         if STRUCTURED not in context.lacks:
             cells.append(_cell(context, "structured", "structured", STRUCTURED_PROMPTS, schema=SCHEMA))
         return tuple(cells)
@@ -81,11 +87,12 @@ class Traffic:
             _characters(context, seen),
             _reasoning(context, seen),
             _tools(context, seen.tagged(kind="tools")),
+            _forced(seen.tagged(kind="forced")),
             _structured(seen.tagged(kind="structured")),
         ]
 
 
-CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS, STRUCTURED))
+CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS, FORCED_TOOLS, STRUCTURED))
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -96,9 +103,7 @@ def _cell(
     name: str,
     kind: str,
     prompts: tuple[Prompt, ...],
-    *,
-    tools: tuple[Tool, ...] = (),
-    schema: dict[str, object] | None = None,
+    **more: Any,
 ) -> Cell:
     load = Load(
         concurrency=min(LOADED, len(prompts)),
@@ -108,8 +113,7 @@ def _cell(
         chat=True,
         thinking=context.profile.thinking,
         seed=context.profile.seed,
-        tools=tools,
-        schema=schema or {},
+        **more,
     )
     return Cell(check="traffic", name=name, load=load, prompts=prompts, tags={"kind": kind})
 
@@ -242,6 +246,32 @@ def _uncalled(seen: CheckedCells) -> str:
             f"; prompts have {longest} tokens at the most, so that the chat template leaves the tools out"
         )
     return cause
+
+
+def _forced(seen: CheckedCells) -> Finding:
+    tools = {tool.name: tool for tool in TOOLS_OFFERED}
+    samples = [(o.cell.load, sample) for o in seen.sound for sample in o.counted]
+    cut = sum(sample.output_tokens >= load.max_tokens for load, sample in samples)
+    calls = sum(len(sample.tool_calls) for _, sample in samples)
+    against = against_each(seen, lambda o, sample: forced_flaw(sample, tools, o.cell.load))
+    if not against and samples and cut == len(samples):
+        against = [(Verdict.INCONCLUSIVE, f"all {cut} answers were cut at the longest output")]
+    return conclude(
+        seen,
+        "demanded tool calls come",
+        "Answers to requests that demand a call (tool_choice required, or a tool by its name) hold one, of a"
+        " tool that was offered, with streamed arguments that are JSON and fit the tool's schema. The server"
+        " makes sure of that, whatever the model would have said.",
+        against=against,
+        passed=f"{calls} calls in {len(samples) - cut} answers fit their schemas",
+        threshold="all that were not cut at the longest output",
+        measured={
+            "calls": calls,
+            "cut": cut,
+            "events with a call": sum(c.kind == "tool" for _, sample in samples for c in sample.chunks),
+        },
+        needs=(FORCED_TOOLS,),
+    )
 
 
 def _structured(seen: CheckedCells) -> Finding:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, json_decoder
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit
 from sparkwright.base.process import start
@@ -229,6 +229,6 @@ async def _truths(path: Path, requests: Sequence[str]) -> dict[str, CalibrationT
 
 def read_truth(path: Path) -> dict[str, CalibrationTruth]:
     """Return the simulator's lines by request; a line that is still being written is left out."""
-    decoder = msgspec.json.Decoder(CalibrationTruth)
+    decoder = json_decoder(CalibrationTruth)
     truths = [decoder.decode(line) for line in _read(path).split(b"\n")[:-1]]
     return {truth.id: truth for truth in truths}

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
 from sparkwright.verify.capabilities import CONTEXT_LENGTH, METRICS, VERSION
@@ -315,7 +316,7 @@ def _read_json(answer: _Answer, model: type[T]) -> T:
             " cannot list its models, name one by --model",
         )
     try:
-        return msgspec.json.decode(answer.body, type=model)
+        return decode_json(answer.body, model)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EndpointError(
             f"{answer.url} does not answer as vLLM does",

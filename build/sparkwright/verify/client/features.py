@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.verify.capabilities import IMAGES, SEEDS, STRUCTURED, TOOLS
+from sparkwright.verify.capabilities import FORCED_TOOLS, IMAGES, SEEDS, STRUCTURED, TOOLS
 from sparkwright.verify.cell import Load, Prompt, Tool
 from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import Exchange
@@ -36,13 +36,11 @@ _SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
+_TOOLS = (Tool(name="get_time", description="", parameters=_SCHEMA),)
+_CALL = Prompt(name="trial", category="trial", text="Call get_time for the city “Oslo”.")
 _TRIALS = {
-    TOOLS: (
-        Load(
-            chat=True, natural_stop=True, tools=(Tool(name="get_time", description="", parameters=_SCHEMA),)
-        ),
-        Prompt(name="trial", category="trial", text="Call get_time for the city “Oslo”."),
-    ),
+    TOOLS: (Load(chat=True, natural_stop=True, tools=_TOOLS), _CALL),
+    FORCED_TOOLS: (Load(chat=True, natural_stop=True, tools=_TOOLS, tool_choice=_TOOLS[0].name), _CALL),
     STRUCTURED: (
         Load(chat=True, natural_stop=True, schema=_SCHEMA),
         Prompt(name="trial", category="trial", text="Name a city as JSON."),
@@ -117,7 +115,7 @@ async def _try(
 
 
 def _shown(name: str, sample: Sample) -> bool:
-    if name == TOOLS:
+    if name in {TOOLS, FORCED_TOOLS}:
         return bool(sample.tool_calls)
     if name != STRUCTURED:
         return True

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparkwright.base.config import json_decoder
 from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
 _EXCERPT = 200
@@ -89,7 +90,7 @@ class _Message(msgspec.Struct):
     message: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Message)
+_DECODER = json_decoder(_Message)
 _Kind = Literal["content", "reasoning", "tool"]
 _Problem = tuple[FailureKind, str]
 

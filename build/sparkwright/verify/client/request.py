@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import KW_ONLY, dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,13 +18,12 @@ from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.capabilities import (
     COMPLETIONS,
     END_MARK,
-    EXTENSIONS,
     FIXED_LENGTH,
-    LOGPROBS,
     TOKEN_COUNTS,
 )
 from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.endpoint import open_session
+from sparkwright.verify.client.payload import body_of
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import FailureKind, RequestFailure, Sample
@@ -54,22 +53,6 @@ def patience(seconds: float, speed: float) -> float:
     allowance for its delays is added as the speed grows.
     """
     return seconds / speed + _OWN_S * max(0.0, 1 - 1 / speed)
-
-
-def salted(prompt: Prompt, salt: str) -> str:
-    """Return the text of *prompt*, made unique by *salt*.
-
-    The salt comes first, so that no block of the prompt is found in the prefix cache. A shared prefix stays
-    in front of it; where `Prompt.prefix` only names that prefix, the salt comes last.
-    """
-    if not salt:
-        return prompt.text
-    mark = f"[{salt}]"
-    if not prompt.prefix:
-        return f"{mark}\n{prompt.text}"
-    if prompt.text.startswith(prompt.prefix):
-        return f"{prompt.prefix}\n{mark}\n{prompt.text[len(prompt.prefix) :]}"
-    return f"{prompt.text}\n{mark}"
 
 
 @dataclass(eq=False)
@@ -284,87 +267,6 @@ class Exchange:
 def _arrived_ns(socket: ArrivalSocket | None) -> int:
     """Return the arrival of the bytes last read; the present time where it is not recorded."""
     return socket.arrived_ns if socket is not None else perf_counter_ns()
-
-
-def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_tokens: int) -> bytes:
-    """Return the request as JSON, with vLLM's own fields where the server accepts them.
-
-    vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
-    (``return_token_ids``), so usage in each chunk (``continuous_usage_stats``) would only be more to send.
-    """
-    body: dict[str, Any] = {
-        "model": endpoint.model,
-        "max_tokens": max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **_sampling(load),
-    }
-    extended = EXTENSIONS not in endpoint.lacks
-    if extended:
-        body["return_token_ids"] = True
-    if extended and not load.natural_stop:
-        body["ignore_eos"] = True
-    alternatives = 0 if LOGPROBS in endpoint.lacks else load.logprobs
-    if load.chat:
-        body["messages"] = messages_of(prompt, salt)
-        body |= _features(load)
-        body |= _reasoning(load) if extended else {}
-        if alternatives:
-            body |= {"logprobs": True, "top_logprobs": alternatives}
-    else:
-        body["prompt"] = salted(prompt, salt)
-        if alternatives:
-            body["logprobs"] = alternatives
-    if extended and alternatives:
-        body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
-    return msgspec.json.encode(body)
-
-
-def _sampling(load: Load) -> dict[str, Any]:
-    """Return the fields of sampling; none for a load that leaves it to the server."""
-    fields: dict[str, Any] = {} if load.plain else {"temperature": load.temperature, "seed": load.seed}
-    return fields if load.top_p is msgspec.UNSET else {**fields, "top_p": load.top_p}
-
-
-def _reasoning(load: Load) -> dict[str, Any]:
-    """Return vLLM's fields on reasoning; templates of models that do not think ignore the first."""
-    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": load.thinking}}
-    return fields | ({"thinking_token_budget": load.thinking_budget} if load.thinking_budget else {})
-
-
-def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:
-    """Return the messages of a chat; *salt* begins the first one of the user.
-
-    A system message stays as it is: requests of one application share it, and so does their prefix cache.
-    """
-    if prompt.images:
-        parts: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": url}} for url in prompt.images
-        ]
-        return [{"role": "user", "content": [*parts, {"type": "text", "text": salted(prompt, salt)}]}]
-    if not prompt.history:
-        return [{"role": "user", "content": salted(prompt, salt)}]
-    messages: list[dict[str, Any]] = [
-        {"role": message.role, "content": message.content} for message in prompt.history
-    ]
-    messages.append({"role": "user", "content": prompt.text})
-    if salt:
-        first = next(message for message in messages if message["role"] == "user")
-        first["content"] = f"[{salt}]\n{first['content']}"
-    return messages
-
-
-def _features(load: Load) -> dict[str, Any]:
-    """Return the fields of a chat that offer tools and demand structured output."""
-    fields: dict[str, Any] = {}
-    if load.tools:
-        functions = [msgspec.to_builtins(tool) for tool in load.tools]
-        fields["tools"] = [{"type": "function", "function": function} for function in functions]
-        fields["tool_choice"] = "auto"
-    if load.schema:
-        schema = {"name": "answer", "schema": load.schema, "strict": True}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return fields
 
 
 async def _read_to_end(response: aiohttp.ClientResponse, deadline: asyncio.Timeout) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.verify.client.body import read_body
 from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
@@ -112,7 +113,7 @@ async def _tokenize(
         because = data[:_EXCERPT].decode(errors="replace")
         raise EndpointError(f"{url} answers with status {status}", because=because)
     try:
-        counted = msgspec.json.decode(data, type=_Counted)
+        counted = decode_json(data, _Counted)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EndpointError(f"{url} does not answer as vLLM does", because=str(error)) from error
     if counted.count <= 0:

@@ -27,11 +27,13 @@ class EvalLimits:
 
     Attributes:
         least: lowest score by the task's name, or by task and metric.
+        sources: source of such a score by the same name, where it is known.
         before: scores of an earlier evaluation, such as that of the version before.
     """
 
     least: Mapping[str, float] = field(default_factory=dict)
     before: Sequence[TaskScore] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluation_run(request: EvalRequest, scores: Sequence[TaskScore], limits: EvalLimits) -> Run:
@@ -39,6 +41,7 @@ def evaluation_run(request: EvalRequest, scores: Sequence[TaskScore], limits: Ev
     findings = [_evaluated(request, scores)]
     for score in scores:
         findings += [_thresholds(score, limits), _compared(score, limits)]
+    findings += [_unscored(name) for name in limits.least if not _named(name, scores)]
     return Run(
         manifest={
             "title": f"{request.model} at {request.url}",
@@ -69,33 +72,50 @@ def _evaluated(request: EvalRequest, scores: Sequence[TaskScore]) -> Finding:
     )
 
 
+_GOOD = "The score beside the lowest one that is allowed, with its 95 % interval."
+
+
+def _named(name: str, scores: Sequence[TaskScore]) -> bool:
+    """Tell if a limit of this *name* is one of any score."""
+    return any(name in {score.name, score.task} for score in scores)
+
+
+def _unscored(name: str) -> Finding:
+    """Return the finding on a limit whose task was not evaluated, or has no such metric."""
+    cause = "it was not evaluated, or has no such metric"
+    return _finding(f"{name} is good enough", _GOOD, Verdict.INCONCLUSIVE, cause)
+
+
 def _thresholds(score: TaskScore, limits: EvalLimits) -> Finding:
-    least = limits.least.get(score.name, limits.least.get(score.task))
     name = f"{score.name} is good enough"
-    definition = "The score beside the lowest one that was allowed, with its 95 % interval (Wilson)."
+    key = score.name if score.name in limits.least else score.task
+    least = limits.least.get(key)
     if least is None:
-        return _finding(name, definition, Verdict.NOT_APPLICABLE, "no lowest score was given (--least)")
-    low, high = score.interval or (score.value, score.value)
-    if not score.higher_is_better:
-        low, high, value, least_value = -high, -low, -score.value, -least
-    else:
-        value, least_value = score.value, least
-    verdict = (
-        Verdict.FAIL if high < least_value else Verdict.PASS if value >= least_value else Verdict.INCONCLUSIVE
-    )
-    words = {Verdict.FAIL: "surely worse than", Verdict.INCONCLUSIVE: "not surely as good as"}
+        because = "no lowest score is known (--least, or [[evaluation]] of a recipe)"
+        return _finding(name, _GOOD, Verdict.NOT_APPLICABLE, because)
+    verdict, words = _against(score, least)
+    ends = dict(zip(("lower end", "upper end"), score.interval or (), strict=False))
+    source = f", of {limits.sources[key]}" if key in limits.sources else ""
     return _finding(
         name,
-        definition,
+        _GOOD,
         verdict,
-        f"{score}, {words.get(verdict, 'not worse than')} {least:g}",
-        measured={
-            "score": score.value,
-            "limit": least,
-            "lower bound": low if score.higher_is_better else -high,
-        },
-        threshold=f"fails where the whole interval is worse than {least:g}, undecided where the score is",
+        f"{score}, {words} {least:g}",
+        measured={"score": score.value, "limit": least, **ends},
+        threshold=f"{least:g}{source}: fails where the whole interval is worse, undecided where a part is",
     )
+
+
+def _against(score: TaskScore, least: float) -> tuple[Verdict, str]:
+    """Return the verdict on *score* against the lowest one, and how it stands to that, in words."""
+    if score.interval is None:
+        return Verdict.INCONCLUSIVE, "without an interval beside"
+    low, high = score.interval
+    if not score.higher_is_better:
+        low, high, least = -high, -low, -least
+    if high < least:
+        return Verdict.FAIL, "surely worse than"
+    return (Verdict.PASS, "surely not worse than") if low >= least else (Verdict.INCONCLUSIVE, "spanning")
 
 
 def _compared(score: TaskScore, limits: EvalLimits) -> Finding:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.model import Observation, Sample, TokenLogprobs
@@ -123,7 +123,7 @@ def load_reference(path: Path) -> Reference:
     """
     file = _read(path)
     try:
-        reference = msgspec.json.decode(file.content, type=Reference)
+        reference = decode_json(file.content, Reference)
     except (msgspec.MsgspecError, ValueError) as error:
         raise _unusable(path, str(error)) from error
     if not all(observation.samples for observation in (*reference.answers, *reference.again)):
@@ -160,14 +160,14 @@ def _read(path: Path) -> _File:
         raise ConfigError(f"{path} cannot be read", because=error.strerror or str(error)) from error
     try:
         plain = _unpacked(data)
-        found = msgspec.json.decode(plain, type=_Head).format
+        found = decode_json(plain, _Head).format
         if found > FORMAT:
             raise NewerFormatError(
                 f"{path} cannot be read",
                 because=f"its format is {found}, and this sparkwright knows {FORMAT}",
                 next_step="use the sparkwright that made it, or a newer one",
             )
-        file = msgspec.json.decode(plain, type=_File)
+        file = decode_json(plain, _File)
     except (msgspec.MsgspecError, OSError, EOFError, ValueError, zlib.error) as error:
         raise _unusable(path, str(error)) from error
     if file.digest != sha256_bytes(bytes(file.content)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sparkwright.verify.simulator.card import SimulatedCard
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.faults import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
 from sparkwright.verify.simulator.metrics import Counters
 
 if TYPE_CHECKING:

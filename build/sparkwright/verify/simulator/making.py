@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from sparkwright.verify.simulator.acceptance import category_of
 from sparkwright.verify.simulator.chat import PLAIN, script_of, thoughts_of
 from sparkwright.verify.simulator.engine import Request
 from sparkwright.verify.simulator.language import (
     Sampling,
     TokenGenerator,
     answer_to,
-    category_of,
     digest,
     mix,
     spell,

@@ -153,7 +153,7 @@ def _read(
         named=named,
         question=question,
         schema=schema_of(body) if chat else {},
-        calls=plan_calls(_tools(body, settings), question, settings.faults) if chat else (),
+        calls=_calls(body, settings, question) if chat else (),
         images=_images(body, settings) if chat else (),
         thinking_budget=_budget(body, settings) if chat else None,
     )
@@ -198,8 +198,24 @@ def _truncated(tokens: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
     return tokens[-(settings.max_model_len - _KEPT_FREE) :]
 
 
+def _calls(body: Mapping[str, Any], settings: Settings, question: str) -> tuple[tuple[str, str], ...]:
+    """Return names and arguments of the calls that answer *question*.
+
+    Raises:
+        ApiError: the model may call tools, and the server has no parser for calls.
+    """
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        if "tool-choice-ignored" in settings.faults:
+            return ()
+        named = choice["function"]["name"] if isinstance(choice, dict) else ""
+        tools = [tool for tool in body.get("tools") or [] if named in {"", tool["function"]["name"]}]
+        return plan_calls(tools, question, settings.faults, demanded=True)
+    return plan_calls(_tools(body, settings), question, settings.faults, demanded=False)
+
+
 def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any]]:
-    """Return the tools that the model may call.
+    """Return the tools that the model may call by itself.
 
     Raises:
         ApiError: there are some, and the server has no parser for calls.

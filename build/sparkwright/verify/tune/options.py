@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from sparkwright.base.config import Model
+from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
 from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.profile import PROFILES, Deadlines, Profile
@@ -50,7 +50,7 @@ class TuneOptions(Model, frozen=True):
         objective: ``throughput``, or ``goodput``: tokens of requests that kept the objective in `slo`.
         slo: limits of times that a configuration must keep, as `capacity.slo` reads them; none if empty.
         reserve_gib: memory of the machine that must stay available.
-        starts: of each configuration on the grid.
+        starts: of each configuration on the grid, and the mean of halving at the most.
         most_starts: of each that may be the best; twice as many of the best one and of the recipe as it is.
         within: share by which a configuration must surely be no better, for the search to end.
         spread: assumed standard deviation between starts of one server, as long as few were repeated.
@@ -104,7 +104,7 @@ class TuneOptions(Model, frozen=True):
             ConfigError: they are those of another kind of run.
         """
         try:
-            return msgspec.convert(options, cls)
+            return convert(options, cls)
         except msgspec.ValidationError as error:
             raise ConfigError("the search's options cannot be read", because=str(error)) from error
 

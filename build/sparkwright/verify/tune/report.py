@@ -119,7 +119,9 @@ def describe_result(result: TuneResult) -> dict[str, Any]:
         ],
         "to-serve": result.chosen.configuration.key if result.chosen is not None else None,
         "not-told-apart": list(result.open),
+        "not-told-apart-within": round(result.within, 5),
         "starts": result.starts,
+        "ended-at-the-starts-of-the-grid": result.bounded,
         "spread-between-starts": round(result.noise.spread, 5),
         "configurations": [_row(row) for row in result.rows],
     }  # fmt: skip

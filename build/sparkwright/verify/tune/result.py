@@ -15,6 +15,7 @@ from sparkwright.verify.tune.strategy import (
     Standing,
     State,
     Trial,
+    at_grid_cost,
     contenders,
     objective_noise,
     recommended,
@@ -22,7 +23,7 @@ from sparkwright.verify.tune.strategy import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sparkwright.verify.model import Observation
     from sparkwright.verify.tune.search import Known
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 ERROR = 0.025
 """Chance that the truth lies beyond one end of an interval that is shown."""
 _ORDER = tuple(State)
+_BOUNDED = "; the search ended at the grid's number of starts"
 
 
 class Outcome(StrEnum):
@@ -127,6 +129,8 @@ class TuneResult:
         starts: servers that were started.
         noise: spread between starts.
         open: names of configurations that are not told apart from the chosen one.
+        within: share by which each of those may differ from the chosen one at the most; 0 if there are none.
+        bounded: the search ended at the grid's number of starts, with something undecided.
     """
 
     outcome: Outcome
@@ -137,6 +141,8 @@ class TuneResult:
     starts: int
     noise: Noise
     open: tuple[str, ...]
+    within: float = 0.0
+    bounded: bool = False
 
 
 def conclude_search(known: Known) -> TuneResult:
@@ -147,7 +153,13 @@ def conclude_search(known: Known) -> TuneResult:
     rows = _with_front(_rows(known, trials, found, noise))
     by_index = {row.index: row for row in rows}
     chosen = by_index[recommended(rivals)] if rivals else None
+    others = [by_index[index] for index in rivals if chosen and index != chosen.index]
+    within = _within(
+        [row.to_own if chosen and chosen.index == OWN else row.standing.to_best for row in others]
+    )
+    bounded = any(one.state is State.OPEN for one in found) and at_grid_cost(trials, rules)
     outcome, said = _said(chosen, by_index, rivals)
+    said += _equal(len(others), within) + (_BOUNDED if bounded else "")
     return TuneResult(
         outcome=outcome,
         said=said,
@@ -156,7 +168,9 @@ def conclude_search(known: Known) -> TuneResult:
         speculation=_speculation(known, trials, chosen, rules),
         starts=len(known.facts),
         noise=noise,
-        open=tuple(by_index[i].configuration.name for i in rivals if chosen and i != chosen.index),
+        open=tuple(row.configuration.name for row in others),
+        within=within,
+        bounded=bounded,
     )
 
 
@@ -268,6 +282,19 @@ def _tied(others: Sequence[Row]) -> str:
     names = "; ".join(one.configuration.name for one in others[:3])
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""  # noqa: PLR2004 - those that are named
     return f", not told apart from {names}{more}"
+
+
+def _within(ratios: Iterable[Ratio | None]) -> float:
+    """Return the largest share by which a true ratio may differ from 1, by the ends of all intervals."""
+    return max((max(one.high - 1, 1 - one.low) for one in ratios if one is not None), default=0.0)
+
+
+def _equal(others: int, within: float) -> str:
+    """Return what is known of configurations that no start told apart."""
+    if not within:
+        return ""
+    named = "it is" if others == 1 else f"the {others} that are not told apart are"
+    return f"; {named} equal within {100 * within:.1f} %"
 
 
 def _why_none(rows: Sequence[Row]) -> str:

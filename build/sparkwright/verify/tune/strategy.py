@@ -2,6 +2,7 @@
 
 Pure: an interrupted search continues with the same decisions. A configuration is left out when it is surely
 slower than the best one, surely breaks a limit, or could surely not be better by more than the tolerance.
+Where nothing can be left out, halving ends at the number of starts that the grid takes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Rules:
 
     Attributes:
         strategy: ``halving`` or ``grid``.
-        starts: of each configuration on the grid.
+        starts: of each configuration on the grid; halving makes no more than as many for each in the mean.
         most_starts: of each that may be the best; twice as many of the best one and of the recipe as it is.
         within: share by which a configuration must surely be no better, for the search to end.
         spread: assumed standard deviation between starts.
@@ -252,13 +253,28 @@ def next_start(trials: Sequence[Trial], rules: Rules, *, pairs: Mapping[int, int
         rules: of the search.
         pairs: the configuration without speculation, for each that speculates.
     """
-    wanted = _first(trials, rules) or _further(trials, rules)
+    wanted = _first(trials, rules) or _further(trials, rules, pairs)
     if wanted:
         return _fewest(trials, wanted)
     if rules.quality and (unchecked := _unchecked(trials, rules)) is not None:
         return Planned(unchecked, 0, quality=True)
-    named = [index for index in _named(trials, rules, pairs) if len(trials[index].starts) < LEAST]
+    named = [] if at_grid_cost(trials, rules) else _unrepeated(trials, rules, pairs)
     return _fewest(trials, named) if named else None
+
+
+def grid_cost(configurations: int, starts: int) -> int:
+    """Return the starts that halving may take: those of a grid with *starts* for each configuration."""
+    return max(starts, LEAST) * configurations
+
+
+def at_grid_cost(trials: Sequence[Trial], rules: Rules, reserved: int = 0) -> bool:
+    """Tell if halving has made all starts that it may, but for *reserved* ones.
+
+    Starts on a disturbed machine are not counted, since the grid repeats them too.
+    """
+    tested = [one for one in trials if not one.refused]
+    made = sum(len(one.counted) for one in tested)
+    return rules.strategy == "halving" and made + reserved >= grid_cost(len(tested), rules.starts)
 
 
 def _first(trials: Sequence[Trial], rules: Rules) -> list[int]:
@@ -275,9 +291,10 @@ def _first(trials: Sequence[Trial], rules: Rules) -> list[int]:
     ]
 
 
-def _further(trials: Sequence[Trial], rules: Rules) -> list[int]:
+def _further(trials: Sequence[Trial], rules: Rules, pairs: Mapping[int, int]) -> list[int]:
     """Return configurations that may be better than the best one so far, and that one."""
-    if rules.strategy == "grid":
+    reserved = len(_unrepeated(trials, rules, pairs))
+    if rules.strategy == "grid" or at_grid_cost(trials, rules, reserved):
         return []
     found = standings(trials, rules)
     unsure = [i for i, one in enumerate(found) if one.state is State.OPEN]
@@ -332,6 +349,11 @@ def _named(trials: Sequence[Trial], rules: Rules, pairs: Mapping[int, int]) -> l
     chosen = recommended(rivals)
     named = {chosen, OWN, *(pairs[i] for i in (chosen, OWN) if i in pairs)}
     return sorted(index for index in named if trials[index].scores and not trials[index].refused)
+
+
+def _unrepeated(trials: Sequence[Trial], rules: Rules, pairs: Mapping[int, int]) -> list[int]:
+    """Return configurations that the result compares and that were started too rarely for that."""
+    return [index for index in _named(trials, rules, pairs) if len(trials[index].starts) < LEAST]
 
 
 def recommended(rivals: Sequence[int]) -> int:

@@ -1,0 +1,7 @@
+"""Tiny models of the fleet's architectures: what `serve_fleet.py` is made of.
+
+Open `matrix` first: the cells, what must come of each, and their order. `shapes` and `drafters` have the
+configurations and the names of weights, `tensors` and `quantised` write them, `load` has the requests,
+`engine` is the process that serves, `view` looks into vLLM's worker, `judge` says what is wrong with a cell,
+and `report` writes the matrix. Only `engine` and `view` import vLLM.
+"""

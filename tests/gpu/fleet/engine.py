@@ -1,0 +1,102 @@
+"""The process behind `serve_fleet.py`: one engine, greedy requests at each level, one JSON file.
+
+Started as ``python -m fleet.engine SPEC``. The file that ``out`` names is rewritten after each stage, so that
+what was seen is kept when the process is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fleet.load import Asked, prefix, requests
+
+METRICS = {
+    "vllm:spec_decode_num_drafts": "drafts",
+    "vllm:spec_decode_num_draft_tokens": "drafted",
+    "vllm:spec_decode_num_accepted_tokens": "accepted",
+}
+NEAR = 3.0  # nats below the best token, up to which the reference keeps others
+
+
+def counters(engine: Any) -> dict[str, int]:
+    """Return drafts, drafted and accepted tokens since the start; a counter that vLLM lacks is left out."""
+    found: dict[str, int] = {}
+    for metric in engine.get_metrics():
+        if metric.name in METRICS:
+            name = METRICS[metric.name]
+            found[name] = found.get(name, 0) + int(metric.value)
+    return found
+
+
+def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any]]:
+    """Return tokens of each request, sent together; with *near*, also how near others came at each place."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    wanted = [
+        SamplingParams(
+            max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False,
+            logprobs=20 if near else None,
+        )
+        for one in asked
+    ]  # fmt: skip
+    prompts = [TokensPrompt(prompt_token_ids=one.prompt) for one in asked]
+    found = []
+    for output in engine.generate(prompts, wanted, use_tqdm=False):
+        told = output.outputs[0]
+        line: dict[str, Any] = {"tokens": list(told.token_ids), "cached": output.num_cached_tokens or 0}
+        if near:
+            line["near"] = [_near(place) for place in told.logprobs]
+        found.append(line)
+    return found
+
+
+def _near(place: dict[int, Any]) -> dict[str, float]:
+    best = max(one.logprob for one in place.values())
+    gaps = {str(token): round(best - one.logprob, 4) for token, one in place.items()}
+    return {token: gap for token, gap in gaps.items() if not gap > NEAR}  # what is no number stays
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Boot, look at what booted, answer at each level, cold and warm, and come to an end."""
+    seen: dict[str, Any] = {"stage": "start", "levels": {}}
+    out = Path(spec["out"])
+
+    def write(stage: str) -> None:
+        seen["stage"] = stage
+        part = out.with_suffix(".part")
+        part.write_text(json.dumps(seen), encoding="utf-8")
+        part.replace(out)
+
+    write("start")
+    started = time.monotonic()
+    import vllm
+
+    engine = vllm.LLM(**spec["engine"])
+    seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
+    seen["views"] = engine.collective_rpc("fleet_view")
+    write("boot")
+    for level in spec["levels"]:
+        before, began = counters(engine), time.monotonic()
+        answers = answer(engine, requests(level), near=spec["near"])
+        after = counters(engine)
+        seen["levels"][str(level)] = {
+            "answers": answers,
+            "seconds": round(time.monotonic() - began, 2),
+            "counters": {name: value - before.get(name, 0) for name, value in after.items()},
+        }
+        write(f"level {level}")
+    for name in ("cold", "warm"):
+        seen[name] = answer(engine, [prefix()], near=spec["near"])[0]
+    write("end")
+    sys.stdout.flush()
+    os._exit(0)  # the engine may live in this process; what it does on its way out is not in question
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -1,0 +1,245 @@
+"""What must come of a cell: pure functions over the record that it left, no import of vLLM."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.load import expected, prefix, requests
+from fleet.matrix import CACHES, Cell, Expectation
+
+__all__ = ["ALLOWED", "RARE", "Compared", "compared", "faults", "outcome"]
+
+ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0, "turbo": 1.0}
+"""Nats that the first other token of an answer may be below the reference's, by cache."""
+RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1, "turbo": 0.1}
+"""Largest share of compared tokens that may be others at all: near ties."""
+RUNNERS = {"v1": ("GPUModelRunner", ".worker.gpu_model_runner."), "v2": ("GPUModelRunner", ".worker.gpu.")}
+PROPOSERS = {"dflash": "dflash", "windows": "dflash", "eagle3": "eagle", "mtp": "", "ngram": "ngram"}
+CLEAN = re.compile(r"^\s*(\w+\.)*(\w*(Error|Exception)|Refused)\b.*", re.MULTILINE)
+CRASH = re.compile(
+    r"illegal memory access|device-side assert|CUDA error|out of memory|Segmentation fault|core dumped"
+    r"|EngineDeadError|EngineCore encountered|Fatal Python error",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Answers beside those of the reference, each up to the first other token.
+
+    Attributes:
+        tokens: compared tokens, the first other ones included.
+        others: answers that come to another token.
+        worst: how far the worst of these is below the reference's own, in nats; infinite beyond what is kept.
+    """
+
+    tokens: int
+    others: int
+    worst: float
+
+
+def compared(answers: list[dict[str, Any]], right: list[dict[str, Any]]) -> Compared:
+    """Compare answers with the reference's, which say how near other tokens came at each place."""
+    tokens, others, worst = 0, 0, 0.0
+    for one, other in zip(answers, right, strict=True):
+        for place, (token, wanted) in enumerate(zip(one["tokens"], other["tokens"], strict=False)):
+            tokens += 1
+            if token == wanted:
+                continue
+            others += 1
+            gap = other["near"][place].get(str(token), math.inf)
+            worst = gap if math.isnan(gap) or gap > worst else worst
+            break
+    return Compared(tokens, others, worst)
+
+
+def outcome(line: dict[str, Any]) -> str:
+    """Return what became of a cell: ``served``, ``refused`` or ``crashed``."""
+    seen = line.get("seen") or {}
+    if line["status"] == 0 and seen.get("stage") == "end":
+        return "served"
+    booted = seen.get("stage", "start") != "start"
+    if line["status"] is None or line["status"] < 0 or booted or CRASH.search(line["tail"]):
+        return "crashed"
+    return "refused" if reason(line) else "crashed"
+
+
+def reason(line: dict[str, Any]) -> str:
+    """Return the last error that a log names, in one line."""
+    found = [match.group(0).strip() for match in CLEAN.finditer(line["tail"])]
+    own = [text for text in found if "Engine core initialization failed" not in text]
+    return (own or found or [""])[-1][:300]
+
+
+def faults(
+    cell: Cell,
+    line: dict[str, Any],
+    right: dict[str, Any] | None,
+    wanted: Expectation,
+    asked: dict[str, Any],
+) -> list[str]:
+    """Return everything that is wrong with a cell, in words; an empty list is a pass.
+
+    Args:
+        cell: the cell.
+        line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
+        right: what the reference's engine wrote; None if it did not come to its end.
+        wanted: what must come of the cell.
+        asked: what was asked for: ``backend``, ``device``, ``levels``, and ``layers`` of the target.
+    """
+    came = outcome(line)
+    if came == "crashed":
+        stage = (line.get("seen") or {}).get("stage", "start")
+        return [f"exit status {line['status']} after stage {stage!r}: {reason(line) or 'no error is named'}"]
+    if came == "refused":
+        return _refusal_faults(line, wanted)
+    if wanted.outcome == "refused":
+        return ["it was served, and must be refused"]
+    seen = line["seen"]
+    found = _view_faults(cell, seen, asked) + _level_faults(cell, seen, asked["levels"])
+    if right is None:
+        return [*found, "there is no reference to compare answers with"]
+    return found + _answer_faults(cell, seen, right, asked["levels"])
+
+
+def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
+    if wanted.outcome == "serves":
+        return [f"it was refused: {reason(line)}"]
+    if wanted.pattern and not re.search(wanted.pattern, reason(line)):
+        return [f"it was refused with other words: {reason(line)}"]
+    return []
+
+
+def _view_faults(cell: Cell, seen: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Check runner, drafter, backends, caches and graphs of every worker."""
+    found = []
+    if len(seen["views"]) != cell.cards:
+        found.append(f"{len(seen['views'])} workers instead of {cell.cards}")
+    cards = {view["card"] for view in seen["views"]}
+    if asked["device"] == "cuda" and len(cards) != len(seen["views"]):
+        found.append(f"{len(seen['views'])} workers on {len(cards)} cards")
+    for view in seen["views"]:
+        found += _runner_faults(cell, view, asked) + _layer_faults(cell, view, asked)
+    return found
+
+
+def _runner_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    found = []
+    if asked["device"] == "cuda":
+        name, module = RUNNERS[cell.runner]
+        if not (view["runner"].endswith(name) and module in view["runner"]):
+            found.append(f"the runner is {view['runner']}")
+        if cell.eager == bool(view["captured"]):
+            found.append(f"{view['captured']} graphs were captured")
+    part = PROPOSERS.get(cell.drafter)
+    if (part is None) == bool(view["drafter"]) or (part and part not in view["drafter"].lower()):
+        found.append(f"the drafter is {view['drafter'] or 'none'}")
+    if not view["prefix_cache"]:
+        found.append("the prefix cache is off")
+    return found
+
+
+def target_layers(view: dict[str, Any], count: int) -> dict[str, dict[str, Any]]:
+    """Return the target's layers of attention: a drafter's come after its last, or under another prefix."""
+    found = {}
+    for name, one in view["layers"].items():
+        place = re.match(r"(language_model\.)?model\.layers\.(\d+)\.", name)
+        if place and int(place[2]) < count and one["kind"] in ("Attention", "MLAAttention"):
+            found[name] = one
+    return found
+
+
+def _layer_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    own = target_layers(view, asked["layers"])
+    if not own:
+        return ["no layer of attention was seen"]
+    found = []
+    if asked["backend"]:
+        others = sorted({one["backend"] for one in own.values()} - {asked["backend"]})
+        found += [f"layers are served by {', '.join(others)} instead of {asked['backend']}"] if others else []
+    stored = {one["cache"] for one in own.values()}
+    dtype = CACHES[cell.cache]
+    alike = {"auto", "bfloat16"} if dtype == "auto" else {dtype, f"{dtype}_e4m3"}
+    # Upstream keeps the first and last layers of its own formats in 16 bits.
+    alike |= {"auto", "bfloat16"} if cell.cache == "turbo" and len(stored) > 1 else set()
+    found += [f"caches are {', '.join(sorted(stored))} instead of {dtype}"] if stored - alike else []
+    if cell.shape == "gptoss" and asked["device"] == "cuda" and not all(one["sinks"] for one in own.values()):
+        found.append("layers have no sinks")
+    if cell.shape == "gemma4" and {one["size"] for one in own.values()} != {256, 512}:
+        found.append(f"heads are of {sorted({one['size'] for one in own.values()})}")
+    return found
+
+
+def _level_faults(cell: Cell, seen: dict[str, Any], levels: list[int]) -> list[str]:
+    """Check that every request was answered in full, and what was counted."""
+    found = []
+    for level in levels:
+        line = seen["levels"].get(str(level))
+        if line is None:
+            found.append(f"c={level}: never served")
+            continue
+        lengths = [len(one["tokens"]) for one in line["answers"]]
+        if lengths != [one.output for one in requests(level)]:
+            found.append(f"c={level}: answers of {lengths} tokens")
+        found += [f"c={level}: {fault}" for fault in _counter_faults(cell, line["counters"], level)]
+    return found
+
+
+def _counter_faults(cell: Cell, counted: dict[str, int], level: int) -> list[str]:
+    if cell.drafter == "none":
+        return [f"{value} {name} without a drafter" for name, value in counted.items() if value]
+    missing = sorted({"drafts", "drafted", "accepted"} - counted.keys())
+    if missing:
+        return [f"no counter of {', '.join(missing)}"]
+    if cell.synthetic:
+        return [
+            f"{name} rose by {counted[name]} instead of {value}"
+            for name, value in expected(level).items()
+            if counted[name] != value
+        ]
+    if not 0 <= counted["accepted"] <= counted["drafted"]:
+        return [f"{counted['accepted']} of {counted['drafted']} drafted tokens were accepted"]
+    if not counted["drafted"] and cell.drafter != "ngram":
+        return ["nothing was drafted"]
+    return []
+
+
+def _answer_faults(cell: Cell, seen: dict[str, Any], right: dict[str, Any], levels: list[int]) -> list[str]:
+    """Compare answers with the reference's, level by level, and from the prefix cache."""
+    found, wrong = [], []
+    for level in levels:
+        line, other = seen["levels"].get(str(level)), right["levels"].get(str(level))
+        if line is None:
+            continue
+        if other is None:
+            found.append(f"c={level}: the reference has no such level")
+            continue
+        wrong += [f"c={level}: {one}" for one in _shortfalls(cell, line["answers"], other["answers"])]
+    if cell.synthetic:
+        return found if wrong else [*found, "drafts were accepted blindly, and the answers are right"]
+    found += wrong
+    for name in ("cold", "warm"):
+        if name not in seen or len(seen[name]["tokens"]) != prefix().output:
+            found.append(f"{name}: not answered in full")
+            continue
+        some = compared([seen[name]], [right["cold"]])
+        if not some.worst <= ALLOWED[cell.cache]:
+            found.append(f"{name}: a token is {some.worst:.3f} nats below the reference's")
+    if "warm" in seen and not seen["warm"]["cached"]:
+        found.append("warm: nothing came from the prefix cache")
+    return found
+
+
+def _shortfalls(cell: Cell, answers: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[str]:
+    if len(answers) != len(right):
+        return [f"{len(answers)} answers instead of {len(right)}"]
+    some, found = compared(answers, right), []
+    if not some.worst <= ALLOWED[cell.cache]:  # what is no number is no less than anything
+        found.append(f"a token is {some.worst:.3f} nats below the reference's, {ALLOWED[cell.cache]} allowed")
+    # A single other token in few compared ones says nothing of a share.
+    if not some.tokens or some.others > max(1, RARE[cell.cache] * some.tokens):
+        found.append(f"{some.others} of {some.tokens} compared tokens are others")
+    return found

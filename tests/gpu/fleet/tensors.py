@@ -1,0 +1,125 @@
+"""Checkpoints of made-up weights: names, shapes and fills, written as safetensors files.
+
+A fill says how a tensor's values are made: `MATRIX` for weights whose outputs are of ordinary size, `EMBED`,
+`HEAD` and `TIED` for tables, any other word for a constant. Values depend on the tensor's name alone, so that
+checkpoints of one shape are equal wherever they are written. Only `write_checkpoint` needs numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pair.scoring import TOKENS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "EMBED",
+    "HEAD",
+    "MATRIX",
+    "ONES",
+    "SHARP",
+    "TIED",
+    "TIED_NORM",
+    "ZEROS",
+    "Checkpoint",
+    "Tensor",
+    "write_checkpoint",
+]
+
+MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
+TIED_NORM = 20.0  # weight of the last norm before a tied head, which gives logits their size back
+ONES, ZEROS, SHARP = "1.0", "0.0", "1.5"
+_TYPES = {"BF16": "<u2", "F32": "<f4", "U8": "u1", "F8_E4M3": "u1"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a checkpoint: its shape, how it is filled, and the tensor it has the values of."""
+
+    shape: tuple[int, ...]
+    fill: str = MATRIX
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model: its ``config.json`` and its tensors by name.
+
+    Attributes:
+        config: content of ``config.json``.
+        tensors: what the weights file holds, before quantisation.
+        quantised: form of its linear layers: ``""``, ``modelopt`` or ``compressed-tensors``.
+        files: further files by name, JSON.
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    quantised: str = ""
+    files: dict[str, Any] | None = None
+
+
+def values(name: str, tensor: Tensor) -> Any:
+    """Return the values of a tensor in float32."""
+    import numpy as np
+
+    source = np.random.Generator(np.random.Philox(zlib.crc32(name.encode())))
+    if tensor.fill == MATRIX:
+        return source.standard_normal(tensor.shape, dtype=np.float32) * tensor.shape[-1] ** -0.5
+    if tensor.fill not in (EMBED, HEAD, TIED):
+        return np.full(tensor.shape, float(tensor.fill), dtype=np.float32)
+    table = source.standard_normal(tensor.shape, dtype=np.float32)
+    if tensor.fill == EMBED:
+        return table * 0.05
+    # A tied table is small: a token's own row must not outweigh what the layers make of it.
+    rows = table[: len(TOKENS) // 2] * (
+        tensor.shape[-1] ** -0.5 * (1.0 if tensor.fill == HEAD else 1 / TIED_NORM)
+    )
+    table *= 0.0 if tensor.fill == HEAD else 0.04 / TIED_NORM * tensor.shape[-1] ** -0.5
+    for index, token in enumerate(TOKENS):
+        table[token] = rows[index // 2] * (1 if index % 2 else -1)
+    return table
+
+
+def rounded(array: Any) -> Any:
+    """Return float32 values as the bits of bfloat16, rounded to the nearest, ties to even."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``config.json``, the weights and further files into *folder*; return it."""
+    from fleet.quantised import packed
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {"config.json": checkpoint.config, **(checkpoint.files or {})}.items():
+        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    header, arrays, offset = {}, [], 0
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        for part, (kind, array) in packed(checkpoint.quantised, name, tensor).items():
+            raw = array.astype(_TYPES[kind]).tobytes()
+            header[part] = {
+                "dtype": kind,
+                "shape": list(array.shape),
+                "data_offsets": [offset, offset + len(raw)],
+            }
+            offset += len(raw)
+            arrays.append(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for raw in arrays:
+            stream.write(raw)
+    return folder
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes of a checkpoint's tensors in 16 bits."""
+    return sum(2 * math.prod(tensor.shape) for tensor in checkpoint.tensors.values())

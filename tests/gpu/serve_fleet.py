@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Serve tiny models of the fleet's architectures with every drafter and cache, and compare their answers.
+
+Not run on a GPU yet. Needs one GPU (``--cards 2``: two), torch, numpy and an installed vLLM of 0.24 or 0.33
+with its carries; downloads nothing and imports nothing of this project but its tiny models::
+
+    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --plan             # no GPU
+    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --budget 1400 --jobs 4
+    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --only hybrid nvfp4
+    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --report           # no GPU
+    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.32.0 --device cpu --only dense ngram
+
+Each cell is an engine in a process of its own with a time limit: a shape (gated delta nets with full
+attention, experts, Gemma 4, gpt-oss, latent attention, NVFP4 weights in two forms), a drafter, a KV cache, a
+model runner, eager or with CUDA graphs. The checkpoints are made up and small. What fails a cell:
+
+- it does not boot, dies, hangs, or is refused where it must serve; or is served where it must be refused;
+- runner, drafter, attention backend, format of the caches, graphs or sinks are not those asked for;
+- a token of a greedy answer is not the one of an eager engine with a cache of 16 bits and no drafter, and no
+  near tie of it; the same for one prompt cold and from the prefix cache, which has to hold some of it;
+- counters are not exactly what synthetic acceptance predicts; or its blindly accepted drafts look right.
+
+A cell that nothing on record promises to serve may be refused with an error before it serves: that is noted.
+``OUT`` receives ``matrix.jsonl``, a line a run, ``matrix.md`` and logs. A cell that ran is not run again with
+the same wheel and levels (``--retry``: only if it passed). The exit status is 0 if all that ran passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet import judge, matrix
+from fleet.drafters import speculative
+from fleet.load import LEVELS
+from fleet.matrix import CACHES, Cell
+from fleet.report import table
+from fleet.shapes import MAX_MODEL_LEN, checkpoint
+from fleet.tensors import write_checkpoint
+from serve_pair import Run, environment, run_engine, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
+RULES = 1  # part of a record's key: raised when what engines are asked changes
+TAIL = 6000  # characters of a log that are kept
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command line's arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser.add_argument("--version", required=True, help="the installed vLLM's version, or its release")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--cards", type=int, choices=[1, 2], default=1)
+    parser.add_argument("--only", nargs="*", default=[], help="only cells whose names hold all of these")
+    parser.add_argument("--skip", nargs="*", default=[], help="no cells whose names hold one of these")
+    parser.add_argument("--levels", nargs="+", type=int, default=list(LEVELS))
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds after which no cell starts"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="engines at once")
+    parser.add_argument("--seconds", type=int, default=0, help="time for a cell; six times the expected if 0")
+    parser.add_argument("--retry", action="store_true", help="run cells that failed once more")
+    parser.add_argument("--plan", action="store_true", help="print the cells in order; start nothing")
+    parser.add_argument("--report", action="store_true", help="judge what is on record; start nothing")
+    return parser.parse_args(words)
+
+
+def key(cell: Cell, args: argparse.Namespace) -> str:
+    """Return the digest of all that decides what a cell's engine is asked."""
+    parts = [RULES, asdict(cell), args.version, args.device, args.levels]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def records(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the last record of each cell, by its key; a line that was cut off counts for nothing."""
+    found: dict[str, dict[str, Any]] = {}
+    path = args.out / "matrix.jsonl"
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            line = json.loads(text)
+            found[line["key"]] = line
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def selected(args: argparse.Namespace) -> list[Cell]:
+    """Return the cells with all of ``--only`` and none of ``--skip`` in their names."""
+    return [
+        cell
+        for cell in matrix.cells(args.version, device=args.device, cards=args.cards)
+        if all(part in cell.name.split("-") or part == cell.name for part in args.only)
+        and not any(part in cell.name.split("-") for part in args.skip)
+    ]
+
+
+def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the record of a cell is judged by."""
+    return {
+        "backend": matrix.backend(cell, args.version, device=args.device),
+        "device": args.device,
+        "levels": args.levels,
+        "layers": checkpoint(cell.shape).config["num_hidden_layers"],
+    }
+
+
+def judged(
+    cell: Cell, args: argparse.Namespace, known: dict[str, dict[str, Any]]
+) -> tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]:
+    """Return a row of the report: the cell, its record, what its reference's engine wrote, and its faults."""
+    line = known[key(cell, args)]
+    other = known.get(key(matrix.reference(cell, args.version, device=args.device), args))
+    right = other["seen"] if other is not None and judge.outcome(other) == "served" else None
+    wanted = matrix.expectation(cell, args.version, device=args.device)
+    return cell, line, right, judge.faults(cell, line, right, wanted, asked_of(cell, args))
+
+
+def rows(args: argparse.Namespace) -> list[tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]]:
+    """Return the report's rows: every cell on record, references included."""
+    known, every = records(args), selected(args)
+    every += [matrix.reference(cell, args.version, device=args.device) for cell in every]
+    return [judged(cell, args, known) for cell in dict.fromkeys(every) if key(cell, args) in known]
+
+
+def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
+    """Return the cells that are left to run and their values, the most worth a second first."""
+    done = {
+        cell: judge.outcome(line) == "served"
+        for cell, line, _, found in rows(args)
+        if not (found and args.retry)
+    }
+    return matrix.ordered(selected(args), done, args.version, device=args.device)
+
+
+def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path) -> dict[str, Any]:
+    """Write a cell's checkpoints; return what its engine's process is told."""
+    backend = matrix.backend(cell, args.version, device=args.device)
+    folder = scratch / cell.name
+    engine: dict[str, Any] = {
+        "model": str(write_checkpoint(folder / "target", checkpoint(cell.shape))),
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096,
+        "enforce_eager": cell.eager,
+        "kv_cache_dtype": CACHES[cell.cache],
+        "kv_cache_memory_bytes": 1 << (30 if args.device == "cpu" else 32),
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+        "worker_extension_cls": "fleet.view.FleetView",
+    }
+    if args.device == "cuda":
+        engine |= {"gpu_memory_utilization": 0.08, "enable_flashinfer_autotune": False}
+        # What a GB10 takes. Elsewhere vLLM may choose kernels that are first compiled for minutes.
+        if cell.shape == "hybrid":
+            engine["additional_config"] = {"gdn_prefill_backend": "triton"}
+        if cell.shape in WITH_EXPERTS:
+            engine["moe_backend"] = "triton"
+    if backend:
+        engine["attention_backend"] = backend
+    if cell.cards > 1:
+        engine |= {"tensor_parallel_size": cell.cards, "distributed_executor_backend": "mp"}
+    drafting = speculative(
+        cell.shape, cell.drafter, folder, synthetic=cell.synthetic,
+        attention=backend if backend == "TRITON_ATTN" else None,
+    )  # fmt: skip
+    if drafting:
+        engine["speculative_config"] = drafting
+    near = cell == matrix.reference(cell, args.version, device=args.device)
+    return {"engine": engine, "levels": args.levels, "near": near, "out": str(out)}
+
+
+def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, str]:
+    """Return the environment of a cell's process."""
+    found = environment(Run(f"{cell.runner}-{'eager' if cell.eager else 'graphs'}"), scratch) | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
+        "NCCL_NVLS_ENABLE": "0",  # multicast needs a daemon that lent machines may lack
+        "VLLM_CACHE_ROOT": str(scratch / cell.name / "cache"),  # engines side by side write no common file
+    }
+    if args.device == "cpu":
+        del found[
+            "PYTHONPYCACHEPREFIX"
+        ]  # the environment's own bytecode is sound, and takes a minute to make
+        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return found
+
+
+def execute(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Run one cell's engine to its end, and return its record."""
+    folder = scratch / cell.name
+    folder.mkdir(parents=True, exist_ok=True)
+    out, spec = folder / "seen.json", folder / "spec.json"
+    spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
+    log = args.out / "logs" / f"{cell.name}.log"
+    limit = args.seconds or 6 * matrix.seconds(cell, device=args.device) + 30
+    started = time.monotonic()
+    status = run_engine("fleet.engine", spec, log, variables(cell, args, scratch), limit)
+    seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
+    tail = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
+    took = round(time.monotonic() - started, 1)
+    return {"key": key(cell, args), "cell": cell.name, "status": status, "seconds": took, "seen": seen,
+            "tail": "" if status == 0 else tail}  # fmt: skip
+
+
+@dataclass
+class Session:
+    """A run over the plan: what is left of the budget, and the record that all engines append to."""
+
+    args: argparse.Namespace
+    scratch: Path
+    started: float
+    lock: threading.Lock
+
+    def run(self, cell: Cell) -> bool:
+        """Run a cell if the budget holds it, and append its record; return whether it ran."""
+        left = self.args.budget - (time.monotonic() - self.started)
+        if matrix.seconds(cell, device=self.args.device) * self.args.jobs**0.5 > left:
+            return False
+        line = execute(cell, self.args, self.scratch)
+        with self.lock, (self.args.out / "matrix.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        say(f"{cell.name}: {judge.outcome(line)} after {line['seconds']:.0f} s {judge.reason(line)[:150]}")
+        return True
+
+
+def print_plan(args: argparse.Namespace) -> None:
+    """Print the cells that are left in their order, with the seconds that pass until each is done."""
+    total = 0.0
+    for cell, value in planned(args):
+        took = matrix.seconds(cell, device=args.device) / args.jobs
+        if total + took > args.budget:
+            break
+        total += took
+        wanted = matrix.expectation(cell, args.version, device=args.device).outcome
+        say(f"{total:7.0f} s  value {value:5.1f}  {wanted:7}  {cell.name}")
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write and print the matrix; return the exit status."""
+    found = rows(args)
+    text = table(found, len(selected(args)))
+    (args.out / "matrix.md").write_text(text + "\n", encoding="utf-8")
+    say(text)
+    return 1 if not found or any(wrong for *_, wrong in found) else 0
+
+
+def main() -> int:
+    """Run the cells that are left, as far as the budget goes, and report."""
+    args = arguments()
+    (args.out / "logs").mkdir(parents=True, exist_ok=True)
+    if args.plan:
+        print_plan(args)
+        return 0
+    if args.report:
+        return report(args)
+    with tempfile.TemporaryDirectory(prefix="serve-fleet-") as folder:
+        session = Session(args, Path(folder), time.monotonic(), threading.Lock())
+        with ThreadPoolExecutor(args.jobs) as pool:
+            ran = list(pool.map(session.run, [cell for cell, _ in planned(args)]))
+    if not all(ran):
+        say(f"{len(ran) - sum(ran)} cells were left out: the budget is spent")
+    return report(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

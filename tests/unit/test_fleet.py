@@ -1,0 +1,354 @@
+"""The judge and the plan of the fleet's cells: planted faults are found, healthy twins pass."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import serve_fleet
+from fleet import judge, load, matrix, report
+from fleet.drafters import DRAFTERS
+from fleet.matrix import Cell, Expectation
+from fleet.shapes import SHAPES
+
+GPU = Path(__file__).parents[1] / "gpu"
+V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
+LEVELS = [1, 8]
+CELL = Cell("dense", "dflash", "fp8", eager=False)
+SERVES, TOLD = Expectation("serves"), Expectation("told")
+ASKED = {"backend": "TRITON_ATTN", "device": "cuda", "levels": LEVELS, "layers": 6}
+RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
+PROPOSER = "vllm.v1.spec_decode.dflash.DFlashProposer"
+
+
+def answers(asked: list[load.Asked]) -> list[dict[str, Any]]:
+    return [
+        {"tokens": [100] * one.output, "cached": 0, "near": [{"100": 0.0, "2000": 0.02}] * one.output}
+        for one in asked
+    ]
+
+
+def layer(backend: str = "TRITON_ATTN", cache: str = "fp8", **more: Any) -> dict[str, Any]:
+    return {"backend": backend, "cache": cache, "kind": "Attention", "size": 128, "sinks": False, **more}
+
+
+def view(**changes: Any) -> dict[str, Any]:
+    layers = {f"model.layers.{place}.self_attn.attn": layer() for place in range(6)}
+    layers["model.layers.6.self_attn.attn"] = layer("FLASH_ATTN", "auto")  # a drafter's own
+    return {
+        "runner": RUNNER, "drafter": PROPOSER, "layers": layers, "captured": 9, "prefix_cache": True,
+        "card": "a", **changes,
+    }  # fmt: skip
+
+
+def seen(*, counted: dict[str, int] | None = None, **changes: Any) -> dict[str, Any]:
+    rise = {"drafts": 40, "drafted": 120, "accepted": 30} if counted is None else counted
+    levels = {
+        str(level): {"answers": answers(load.requests(level)), "counters": dict(rise)} for level in LEVELS
+    }
+    cold = answers([load.prefix()])[0]
+    found = {"stage": "end", "views": [view()], "levels": levels, "cold": cold, "boot_seconds": 9.0}
+    return {**found, "warm": {**cold, "cached": 1024}, **changes}
+
+
+def record(what: dict[str, Any] | None, status: int | None = 0, tail: str = "") -> dict[str, Any]:
+    return {"status": status, "seconds": 30.0, "seen": what, "tail": tail}
+
+
+RIGHT = seen(counted={})
+
+
+def faults(what: dict[str, Any], cell: Cell = CELL, wanted: Expectation = SERVES) -> list[str]:
+    return judge.faults(cell, record(what), RIGHT, wanted, ASKED)
+
+
+def other(what: dict[str, Any], token: int, *, level: str = "8", requests: int = 1) -> dict[str, Any]:
+    """Return a copy with another token at the fifth place of some answers of a level."""
+    changed = json.loads(json.dumps(what))
+    for one in changed["levels"][level]["answers"][:requests]:
+        one["tokens"][4] = token
+    return changed
+
+
+def test_a_healthy_cell_passes() -> None:
+    assert faults(seen()) == []
+    assert faults(seen(), wanted=TOLD) == []
+
+
+def test_a_near_tie_passes_and_another_token_is_found() -> None:
+    assert faults(other(seen(), 2000)) == []
+    assert any("inf nats below" in fault for fault in faults(other(seen(), 4000)))
+    near = json.loads(json.dumps(RIGHT))
+    near["levels"]["8"]["answers"][0]["near"][4]["2000"] = 0.6
+    found = judge.faults(CELL, record(other(seen(), 2000)), near, SERVES, ASKED)
+    assert any("0.600 nats below the reference's, 0.5 allowed" in fault for fault in found)
+    wide = replace(CELL, cache="nvfp4")
+    found = judge.faults(wide, record(other(seen(), 2000)), near, SERVES, ASKED)
+    assert not any("nats" in fault for fault in found)
+
+
+def test_what_is_no_number_is_found() -> None:
+    broken = json.loads(json.dumps(RIGHT))
+    broken["levels"]["8"]["answers"][0]["near"][4]["2000"] = math.nan
+    found = judge.faults(CELL, record(other(seen(), 2000)), broken, SERVES, ASKED)
+    assert any("nan nats" in fault for fault in found)
+
+
+def test_too_many_near_ties_are_found() -> None:
+    many = other(seen(), 2000, requests=8)
+    some = judge.compared(many["levels"]["8"]["answers"], RIGHT["levels"]["8"]["answers"])
+    assert (some.tokens, some.others, some.worst) == (40, 8, 0.02)
+    assert any("8 of 40 compared tokens are others" in fault for fault in faults(many))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": {"model.layers.0.self_attn.attn": layer("FLASH_ATTN")}}, "served by FLASH_ATTN instead"),
+        (
+            {"layers": {"model.layers.0.self_attn.attn": layer(cache="auto")}},
+            "caches are auto instead of fp8",
+        ),
+        ({"layers": {"mtp.layers.0.self_attn.attn": layer()}}, "no layer of attention"),
+        ({"runner": "vllm.v1.worker.gpu.model_runner.GPUModelRunner"}, "the runner is"),
+        ({"drafter": ""}, "the drafter is none"),
+        ({"drafter": "vllm.v1.spec_decode.eagle.EagleProposer"}, "the drafter is vllm"),
+        ({"captured": 0}, "0 graphs were captured"),
+        ({"prefix_cache": False}, "the prefix cache is off"),
+    ],
+)
+def test_what_booted_must_be_what_was_asked_for(change: dict[str, Any], words: str) -> None:
+    assert any(words in fault for fault in faults(seen(views=[view(**change)])))
+
+
+def test_two_cards_need_two_workers_on_two_cards() -> None:
+    two = replace(CELL, cards=2)
+    assert faults(seen(views=[view(), view(card="b")]), two) == []
+    assert any("1 workers instead of 2" in fault for fault in faults(seen(), two))
+    assert any("2 workers on 1 cards" in fault for fault in faults(seen(views=[view(), view()]), two))
+
+
+def test_sinks_and_heads_of_two_sizes_are_looked_for() -> None:
+    def layers(**more: Any) -> dict[str, Any]:
+        return {f"model.layers.{place}.attn.attn": layer(**more) for place in range(6)}
+
+    sinks = Cell("gptoss", "dflash", "fp8", eager=False)
+    assert faults(seen(views=[view(layers=layers(sinks=True))]), sinks) == []
+    assert "layers have no sinks" in faults(seen(views=[view(layers=layers())]), sinks)
+    gemma = Cell("gemma4", "dflash", "fp8", eager=False)
+    both = layers(size=256) | {"model.layers.2.self_attn.attn": layer(size=512)}
+    assert faults(seen(views=[view(layers=both)]), gemma) == []
+    assert any(
+        "heads are of [256]" in one for one in faults(seen(views=[view(layers=layers(size=256))]), gemma)
+    )
+
+
+def test_a_missing_counter_and_a_wrong_one_are_found() -> None:
+    assert any("no counter of accepted" in one for one in faults(seen(counted={"drafts": 1, "drafted": 3})))
+    assert any(
+        "nothing was drafted" in one for one in faults(seen(counted=dict.fromkeys(load.expected(1), 0)))
+    )
+    much = {"drafts": 1, "drafted": 3, "accepted": 4}
+    assert any("4 of 3 drafted" in one for one in faults(seen(counted=much)))
+    plain = replace(CELL, drafter="none")
+    healthy = seen(counted={}, views=[view(drafter="")])
+    assert faults(healthy, plain) == []
+    assert any("3 drafts without a drafter" in one for one in faults(seen(counted={"drafts": 3}), plain))
+
+
+def synthetic() -> dict[str, Any]:
+    found = other(other(seen(), 4000), 4000, level="1")
+    for level in LEVELS:
+        found["levels"][str(level)]["counters"] = load.expected(level)
+    return found
+
+
+def test_synthetic_acceptance_has_exact_counters_and_wrong_answers() -> None:
+    cell = replace(CELL, synthetic=True)
+    assert faults(synthetic(), cell) == []
+    short = synthetic()
+    short["levels"]["8"]["counters"]["accepted"] -= 1
+    assert [fault for fault in faults(short, cell) if "accepted rose by" in fault]
+    looked_at = seen()
+    for level in LEVELS:
+        looked_at["levels"][str(level)]["counters"] = load.expected(level)
+    assert faults(looked_at, cell) == ["drafts were accepted blindly, and the answers are right"]
+
+
+def test_prefix_faults_are_found() -> None:
+    cold = answers([load.prefix()])[0]
+    assert faults(seen(warm={**cold, "cached": 0})) == ["warm: nothing came from the prefix cache"]
+    wrong = {**cold, "tokens": [100, 4000, *cold["tokens"][2:]], "cached": 1024}
+    assert any(fault.startswith("warm: a token is inf") for fault in faults(seen(warm=wrong)))
+    short = seen()
+    del short["warm"]
+    assert "warm: not answered in full" in faults(short)
+
+
+def test_an_answer_that_ends_early_or_a_level_that_was_never_served_is_found() -> None:
+    short = seen()
+    short["levels"]["1"]["answers"][0]["tokens"].pop()
+    assert any("c=1: answers of [39] tokens" in fault for fault in faults(short))
+    never = seen()
+    del never["levels"]["8"]
+    assert "c=8: never served" in faults(never)
+
+
+REFUSAL = "INFO 1\nTraceback (most recent call last):\nValueError: kv_cache_dtype nvfp4 is not for MLA\n"
+
+
+def test_a_refusal_is_right_only_where_it_may_be() -> None:
+    line = record({"stage": "start", "levels": {}}, 1, REFUSAL)
+    refused = Expectation("refused", "nvfp4")
+    assert judge.outcome(line) == "refused"
+    assert judge.faults(CELL, line, RIGHT, refused, ASKED) == []
+    assert judge.faults(CELL, line, RIGHT, TOLD, ASKED) == []
+    assert "it was refused: ValueError" in judge.faults(CELL, line, RIGHT, SERVES, ASKED)[0]
+    words = judge.faults(CELL, line, RIGHT, Expectation("refused", "sm100"), ASKED)
+    assert "other words" in words[0]
+    assert faults(seen(), wanted=refused) == ["it was served, and must be refused"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        record({"stage": "start"}, None, REFUSAL),
+        record({"stage": "start"}, -11, REFUSAL),
+        record({"stage": "level 1"}, 1, REFUSAL),
+        record({"stage": "start"}, 1, REFUSAL + "CUDA error: an illegal memory access was encountered"),
+        record({"stage": "start"}, 1, "nothing is said"),
+        record(None, 1, ""),
+        record({"stage": "level 64"}, 0),
+    ],
+)
+def test_a_hang_a_fault_and_a_late_or_silent_end_are_no_refusal(line: dict[str, Any]) -> None:
+    assert judge.outcome(line) == "crashed"
+    assert judge.faults(CELL, line, RIGHT, TOLD, ASKED)
+
+
+def test_answers_without_a_reference_pass_nowhere() -> None:
+    assert judge.faults(CELL, record(seen()), None, TOLD, ASKED) == [
+        "there is no reference to compare answers with"
+    ]
+
+
+def test_every_kind_of_the_fleet_is_among_the_cells() -> None:
+    for version in (V24, V33):
+        every = matrix.cells(version)
+        names = [cell.name for cell in every]
+        assert len(set(names)) == len(names)
+        assert {cell.shape for cell in every} == set(SHAPES)
+        assert {cell.drafter for cell in every} == set(DRAFTERS)
+        assert {cell.cache for cell in every} == set(matrix.CACHES)
+        for cell in every:
+            assert matrix.reference(cell, version) in every
+    assert {cell.shape for cell in matrix.cells(V24, cards=2)} == {"hybrid", "gemma4", "moe"}
+    assert all(cell.runner == "v1" and cell.eager for cell in matrix.cells(V24, device="cpu"))
+
+
+def test_one_of_each_refusal_is_a_cell() -> None:
+    def refused(version: str) -> set[str]:
+        every = matrix.cells(version)
+        return {cell.name for cell in every if matrix.expectation(cell, version).outcome == "refused"}
+
+    assert refused(V33) == {"mla-none-nvfp4-v2-eager"}
+    assert refused(V24) == {"mla-none-nvfp4-v1-eager", "hybrid-none-bf16-v2-eager"} | {
+        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense")
+    }
+    assert matrix.expectation(Cell("mla", cache="nvfp4"), V24).pattern
+
+
+def test_references_come_first_and_pairs_before_repetitions() -> None:
+    order = [cell for cell, _ in matrix.ordered(matrix.cells(V24), {}, V24)]
+    assert sorted(cell.name for cell in order) == sorted(cell.name for cell in matrix.cells(V24))
+    for place, cell in enumerate(order):
+        assert matrix.reference(cell, V24) in order[: place + 1]
+    early, all_pairs = order[:80], {pair for cell in order for pair in matrix.groups(cell) if len(pair) == 2}
+    met = {pair for cell in early for pair in matrix.groups(cell) if len(pair) == 2}
+    assert len(met) > 0.97 * len(all_pairs)
+
+
+def test_cells_that_were_served_lower_the_value_of_their_likes_and_refused_ones_do_not() -> None:
+    first = Cell("hybrid", "dflash", "fp8")
+    twin = replace(first, eager=False)
+    served = dict(matrix.ordered([twin], {first: True}, V24))[twin]
+    refused = dict(matrix.ordered([twin], {first: False}, V24))[twin]
+    assert served < refused
+
+
+def args(folder: Path, *words: str) -> Any:
+    return serve_fleet.arguments(["--out", str(folder), "--version", V24, "--levels", "1", "8", *words])
+
+
+def put(asked: Any, cell: Cell, what: dict[str, Any]) -> None:
+    line = {**record(what), "key": serve_fleet.key(cell, asked), "cell": cell.name}
+    with (asked.out / "matrix.jsonl").open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+
+
+def test_what_ran_is_not_planned_again_unless_it_failed_and_is_retried(tmp_path: Path) -> None:
+    asked = args(tmp_path, "--only", "dense", "fp8", "graphs", "v1")
+    judge_cell = matrix.reference(CELL, V24)
+    assert CELL in dict(serve_fleet.planned(asked))
+    put(asked, judge_cell, RIGHT)
+    put(asked, CELL, other(seen(), 4000))
+    assert CELL not in dict(serve_fleet.planned(asked))
+    retried = args(tmp_path, "--only", "dense", "fp8", "graphs", "v1", "--retry")
+    assert CELL in dict(serve_fleet.planned(retried))
+    put(asked, CELL, seen())
+    assert CELL not in dict(serve_fleet.planned(retried))
+    assert CELL in dict(serve_fleet.planned(args(tmp_path, "--levels", "1")))
+    with (tmp_path / "matrix.jsonl").open("a") as stream:
+        stream.write('{"key": "cut o')
+    assert CELL not in dict(serve_fleet.planned(asked))
+
+
+def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
+    asked = args(tmp_path, "--report")
+    plain = matrix.reference(CELL, V24)
+    whole = seen(counted={}, views=[view(drafter="", captured=0)])
+    whole["views"][0]["layers"] = {"model.layers.0.self_attn.attn": layer(cache="auto")}
+    put(asked, plain, whole)
+    put(asked, CELL, seen())
+    assert serve_fleet.report(asked) == 0
+    put(asked, CELL, other(seen(), 4000))
+    assert serve_fleet.report(asked) == 1
+    text = (tmp_path / "matrix.md").read_text()
+    assert f"| {CELL.name} | served | FAIL |" in text
+    assert "1 passed, 1 failed" in text
+    assert report.table([], 3).endswith("0 passed, 0 failed, 3 not run")
+
+
+def test_the_plan_needs_no_gpu_and_keeps_to_its_budget(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--version", V33, "--plan", "--budget", "300", "--only", "hybrid"]
+    done = subprocess.run(
+        [sys.executable, str(GPU / "serve_fleet.py"), *words], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert 3 < len(lines) < 12
+    assert float(lines[-1].split()[0]) <= 300
+    assert lines[0].endswith("hybrid-none-bf16-v2-eager")
+
+
+def test_a_cell_that_the_budget_does_not_hold_is_not_started(tmp_path: Path, monkeypatch: Any) -> None:
+    started: list[str] = []
+
+    def execute(cell: Cell, *_: Any) -> dict[str, Any]:
+        started.append(cell.name)
+        return {"key": "k", "cell": cell.name, "status": 0, "seconds": 1.0, "seen": None, "tail": ""}
+
+    monkeypatch.setattr(serve_fleet, "execute", execute)
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--version", V24, "--budget", "5"])
+    assert serve_fleet.main() == 1
+    assert started == []
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "1000", "--only", CELL.name])
+    assert serve_fleet.main() == 1  # what came to no end is no pass
+    assert started == [matrix.reference(CELL, V24).name, CELL.name]

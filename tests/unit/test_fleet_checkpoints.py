@@ -1,0 +1,99 @@
+"""Checkpoints of the fleet's cells hold what their names say, and engines are told of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import serve_fleet
+from fleet import matrix, quantised, tensors
+from fleet.drafters import drafter, speculative
+from fleet.matrix import Cell
+from fleet.shapes import SHAPES, checkpoint
+from pair.models import VOCABULARY
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_an_engine_is_told_what_its_cell_says_and_finds_its_checkpoint(shape: str, tmp_path: Path) -> None:
+    cell = Cell(shape, "ngram", "nvfp4", eager=False, synthetic=True, cards=2)
+    asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", "0.24.0"])
+    spec = serve_fleet.specification(cell, asked, tmp_path, tmp_path / "seen.json")
+    engine = spec["engine"]
+    assert (engine["kv_cache_dtype"], engine["enforce_eager"], engine["tensor_parallel_size"]) == (
+        "nvfp4", False, 2,
+    )  # fmt: skip
+    assert engine["speculative_config"]["rejection_sample_method"] == "synthetic"
+    json.dumps(spec)
+    one = checkpoint(shape)
+    raw = Path(engine["model"], "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    ends = [entry["data_offsets"][1] for entry in header.values()]
+    assert max(ends) == len(raw) - 8 - size
+    assert set(one.tensors) <= set(header) or one.quantised == "compressed-tensors"
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_drafters_fit_their_targets(shape: str) -> None:
+    one = checkpoint(shape)
+    for kind in matrix.PAIRED[shape]:
+        own = drafter(shape, kind)
+        if own is not None and "dflash_config" in own.config:
+            layers = own.config["dflash_config"]["target_layer_ids"]
+            assert max(layers) < one.config["num_hidden_layers"]
+            assert len(set(layers)) == 3
+
+
+def test_speculation_is_asked_for_by_its_own_rules(tmp_path: Path) -> None:
+    asked = {"synthetic": False, "attention": "TRITON_ATTN"}
+    assert speculative("dense", "none", tmp_path, **asked) is None
+    windows = speculative("dense", "windows", tmp_path, **asked) or {}
+    assert (windows["method"], windows["attention_backend"]) == ("dflash", "TRITON_ATTN")
+    config = json.loads(Path(windows["model"], "config.json").read_text())
+    assert config["layer_types"].count("sliding_attention") == 4
+    assert "model" not in (speculative("hybrid", "mtp", tmp_path, **asked) or {})
+    assert "gemma4-mtp" in (speculative("gemma4", "mtp", tmp_path, **asked) or {})["model"]
+
+
+def test_tables_let_four_tokens_be_answers_alone() -> None:
+    head = tensors.values("lm_head.weight", tensors.Tensor((VOCABULARY, 64), tensors.HEAD))
+    assert sorted(np.flatnonzero(np.abs(head).sum(1))) == sorted(tensors.TOKENS)
+    tied = tensors.values("embed", tensors.Tensor((VOCABULARY, 64), tensors.TIED))
+    sizes = np.linalg.norm(tied, axis=1)
+    others = np.delete(sizes, tensors.TOKENS)
+    assert sizes[list(tensors.TOKENS)].min() > 10 * others.max() > 0
+
+
+def test_bfloat16_is_rounded_to_the_nearest() -> None:
+    given = np.array([1.0, 1.00390625, 1.01171875, -3.1415927], dtype=np.float32)
+    back = (tensors.rounded(given).astype(np.uint32) << 16).view(np.float32)
+    assert back.tolist() == [1.0, 1.0, 1.015625, -3.140625]
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
+def test_nvfp4_parts_stand_for_the_values_of_the_twin(form: str) -> None:
+    name, tensor = "model.layers.0.mlp.up_proj.weight", tensors.Tensor((8, 64))
+    parts = quantised.packed(form, name, tensor)
+    base = name.removesuffix(".weight")
+    nibbles = parts[name if form == "modelopt" else f"{base}.weight_packed"][1]
+    bits = parts[f"{base}.weight_scale"][1].astype(int)
+    whole = (
+        float(parts[f"{base}.weight_scale_2"][1])
+        if form == "modelopt"
+        else 1 / float(parts[f"{base}.weight_global_scale"][1][0])
+    )
+    codes = np.stack([nibbles & 15, nibbles >> 4], -1).reshape(8, 64)
+    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+    scale = np.where(bits < 8, bits / 8 * 2**-6, (1 + (bits & 7) / 8) * 2.0 ** ((bits >> 3) - 7.0))
+    stand = sizes * np.repeat(scale, 16, 1) * whole
+    assert np.allclose(stand, quantised.dequantised(name, tensor), rtol=1e-5)
+    error = stand - tensors.values(name, tensor)
+    assert 0.01 < np.linalg.norm(error) / np.linalg.norm(stand) < 0.15
+    assert quantised.packed(form, "model.norm.weight", tensors.Tensor((8,), "1.0")).keys() == {
+        "model.norm.weight"
+    }

@@ -1,0 +1,224 @@
+"""What the scripts for a GPU take from two series of vLLM: names, forms of caches, backends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import nvfp4_kv
+from nvfp4 import serve
+from pair import caches, mixes, names
+
+SOURCE = """
+from dataclasses import dataclass
+
+class Base:
+    def schedule(self, throttle: bool = False) -> None: ...
+
+class Scheduler(Base):
+    kind: str = "plain"
+
+    def __init__(self) -> None:
+        self.requests: dict[str, int] = {}
+        self.pool, self.groups = 1, 2
+
+    @property
+    def block_hash(self) -> int:
+        return 1
+
+def make_hash(one: int, *, group_id: int) -> int:
+    return one
+
+counter = 1
+if True:
+    late = 2
+"""
+WANTED = {
+    "vllm/one.py": (
+        "Scheduler.requests",
+        "Scheduler.pool",
+        "Scheduler.kind",
+        "Scheduler.block_hash",
+        "Scheduler.schedule",
+        "Scheduler.schedule(throttle)",
+        "make_hash(group_id)",
+        "counter",
+        "late",
+    )
+}
+
+
+def tree(folder: Path, source: str) -> Path:
+    (folder / "vllm").mkdir(exist_ok=True)
+    (folder / "vllm" / "one.py").write_text(source)
+    return folder
+
+
+def test_a_tree_with_every_name_has_no_fault(tmp_path: Path) -> None:
+    assert names.missing(tree(tmp_path, SOURCE), WANTED) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "planted", "lost"),
+    [
+        ("self.requests:", "self._requests:", ["Scheduler.requests"]),
+        ("self.pool,", "self.block_pool,", ["Scheduler.pool"]),
+        ("kind: str", "sort: str", ["Scheduler.kind"]),
+        ("def block_hash", "def hash", ["Scheduler.block_hash"]),
+        ("def schedule", "def plan", ["Scheduler.schedule", "Scheduler.schedule(throttle)"]),
+        ("(self, throttle:", "(self, throttled:", ["Scheduler.schedule(throttle)"]),
+        ("class Scheduler(Base)", "class Scheduler", ["Scheduler.schedule", "Scheduler.schedule(throttle)"]),
+        ("group_id: int", "group: int", ["make_hash(group_id)"]),
+        ("counter = 1", "counts = 1", ["counter"]),
+        ("        self.requests: dict[str, int] = {}", "        other.requests = {}", ["Scheduler.requests"]),
+    ],
+)
+def test_a_planted_rename_is_found(tmp_path: Path, line: str, planted: str, lost: list[str]) -> None:
+    assert SOURCE.count(line) == 1
+    found = names.missing(tree(tmp_path, SOURCE.replace(line, planted)), WANTED)
+    assert found == [f"vllm/one.py has no {name}" for name in lost]
+
+
+def test_a_file_that_moved_is_found(tmp_path: Path) -> None:
+    assert names.missing(tmp_path, WANTED) == ["vllm/one.py is not there"]
+
+
+def test_every_name_is_one_that_a_script_reads() -> None:
+    folder = Path(__file__).parents[1] / "gpu"
+    files = [*folder.glob("*.py"), *(folder / "pair").glob("*.py"), *(folder / "nvfp4").glob("*.py")]
+    text = "".join(file.read_text() for file in files if file.name != "names.py")
+    wanted = {name for series in names.NAMES.values() for some in series.values() for name in some}
+    unread = [name for name in wanted if name.partition("(")[0].rpartition(".")[2] not in text]
+    assert unread == []
+
+
+class Fake:
+    """A tensor's shape, and what is done to it."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def unflatten(self, dim: int, sizes: tuple[int, ...]) -> Fake:
+        return Fake(*self.shape[:dim], *sizes, *self.shape[dim + 1 :])
+
+    def permute(self, *order: int) -> Fake:
+        return Fake(*(self.shape[one] for one in order))
+
+
+def test_caches_of_both_series_have_one_form() -> None:
+    old, new = Fake(420, 2, 16, 4, 128), Fake(420, 4, 16, 256)
+    assert caches.sides(old, 420, 16) is old
+    assert caches.sides(new, 420, 16).shape == old.shape
+
+
+@pytest.mark.parametrize("shape", [(420, 3, 16, 4, 128), (420, 4, 32, 256), (42, 4, 16, 256), (420, 16, 256)])
+def test_a_cache_of_another_form_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        caches.sides(Fake(*shape), 420, 16)
+
+
+def test_layers_of_one_allocation_have_the_regions_that_they_lie_in() -> None:
+    # Two layers behind each other, each with ten blocks of 64 bytes.
+    assert caches.region(0, 64, 10, 10) == caches.Region(0, 64)
+    assert caches.region(640, 64, 10, 10) == caches.Region(640, 64)
+    # Two layers side by side in each block of 128 bytes: one region.
+    assert caches.region(64, 128, 10, 10) == caches.region(0, 128, 10, 10) == caches.Region(0, 128)
+    # A layer with two blocks for each of the manager's.
+    assert caches.region(0, 32, 20, 10) == caches.Region(0, 64)
+    with pytest.raises(ValueError, match="no multiple"):
+        caches.region(0, 64, 15, 10)
+
+
+class Row(list[int]):
+    """A slot mapping."""
+
+    def clone(self) -> Row:
+        return Row(self)
+
+    def __setitem__(self, index: object, value: object) -> None:
+        assert isinstance(index, slice)
+        for one in range(*index.indices(len(self))):
+            super().__setitem__(one, value)  # type: ignore[assignment,index]
+
+
+class Mapping:
+    """A tensor, which is no list."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    def clone(self) -> Mapping:
+        return Mapping(self.row.clone())
+
+    def __setitem__(self, index: object, value: object) -> None:
+        self.row[index] = value
+
+
+def test_a_planted_fault_skips_rows_of_one_mapping_or_of_each() -> None:
+    whole = Mapping(Row(range(1, 6)))
+    assert caches.some_skipped(whole, 2).row == [-1, 2, -1, 4, -1]
+    assert whole.row == [1, 2, 3, 4, 5]
+    some = caches.some_skipped([whole, None], 5)
+    assert some[0].row == [-1, 2, 3, 4, 5]
+    assert some[1] is None
+    assert caches.some_skipped(None, 2) is None
+
+
+def test_no_drafter_of_0_33_is_over_nvfp4() -> None:
+    old, new = (mixes.of_series(mixes.CASES, series) for series in mixes.SERIES)
+    assert old == mixes.CASES
+    assert len(new) == 32
+    assert {case.stored for case in new} == {"auto", "fp8", "bfloat16"}
+    assert {case.judges for case in new} - {None} <= set(new)
+    backends = {case.target: mixes.backend_of(case, "0.33") for case in new}
+    assert backends == {"auto": "TRITON_ATTN", "fp8": "TRITON_ATTN", "nvfp4": "FLASHINFER"}
+    assert {mixes.backend_of(case, "0.24") for case in old} == {"TRITON_ATTN"}
+
+
+@pytest.mark.parametrize("series", ["0.24", "0.33"])
+@pytest.mark.parametrize("cache", ["nvfp4", "fp8", "auto"])
+def test_a_drafter_beside_flashinfer_has_16_bits_in_triton(series: str, cache: str) -> None:
+    flash = (series, cache) == ("0.33", "nvfp4")
+    assert serve.backend_of(cache, series) == ("FLASHINFER" if flash else "TRITON_ATTN")
+    extra = serve.speculative_of(cache, series, None)
+    assert extra == ({"kv_cache_dtype": "bfloat16", "attention_backend": "TRITON_ATTN"} if flash else {})
+
+
+def test_parts_that_a_series_lacks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = ["nvfp4_kv.py", "--out", str(tmp_path), "--series", "0.33", "--only"]
+    monkeypatch.setattr(sys, "argv", [*command, "serve,quality"])
+    assert isinstance(nvfp4_kv.arguments(), argparse.Namespace)
+    monkeypatch.setattr(sys, "argv", [*command, "serve,pack"])
+    with pytest.raises(SystemExit):
+        nvfp4_kv.arguments()
+
+
+LAYERS = {
+    "model.layers.0.self_attn.attn": {"dtype": "nvfp4", "backend": "FLASHINFER"},
+    "model.layers.7.self_attn.attn": {"dtype": "bfloat16", "backend": "TRITON_ATTN"},
+}
+
+
+def odd(changes: dict[str, dict[str, str]]) -> list[str]:
+    spec = {
+        "cache": "nvfp4",
+        "backend": "FLASHINFER",
+        "layers": 7,
+        "speculative_extra": serve.speculative_of("nvfp4", "0.33", None),
+    }
+    return serve.odd_layers(spec, {name: layer | changes.get(name, {}) for name, layer in LAYERS.items()})
+
+
+def test_layers_that_are_as_asked_are_not_odd() -> None:
+    assert odd({}) == []
+    assert odd({"model.layers.7.self_attn.attn": {"dtype": "auto"}}) == []
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("change", [{"dtype": "fp8"}, {"backend": "FLASH_ATTN"}])
+def test_a_layer_over_another_cache_or_backend_is_odd(name: str, change: dict[str, str]) -> None:
+    assert odd({name: change}) == [name]
