@@ -114,7 +114,10 @@ def test_a_companion_says_itself_what_it_is_enough_for(offered: Offered) -> None
     assert (lacking.missing, "flashinfer-jit-cache" in lacking.requirements.text) == (("moe",), True)
     assert lacking.variables == {}, "FlashInfer would be chosen for experts, and could not compile"
     other = offered.runtime(capability="9.0")
-    assert (other.missing, "flashinfer-jit-cache" in other.requirements.text) == (("its kernels",), False)
+    assert (other.missing, "flashinfer-jit-cache" in other.requirements.text) == (
+        ("the recipe's kernels",),
+        False,
+    )
     assert "flashinfer-jit-cache" not in offered.runtime(capability="").requirements.text
 
 

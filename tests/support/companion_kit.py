@@ -59,6 +59,7 @@ def content(modules: Sequence[CompiledModule], target: Target = TARGET) -> Compa
     """All that decides a companion of *modules*."""
     record = {
         "flashinfer": {"version": SPEC.version, "filename": SPEC.flashinfer.filename, "sha256": "0" * 64},
+        "tvm_ffi": {"version": "0.1", "filename": "apache_tvm_ffi-0.1-py3-none-any.whl", "sha256": "0" * 64},
         "recipes": {"*": ["sampling"], "experts": ["sampling", "moe"]},
         "tree": "0" * 40,
         "toolchain": {"key": "0" * 8, "packages": {"nvcc.whl": "1" * 64}},

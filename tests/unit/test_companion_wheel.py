@@ -226,8 +226,9 @@ def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
     wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(zipfile.ZipInfo("vllm-1.0.dist-info/sparkwright/companion.json"), "{}")
-    with pytest.raises(WheelError, match="no companion"):
+    with pytest.raises(WheelError, match="no complete record") as caught:
         audited(store, tmp_path, wheel)
+    assert "flashinfer, tvm_ffi, recipes" in caught.value.because
 
 
 # Choosing ---------------------------------------------------------------------------------

@@ -210,7 +210,8 @@ def test_kernels_that_are_compiled_late(model):
     ],
 )
 def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, because):
-    engine = replace(ENGINE, companion_arch=arch, companion_lacks=lacks)
+    looks = {**ENGINE.packages, "flashinfer-python": "0.7.2.post1"}
+    engine = replace(ENGINE, companion_arch=arch, companion_lacks=lacks, packages=looks)
     served = recipe(model, name="m")
     assert levels(served, engine=engine) == ({"jit": "note"} if because else {})
     found = run_preflight(start(served, spark(tools={}), engine=engine))
@@ -219,6 +220,24 @@ def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, becau
     # Without the sampler's kernel, and only then, vLLM's own sampler is a way out.
     other_sampler = "sampling" in because or "9.0a" in because
     assert all(("SAMPLER=0" in one.next_step) == other_sampler for one in found)
+
+
+def test_the_command_for_missing_kernels_names_series_machine_and_card(model):
+    bare = replace(ENGINE, packages={"flashinfer-python": "0.6.1"})
+    (found,) = run_preflight(start(recipe(model, name="m"), engine=bare))
+    assert "build --series 0.24 --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
+    (found,) = run_preflight(start(recipe(model, name="m"), engine=replace(bare, version="")))
+    assert "build --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
+
+
+def test_a_companion_for_another_card_that_flashinfer_would_load(model):
+    def found(**changes):
+        return levels(recipe(model), engine=replace(ENGINE, **changes))
+
+    assert found(companion_arch="9.0a") == {"companion": "refuse"}
+    assert found(companion_arch="12.1a") == {}
+    later = {**ENGINE.packages, "flashinfer-python": "0.7.2.post1"}
+    assert found(companion_arch="9.0a", packages=later) == {"jit": "note"}
 
 
 @pytest.mark.parametrize(

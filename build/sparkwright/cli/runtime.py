@@ -63,16 +63,12 @@ def _remedy(offered: OfferedWheel, recipe: Recipe, capability: str, *, locked: b
     if not locked:
         return "leave out --unlocked: a companion is installed with the locked runtime alone"
     if _patchsets() is None:
-        return "ask the channel's publisher for a companion with the kernels of this recipe"
-    from sparkwright.publish.series import series_of
-    from sparkwright.serve.companions import arch_of
+        return "ask the channel's publisher for a companion for this recipe and card"
+    from sparkwright.serve.companions import build_command
     from sparkwright.wheel.names import parse_name
 
     name = parse_name(offered.wheel.name)
-    return (
-        f"sparkwright companion build --series {series_of(name.version)} --platform {name.machine} "
-        f"--arch {arch_of(capability)} --recipe {recipe.name}"
-    )
+    return build_command(name.version, name.machine, capability, recipe.name)
 
 
 def _patchsets() -> Path | None:

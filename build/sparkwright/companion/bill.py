@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
     from cyclonedx.model.component import Component
 
-_FLASHINFER = "flashinfer"
+_SOURCES = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi"}
+"""Projects whose wheels are compiled from, by their keys in a record."""
 
 
 def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
     """Return the bill of materials of the companion with this *record*, as canonical JSON.
 
-    The primary component is the wheel. The others are FlashInfer's wheel, whose sources are compiled, every
-    module, and the packages of the toolchain.
+    The primary component is the wheel. The others are FlashInfer's wheel, whose sources are compiled, that
+    of tvm_ffi, whose headers they include, every module, and the packages of the toolchain.
 
     Args:
         record: as from `record_of`.
@@ -64,18 +65,16 @@ def _modules(record: Mapping[str, Any], version: str) -> Iterator[Component]:
 
 
 def _inputs(record: Mapping[str, Any]) -> Iterator[Component]:
-    """Yield FlashInfer's wheel and the packages of the toolchain, which the modules are made with."""
+    """Yield the wheels with sources and headers, and the toolchain's packages, that modules are made with."""
     from cyclonedx.model.component import Component, ComponentScope, ComponentType
     from packageurl import PackageURL
 
-    made = record.get("flashinfer", {})
-    if "filename" in made:
+    for ref, project in _SOURCES.items():
+        one = record[ref]
         yield Component(
-            name=made["filename"], version=made["version"], type=ComponentType.FILE, bom_ref=_FLASHINFER,
-            purl=PackageURL(
-                "pypi", None, "flashinfer-python", made["version"], {"file_name": made["filename"]}
-            ),
-            hashes=_sha256(made["sha256"]),
+            name=one["filename"], version=one["version"], type=ComponentType.FILE, bom_ref=ref,
+            purl=PackageURL("pypi", None, project, one["version"], {"file_name": one["filename"]}),
+            hashes=_sha256(one["sha256"]),
         )  # fmt: skip
     for filename, sha256 in sorted(record.get("toolchain", {}).get("packages", {}).items()):
         yield Component(

@@ -16,13 +16,12 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, WheelError
 from sparkwright.companion.bill import companion_bill
 from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
-from sparkwright.companion.wheel import RECORD
+from sparkwright.companion.wheel import read_companion
 from sparkwright.native.inspection import KernelClass, class_of, over_platform, resolve, unprovided
 from sparkwright.native.model import Target
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.binaries import inspect_binary
 from sparkwright.wheel.checks import AuditCheck, judge
-from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.sbom import SBOM
@@ -100,9 +99,8 @@ def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surrounding
         ArchiveError: it is damaged or an unsafe archive.
         WheelError: it is no companion, or its record is malformed.
     """
-    name = parse_name(wheel.name)
+    name, record = parse_name(wheel.name), read_companion(wheel)
     with open_archive(wheel) as archive:
-        record = read_json(archive, f"{name.dist_info}/{RECORD}")
         try:
             target = Target(record["target"]["machine"], record["target"]["arch"])
             modules = {module: int(one["size"]) for module, one in record["modules"].items()}

@@ -86,12 +86,18 @@ class CompanionContent:
 def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> dict[str, Any]:
     """Return what *kernels* were made from, and for what: sources, compilers, modules, recipes' needs."""
     units = kernels.configuration.units
+    headers = spec.tvm_ffi_for(target.machine)
     return {
         "format": 1,
         "flashinfer": {
             "version": spec.version,
             "filename": spec.flashinfer.filename,
             "sha256": spec.flashinfer.sha256,
+        },
+        "tvm_ffi": {
+            "version": headers.version,
+            "filename": headers.filename,
+            "sha256": headers.sha256,
         },
         # By the list's names, so that a reader without the list can tell if the companion is enough.
         "recipes": {recipe: spec.chosen(target.arch, recipes=[recipe]) for recipe in sorted(spec.recipes)},
@@ -125,7 +131,7 @@ def read_companion(wheel: Path) -> dict[str, Any]:
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
         record: Any = read_json(archive, f"{name.dist_info}/{RECORD}")
-    parts = ("flashinfer", "recipes", "tree", "target", "toolchain", "modules")
+    parts = ("flashinfer", "tvm_ffi", "recipes", "tree", "target", "toolchain", "modules")
     if not isinstance(record, dict) or (lost := [part for part in parts if part not in record]):
         raise WheelError(
             f"{wheel.name} has no complete record",

@@ -30,7 +30,8 @@ def companion_statement(wheel: Path, *, builder: str = BUILDER, sha256: str = ""
     """
     record = read_companion(wheel)
     flashinfer, toolchain = record["flashinfer"], record["toolchain"]
-    inputs = {flashinfer["filename"]: flashinfer["sha256"], **toolchain["packages"]}
+    compiled = {one["filename"]: one["sha256"] for one in (flashinfer, record["tvm_ffi"])}
+    inputs = {**compiled, **toolchain["packages"]}
     definition = {
         "buildType": BUILD_TYPE,
         "externalParameters": {

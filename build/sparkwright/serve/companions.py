@@ -90,7 +90,7 @@ def choose_of_channel(
     target = Target(parse_name(offer.wheel.name).machine, arch_of(capability))
     found = offer.companion(recipe.name, version[1], target)
     if found is None:
-        return CompanionChoice(missing=("its kernels",))
+        return CompanionChoice(missing=("the recipe's kernels",))
     listed = recipe.name in read_companion(found.wheel)["recipes"]
     return CompanionChoice(found.wheel, found.missing, listed)
 
@@ -98,6 +98,20 @@ def choose_of_channel(
 def arch_of(capability: str) -> str:
     """Return the architecture that kernels for a card of *capability* are compiled for: ``12.1a``."""
     return f"{capability}a" if capability in _SPECIFIC else capability
+
+
+def build_command(version: str, machine: str, capability: str, recipe: str) -> str:
+    """Return the command that compiles the kernels of *recipe* for a card of *capability*.
+
+    Args:
+        version: vLLM's, whose series has the list of kernels; empty where it is not known.
+        machine: of the card, such as ``aarch64``.
+        capability: of the card, such as ``12.1``.
+        recipe: the recipe's name.
+    """
+    series = f"--series {series_of(version)} " if version else ""
+    target = f"--platform {machine} --arch {arch_of(capability)}"
+    return f"sparkwright companion build {series}{target} --recipe {recipe}"
 
 
 def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:

@@ -105,15 +105,18 @@ def test_with_a_complete_companion_nothing_would_be_compiled(
 def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def because() -> list[str]:
+    def told() -> list[tuple[str, str]]:
         main(["preflight", "qwen3.6-27b-dflash", "--wheel", str(wheel), "--json"])
         found = json.loads(capsys.readouterr().out)["findings"]
-        return [one["because"] for one in found if one["check"] in {"jit", "nvcc"}]
+        return [(one["because"], one["next_step"]) for one in found if one["check"] in {"jit", "nvcc"}]
 
-    (told,) = because()
-    assert "no companion for this card was found that holds sampling, gemm-fp4" in told
+    ((because, next_step),) = told()
+    assert "no companion for this card was found that holds sampling, gemm-fp4" in because
+    assert (
+        f"build --series 0.33 --platform {this_machine()} --arch 12.1a --recipe qwen3.6-27b-df" in next_step
+    )
     add_companion(tmp_path / "dist", "sampling")
-    (told,) = because()
-    assert "holds gemm-fp4" in told
+    ((because, next_step),) = told()
+    assert "holds gemm-fp4" in because
     add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
-    assert because() == []
+    assert told() == []

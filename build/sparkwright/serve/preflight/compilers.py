@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
+from sparkwright.serve.companions import build_command
 from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}
+_FIRST_THAT_LOOKS = Version("0.7")
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -40,8 +44,10 @@ def check_compilers(
     missing = _missing(engine, card.capability, recipe) if engine is not None else None
     if engine is not None and not engine.installed and request.lacks:
         missing = _Missing.some("no companion for this card was found that holds", request.lacks)
-    if missing is not None:
-        yield _uncompiled(host, card, missing, recipe)
+    if engine is not None and missing is not None:
+        command = build_command(engine.version, engine.machine or host.machine, card.capability, recipe)
+        remedy = f"install a companion with them ({command})"
+        yield _of_another_card(engine, card) if missing.loaded else _uncompiled(host, card, missing, remedy)
     prebuilt = missing is None and engine is not None and bool(engine.packages.get(COMPANION))
     for name in _ARCHITECTURES:
         value = environment.get(name, "")
@@ -75,11 +81,13 @@ class _Missing:
         why: the reason.
         kernels: the subject of a sentence about them.
         sampling: the sampler's is among them.
+        loaded: FlashInfer loads the kernels of another card in their place.
     """
 
     why: str
     kernels: str = "FlashInfer's kernels"
     sampling: bool = True
+    loaded: bool = False
 
     @classmethod
     def some(cls, why: str, names: Sequence[str]) -> _Missing:
@@ -97,15 +105,26 @@ def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | No
     if not engine.packages.get(COMPANION):
         return _Missing(f"{COMPANION} is not installed")
     if engine.companion_arch and engine.companion_arch.rstrip("af") != capability:
-        return _Missing(f"the installed {COMPANION} is for {engine.companion_arch}")
+        loaded = Version(engine.packages["flashinfer-python"]) < _FIRST_THAT_LOOKS
+        return _Missing(f"the installed {COMPANION} is for {engine.companion_arch}", loaded=loaded)
     lacks = engine.companion_lacks.get(recipe, engine.companion_lacks.get("*", ()))
     return _Missing.some(f"the installed {COMPANION} lacks", lacks) if lacks else None
 
 
-def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str) -> Finding:
+def _of_another_card(engine: EngineFacts, card: CardFacts) -> Finding:
+    return Finding(
+        "companion",
+        "refuse",
+        "FlashInfer would load kernels that this card cannot run",
+        f"the installed {COMPANION} is for {engine.companion_arch}, {card.name} has {card.capability}, and "
+        f"FlashInfer {engine.packages['flashinfer-python']} does not look which card a companion is for",
+        f"install a companion for this card, or none: pip uninstall {COMPANION}",
+    )
+
+
+def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, remedy: str) -> Finding:
     """Return the finding about *missing* kernels: compiled late, or not at all."""
     found = host.tools.get("nvcc")
-    build = f"install a companion with them (sparkwright companion build --recipe {recipe})"
     if found is None:
         sampler = ", or set VLLM_USE_FLASHINFER_SAMPLER=0" if missing.sampling else ""
         return Finding(
@@ -113,7 +132,7 @@ def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str
             "warn",
             f"{missing.kernels} can be neither found nor compiled",
             f"{missing.why}, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
-            f"{build} or CUDA 13{sampler}",
+            f"{remedy} or CUDA 13{sampler}",
         )
     if host.nvcc and host.nvcc < _FIRST_NVCC.get(card.capability, ()):
         oldest = ".".join(map(str, _FIRST_NVCC[card.capability]))
@@ -123,14 +142,14 @@ def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, recipe: str
             f"{missing.kernels} cannot be compiled for this card",
             f"{missing.why}; {found} is of CUDA {'.'.join(map(str, host.nvcc))}, and {card.capability} needs "
             f"{oldest}",
-            f"{build}, or CUDA 13 and set CUDA_HOME to it",
+            f"{remedy}, or CUDA 13 and set CUDA_HOME to it",
         )
     return Finding(
         "jit",
         "note",
         f"{missing.kernels} are compiled while the first requests wait",
         f"{missing.why}; {found} compiles them, which takes minutes once",
-        build,
+        remedy,
     )
 
 
