@@ -14,6 +14,7 @@ from sparkwright.lock.runtime import (
     LockedPackage,
     LockedRuntime,
     format_runtime,
+    joined_overrides,
     parse_runtime,
     plain_requirements,
     read_runtime,
@@ -105,6 +106,11 @@ class TestFile:
         ),
         ("certifi>=1",),
     )
+
+    def test_recorded_overrides_count_again_and_a_given_one_replaces_its_projects(self) -> None:
+        recorded = ("certifi>=1", "Typing_Extensions<5")
+        assert joined_overrides(recorded, ()) == recorded
+        assert joined_overrides(recorded, ("typing-extensions<6",)) == ("certifi>=1", "typing-extensions<6")
 
     def test_a_written_runtime_is_read_again(self) -> None:
         text = format_runtime(self.RUNTIME, release="0.24.0", machine="aarch64")

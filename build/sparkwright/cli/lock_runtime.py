@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     "overrides",
     multiple=True,
     metavar="REQUIREMENT",
-    help="Count this instead of what any package requires of the same project; recorded in the file.",
+    help="Count this instead of what any package requires of the same project. It is recorded, and "
+    "counts the next time too, until its line is removed from the file.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
@@ -47,7 +48,7 @@ def command(
     'sparkwright publish' puts it beside each wheel, and 'sparkwright serve' installs by it. uv resolves
     it, for any machine and without downloading packages.
     """
-    from sparkwright.lock.runtime import format_runtime, read_runtime, runtime_name
+    from sparkwright.lock.runtime import format_runtime, joined_overrides, read_runtime, runtime_name
     from sparkwright.publish import dist_folder
     from sparkwright.serve.runtime import requirements_of, resolve_runtime
 
@@ -56,11 +57,15 @@ def command(
     told = {}
     for machine in machines or tuple(sorted(checkout.lock.wheels)):
         wheel = built_wheel(dist, machine, checkout.series)
-        runtime = resolve_runtime(
-            requirements_of(wheel), machine, offline=session.offline, as_of=as_of, overrides=overrides
-        )
         path = checkout.patchsets / runtime_name(checkout.series, machine)
         before = read_runtime(path) if path.is_file() else None
+        runtime = resolve_runtime(
+            requirements_of(wheel),
+            machine,
+            offline=session.offline,
+            as_of=as_of,
+            overrides=joined_overrides(before.overrides if before else (), overrides),
+        )
         if not dry_run:
             text = format_runtime(runtime, release=checkout.lock.release.version, machine=machine)
             write_atomically(path, text.encode())

@@ -118,6 +118,12 @@ def runtime_name(series: str, machine: str) -> str:
     return f"{series}-{machine}{SUFFIX}"
 
 
+def joined_overrides(recorded: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return what a file records and what is *given*, which replaces those of the same project."""
+    replaced = {canonicalize_name(Requirement(one).name) for one in given}
+    return (*(one for one in recorded if canonicalize_name(Requirement(one).name) not in replaced), *given)
+
+
 def format_runtime(runtime: LockedRuntime, *, release: str, machine: str) -> str:
     """Return the file with *runtime*."""
     overrides = "".join(f"{_OVERRIDE}{override}\n" for override in runtime.overrides)
