@@ -64,6 +64,7 @@ def list_carries(checkout: Path, names: list[str]) -> None:
         subprocess.run(["git", *identity, *words], cwd=checkout, check=True)
 
 
+@pytest.mark.walk
 def test_a_carry_that_spoils_sampling_is_found_among_the_whole_patchset(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for name in ("carries", "patchsets"):

@@ -83,6 +83,7 @@ def killed_after(count: int, run: Path, *arguments: str, cwd: Path) -> None:
         process.wait()
 
 
+@pytest.mark.walk
 def test_a_search_through_two_kills_finds_the_planted_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
     faults = [word for value, fault in PLANTED.items() for word in ("--fault", f"{fault}@{BATCHED}={value}")]
@@ -134,5 +135,5 @@ def test_a_search_in_which_nothing_starts_fails_with_the_reason(tmp_path: Path) 
 def test_a_plan_starts_nothing(tmp_path: Path) -> None:
     done = tune("qwen3.8-27b-mtp", "--demo", "--vary", f"{BATCHED}=8192,7168", "--plan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "2 configurations: at least 2 starts, at most 24" in done.stdout
+    assert "2 configurations: at least 2 starts, at most 6" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -131,6 +131,7 @@ def test_a_healthy_pair_names_no_culprit(reachable: World, sshd: Sshd) -> None:
     assert ran.status == BisectionError.exit_code
 
 
+@pytest.mark.walk
 @pytest.mark.slow
 def test_a_figure_of_a_rehearsal_is_compared(world: World) -> None:
     world.list_carries([])
