@@ -201,3 +201,9 @@ def verify(folder: Path, *words: str | Path) -> Verified:
     path = folder / "verdict.json"
     assert path.is_file(), told
     return Verified(done.returncode, told, json.loads(path.read_text()))
+
+
+def show(name: str, run: Verified) -> None:
+    """Print verdict and coverage, which `make test-verify-real` shows."""
+    lines = [line for line in run.told.splitlines() if line.startswith(("Coverage", "not applicable"))]
+    print(f"\n{name}: {run.verdict['verdict']}", *lines, sep="\n  ")  # noqa: T201

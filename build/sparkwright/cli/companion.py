@@ -94,7 +94,7 @@ def build(
         lock=session.checkout.lock,
         spec=spec,
         target=target,
-        modules=spec.chosen(target.arch, recipes=recipes, modules=modules),
+        modules=_chosen(spec, target.arch, recipes, modules),
         python=python.absolute() if python else _generators(session),
         logs=session.checkout.root / WORK / "companion",
         jobs=jobs,
@@ -122,7 +122,7 @@ def build(
 def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str) -> None:
     """Show the kernels of the series, what calls them, and the recipes that need them."""
     spec = _spec(session)
-    chosen = spec.chosen(_target(session, DEFAULT_PLATFORM, arch).arch, recipes=recipes, modules=modules)
+    chosen = _chosen(spec, _target(session, DEFAULT_PLATFORM, arch).arch, recipes, modules)
     users = {name: [one for one, wanted in spec.recipes.items() if name in wanted] for name in chosen}
     if session.as_json:
         listed = {name: {"recipes": users[name], "why": spec.modules[name].why} for name in chosen}
@@ -179,7 +179,7 @@ def check(
 
     spec, capability = _spec(session), card_capability()
     target = _target(session, DEFAULT_PLATFORM, arch)
-    chosen = spec.chosen(target.arch, recipes=recipes, modules=modules)
+    chosen = _chosen(spec, target.arch, recipes, modules)
     with session.store.scratch() as scratch:
         card = arch_of(capability) if capability else ""
         found = find_modules(spec, chosen, python.absolute(), scratch, arch, card=card)
@@ -191,8 +191,23 @@ def check(
         raise CompanionError(
             f"FlashInfer would compile {len(missing)} of {len(found)} kernel modules",
             because=f"no finished file of {', '.join(missing)} is installed for the card",
-            next_step="sparkwright companion build, and install the wheel into that environment",
+            next_step=f"sparkwright companion build --series {session.checkout.series} --arch {target.arch}, "
+            "and install the wheel into that environment",
         )
+
+
+def _chosen(
+    spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]
+) -> list[str]:
+    """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`.
+
+    Raises:
+        UnknownNameError: there is no such recipe or module.
+    """
+    from sparkwright.recipes import load_recipe
+
+    names = [load_recipe(recipe).name for recipe in recipes]
+    return spec.chosen(arch, recipes=names, modules=modules)
 
 
 def _require_series(session: Session, spec: CompanionSpec, wheel: Path) -> None:

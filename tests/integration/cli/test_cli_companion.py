@@ -88,6 +88,9 @@ def test_a_kernel_that_would_be_compiled_is_an_error_and_a_finished_one_is_not(
 def test_unknown_names_and_series_are_refused(environment: Path) -> None:
     asked = ("--series", "0.33", "--module", "nothing")
     assert companion("list", *asked).returncode == UnknownNameError.exit_code
+    done = companion("list", "--series", "0.33", "--recipe", "nothing")
+    assert done.returncode == UnknownNameError.exit_code
+    assert "there is no recipe 'nothing'" in done.stderr
     assert companion("list", "--series", "0.99").returncode in {
         ConfigError.exit_code,
         UnknownNameError.exit_code,
