@@ -139,7 +139,7 @@ test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers
 	$(BIN)/python scripts/verify_faults.py --seeds 20
 
 test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and without n-gram drafts, and with faults in its code
-	$(BIN)/pytest --quiet --capture no -m walk tests/integration/test_verify_real.py $(ARGS)
+	$(BIN)/pytest --quiet -rP --numprocesses 2 --dist loadscope -m walk tests/integration/test_verify_real.py $(ARGS)
 
 releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write docs/upstream-releases.md
 	$(BIN)/python scripts/upstream_releases.py $(ARGS)

@@ -40,7 +40,7 @@ def test_n_gram_speculation_is_judged_and_nothing_is_wrong(tmp_path: Path) -> No
     server = make_server(REPAIR)
     run = verify(
         tmp_path / "run", "--recipe", server.speculative, "--python", server.tree.python, *SIZES,
-        "--levels", "1,4", "--categories", "code",
+        "--levels", "1,4", "--categories", "code,extraction",
         "--checks", "coherence,sweep,prefix,lossless",
     )  # fmt: skip
     show("n-gram", run)
