@@ -196,9 +196,7 @@ def check(
         )
 
 
-def _chosen(
-    spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]
-) -> list[str]:
+def _chosen(spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> list[str]:
     """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`.
 
     Raises:
