@@ -8,10 +8,10 @@ what vLLM imports; no card, no driver. Upstream's readers of 16 bits and FP8 are
 
     PYTHONPATH=TREE python scripts/nvfp4_compile.py --arch 121 90 --out compile.json
 
-A tree of a release whose FlashInfer reads NVFP4 has no kernel of ours: upstream's readers are compiled with
-all launches then. The JSON has the instructions of each kernel's main loop, by pipe.
+A tree of a release whose FlashInfer reads NVFP4 lacks the carries' kernels: upstream's readers are compiled
+with all launches then. The JSON has the instructions of each kernel's main loop, by pipe.
 
-Fails (exit 1) where a kernel of ours wants more shared memory than a block of that card may have, spills more
+Fails (exit 1) where a carry's kernel needs more shared memory than a block of that card may have, spills more
 than ``--spill-bytes``, or was not compiled at all.
 """
 

@@ -16,22 +16,13 @@ __all__ = ["draw"]
 
 WIDTH = 640
 DRAWN = ("FP8", "NVFP4", "TurboQuant, 4 bits", "INT8 per token and head")
-STYLE = """
-svg { background: #ffffff; font-family: system-ui, sans-serif;
-  --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
-  --s0: #069ce4; --s1: #823bae; --s2: #368223; --s3: #e5598e; }
-@media (prefers-color-scheme: dark) {
-  svg { background: #14171c; --card: #14171c; --ink: #e9ecf1; --soft: #a7b0be; --line: #2b313b;
-    --s0: #4ba3f7; --s1: #b57adb; --s2: #5fb447; --s3: #f3669a; } }
-text { font-size: 12.5px; font-variant-numeric: tabular-nums; }
-"""
 
 
 def draw(lines: Sequence[dict[str, Any]]) -> str:
     """Return the chart of the first model in *lines*."""
     from sparkwright.verify.report import plots
     from sparkwright.verify.report.plots import Point, Series, logarithmic
-    from sparkwright.verify.report.vega import Naming, inline_svg
+    from sparkwright.verify.report.vega import STANDALONE_STYLE, Naming, inline_svg
 
     model = lines[0]["model"]
     found = of_format([line for line in lines if line["model"] == model], "text")
@@ -56,6 +47,6 @@ def draw(lines: Sequence[dict[str, Any]]) -> str:
     drawing.set("width", width)
     drawing.set("height", height)
     style_element = ET.Element("style")
-    style_element.text = STYLE
+    style_element.text = STANDALONE_STYLE
     drawing.insert(2, style_element)
     return ET.tostring(drawing, encoding="unicode") + "\n"

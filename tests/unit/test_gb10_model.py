@@ -257,7 +257,7 @@ def test_a_kernel_that_was_not_compiled_is_missed(modules):
 
 
 def printed(model, launches):
-    """What ncu prints of *launches* (kernel, instructions of the ALU)."""
+    """Return ncu's output for *launches* (kernel, instructions of the ALU)."""
     columns = ["ID", "Kernel Name", *model.METRICS]
     rows = [columns, ["", "", *("unit" for _ in model.METRICS)]]
     for number, (name, alu) in enumerate(launches):

@@ -170,7 +170,7 @@ class Screen:
             f"ready    {data['url']}  {data['model']}, started in {human_seconds(data['boot_s'])}{warm}"
         )
         if os.environ.get("NOTIFY_SOCKET"):
-            return  # in systemd's journal nobody types commands, and the key's path is the service's alone
+            return  # a journal needs no command to type, and only the service may read the key's path
         click.echo(f"try      {example(data['url'], data['model'], self._options.key_file)}")
         click.echo("stop     Ctrl-C, which waits for the server to end; twice kills it")
 

@@ -1,4 +1,4 @@
-"""What must come of a cell: pure functions over the record that it left, no import of vLLM."""
+"""Judge a cell by the record that it left: pure functions, no import of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of an engine: requests at each concurrency, and one whose prefix is asked for twice."""
+"""Send an engine requests at each concurrency, and one prefix twice."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What must come of a cell.
+    """The result that is expected of a cell.
 
     Attributes:
         outcome: ``serves``; ``refused``, with an error before anything is served; or ``told``, where either

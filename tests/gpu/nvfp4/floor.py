@@ -67,7 +67,7 @@ CARDS = {
         Card("H200", 132, 1.98, 4250, HOPPER),
         Card("H100", 132, 1.98, 3000, HOPPER),
         # 225 GB/s is what users measure, of 273 by the data sheet; 2.4 GHz is what they see under load. The
-        # pipes are taken to be a Hopper's, which nobody here has measured.
+        # pipes are taken to be a Hopper's, which was not measured.
         Card("GB10", 48, 2.4, 225, HOPPER),
     )
 }
@@ -91,7 +91,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured on a card: the case's *name*, its work there, and microseconds."""
+    """A measurement on a card: the case's *name*, its work there, and its time in microseconds."""
 
     name: str
     work: Work

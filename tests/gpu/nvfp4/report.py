@@ -202,16 +202,6 @@ def quality(lines: list[Line]) -> str:
 
 # Charts -------------------------------------------------------------------------------------------------
 
-STYLE = """
-svg { background: #ffffff; font-family: system-ui, sans-serif;
-  --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
-  --s0: #069ce4; --s1: #823bae; --s2: #368223; --s3: #e5598e; }
-@media (prefers-color-scheme: dark) {
-  svg { background: #14171c; --card: #14171c; --ink: #e9ecf1; --soft: #a7b0be; --line: #2b313b;
-    --s0: #4ba3f7; --s1: #b57adb; --s2: #5fb447; --s3: #f3669a; } }
-text { font-size: 12.5px; font-variant-numeric: tabular-nums; }
-"""
-
 
 def charts(lines: list[Line]) -> dict[str, str]:
     """Drawings by name, as SVG files."""
@@ -261,8 +251,10 @@ def standalone(drawing: Any) -> str:
     _, _, width, height = drawing.get("viewBox").split()
     drawing.set("width", width)
     drawing.set("height", height)
+    from sparkwright.verify.report.vega import STANDALONE_STYLE
+
     style = ET.Element("style")
-    style.text = STYLE
+    style.text = STANDALONE_STYLE
     drawing.insert(2, style)
     return ET.tostring(drawing, encoding="unicode") + "\n"
 

@@ -98,7 +98,7 @@ class _Missing:
 def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | None:
     """Return the kernels that *recipe* needs on a card of *capability* and that are not installed, if any.
 
-    A companion without a record of ours is taken for complete: it does not say what it holds.
+    A companion without sparkwright's record is treated as complete, since it does not list its kernels.
     """
     if not engine.packages.get("flashinfer-python"):
         return None

@@ -16,6 +16,16 @@ from xml.etree import ElementTree as ET
 from sparkwright.base.text import clean
 
 _VEGA_LITE = "6.4"
+STANDALONE_STYLE = """
+svg { background: #ffffff; font-family: system-ui, sans-serif;
+  --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
+  --s0: #069ce4; --s1: #823bae; --s2: #368223; --s3: #e5598e; }
+@media (prefers-color-scheme: dark) {
+  svg { background: #14171c; --card: #14171c; --ink: #e9ecf1; --soft: #a7b0be; --line: #2b313b;
+    --s0: #4ba3f7; --s1: #b57adb; --s2: #5fb447; --s3: #f3669a; } }
+text { font-size: 12.5px; font-variant-numeric: tabular-nums; }
+"""
+"""The colours and font of a drawing that is a file of its own, outside the page."""
 # Text is measured larger than the page's 12.5 px and in a font that the library holds: a reader's font may be
 # wider, and the drawing must not depend on the fonts of this machine.
 _MEASURED = {"fontSize": 14.5, "font": "Liberation Sans"}
