@@ -214,7 +214,9 @@ def table(records: dict[str, dict[str, Any]]) -> str:
 def boot(case: Case, model: Path, args: argparse.Namespace, scratch: Path) -> int | None:
     """Boot an engine, let it answer once, and end it; return its exit status, or None after a time-out."""
     spec = scratch / f"{case.name}.json"
-    spec.write_text(json.dumps({"model": str(model), **flags(case)}), encoding="utf-8")
+    asked = {"model": str(model), **flags(case)}
+    asked |= {"attention_backend": args.attention_backend} if args.attention_backend else {}
+    spec.write_text(json.dumps(asked), encoding="utf-8")
     variables = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -270,6 +272,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="only cases whose names hold all of these")
     parser.add_argument("--skip", nargs="*", default=[], help="no cases whose names hold one of these")
     parser.add_argument("--seconds", type=int, default=420, help="time for a boot")
+    parser.add_argument("--attention-backend", help="such as TRITON_ATTN; vLLM's choice if not given")
     parser.add_argument("--plan", action="store_true", help="print predictions for a made-up card")
     return parser.parse_args(words)
 

@@ -44,10 +44,11 @@ from fleet import judge, matrix
 from fleet.drafters import speculative
 from fleet.load import LEVELS
 from fleet.matrix import CACHES, Cell
+from fleet.processes import Forks, Interpreters
 from fleet.report import table
 from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of
-from fleet.tensors import write_checkpoint
-from serve_pair import Run, environment, run_engine, say
+from fleet.tensors import kept_checkpoint
+from serve_pair import Run, environment, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=1, help="engines at once")
     parser.add_argument("--seconds", type=int, default=0, help="time for a cell; by what is expected if 0")
+    parser.add_argument("--fork", action="store_true", help="import vLLM once, and fork the engines")
     parser.add_argument("--retry", action="store_true", help="run cells that failed once more")
     parser.add_argument("--plan", action="store_true", help="print the cells in order; start nothing")
     parser.add_argument("--report", action="store_true", help="judge what is on record; start nothing")
@@ -152,9 +154,9 @@ def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
 def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path) -> dict[str, Any]:
     """Write a cell's checkpoints; return what its engine's process is told."""
     backend = matrix.backend(cell, args.version, device=args.device)
-    folder, images = scratch / cell.name, cell.shape == "image"
+    models, images = scratch / "models", cell.shape == "image"
     engine: dict[str, Any] = {
-        "model": str(write_checkpoint(folder / "target", checkpoint(cell.shape))),
+        "model": str(kept_checkpoint(models / cell.shape, checkpoint(cell.shape))),
         "skip_tokenizer_init": not images,
         "dtype": "bfloat16",
         "seed": 0,
@@ -182,7 +184,7 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     if cell.cards > 1:
         engine |= {"tensor_parallel_size": cell.cards, "distributed_executor_backend": "mp"}
     drafting = speculative(
-        cell.shape, cell.drafter, folder, synthetic=cell.synthetic,
+        cell.shape, cell.drafter, models, synthetic=cell.synthetic,
         attention=backend if backend == "TRITON_ATTN" else None,
     )  # fmt: skip
     if drafting:
@@ -207,16 +209,21 @@ def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, 
     return found
 
 
-def execute(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def execute(
+    cell: Cell, args: argparse.Namespace, scratch: Path, engines: Forks | Interpreters
+) -> dict[str, Any]:
     """Run one cell's engine to its end, and return its record."""
-    folder = scratch / cell.name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, classes = scratch / cell.name, scratch / "modelinfos"
+    (folder / "cache").mkdir(parents=True, exist_ok=True)
+    classes.mkdir(exist_ok=True)
+    # vLLM imports a model in a process of its own to look at its class; these files change in one step.
+    (folder / "cache" / classes.name).symlink_to(classes)
     out, spec = folder / "seen.json", folder / "spec.json"
     spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
     log = args.out / "logs" / f"{cell.name}.log"
     limit = args.seconds or 6 * matrix.seconds(cell, device=args.device) + 120
     started = time.monotonic()
-    status = run_engine("fleet.engine", spec, log, variables(cell, args, scratch), limit)
+    status = engines.run(spec, log, variables(cell, args, scratch), limit)
     seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
     tail = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
     took = round(time.monotonic() - started, 1)
@@ -230,6 +237,7 @@ class Session:
 
     args: argparse.Namespace
     scratch: Path
+    engines: Forks | Interpreters
     started: float
     lock: threading.Lock
 
@@ -238,11 +246,22 @@ class Session:
         left = self.args.budget - (time.monotonic() - self.started)
         if matrix.seconds(cell, device=self.args.device) * self.args.jobs**0.5 > left:
             return False
-        line = execute(cell, self.args, self.scratch)
+        line = execute(cell, self.args, self.scratch, self.engines)
         with self.lock, (self.args.out / "matrix.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
         say(f"{cell.name}: {judge.outcome(line)} after {line['seconds']:.0f} s {judge.reason(line)[:150]}")
         return True
+
+
+def starter(args: argparse.Namespace, scratch: Path) -> Forks | Interpreters:
+    """Return what starts the engines' processes; say so where ``--fork`` cannot be followed."""
+    if not args.fork:
+        return Interpreters()
+    try:
+        return Forks(variables(Cell("dense"), args, scratch), args.device, args.out / "logs" / "forks.log")
+    except RuntimeError as error:
+        say(f"{error}; each engine gets an interpreter of its own")
+        return Interpreters()
 
 
 def print_plan(args: argparse.Namespace) -> None:
@@ -278,7 +297,8 @@ def main() -> int:
     if args.report:
         return report(args)
     with tempfile.TemporaryDirectory(prefix="serve-fleet-") as folder:
-        session = Session(args, Path(folder), time.monotonic(), threading.Lock())
+        scratch, started = Path(folder), time.monotonic()
+        session = Session(args, scratch, starter(args, scratch), started, threading.Lock())
         with ThreadPoolExecutor(args.jobs) as pool:
             ran = list(pool.map(session.run, [cell for cell, _ in planned(args)]))
     if not all(ran):

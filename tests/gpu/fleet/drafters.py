@@ -8,7 +8,7 @@ from pair.load import ACCEPTED, DRAFTED
 from pair.models import VOCABULARY
 
 from fleet.shapes import HIDDEN, MIDDLE, _attention, _common, _mlp, _norms, checkpoint
-from fleet.tensors import HEAD, ONES, TIED, TIED_NORM, Checkpoint, Tensor, write_checkpoint
+from fleet.tensors import HEAD, ONES, TIED, TIED_NORM, Checkpoint, Tensor, kept_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +125,7 @@ def speculative(
     Args:
         shape: name of the target's shape.
         kind: one of `DRAFTERS`.
-        folder: where checkpoints are written.
+        folder: where checkpoints are written, and found the next time.
         synthetic: accept two of three drafts without looking at them.
         attention: backend of the drafter; None for the one that vLLM chooses.
     """
@@ -135,7 +135,7 @@ def speculative(
     found["method"] = "dflash" if kind == "windows" else kind
     own = drafter(shape, kind)
     if own is not None:
-        found["model"] = str(write_checkpoint(folder / f"{shape}-{kind}", own))
+        found["model"] = str(kept_checkpoint(folder / f"{shape}-{kind}", own))
     if kind == "ngram":
         found |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     if attention and kind != "ngram":

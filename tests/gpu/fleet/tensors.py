@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,14 @@ __all__ = [
     "ZEROS",
     "Checkpoint",
     "Tensor",
+    "kept_checkpoint",
     "write_checkpoint",
 ]
 
 MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
 TIED_NORM = 20.0  # weight of the last norm before a tied head, which gives logits their size back
 ONES, ZEROS, SHARP = "1.0", "0.0", "1.5"
+_WRITING = threading.Lock()
 _TYPES = {"BF16": "<u2", "F32": "<f4", "U8": "u1", "F8_E4M3": "u1"}
 
 
@@ -118,6 +121,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         for raw in arrays:
             stream.write(raw)
     return folder
+
+
+def kept_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint if *folder* has none yet; return the folder. Threads may ask for one at a time."""
+    with _WRITING:
+        whole = (folder / "model.safetensors").is_file()
+        return folder if whole else write_checkpoint(folder, checkpoint)
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Time other launches of the NVFP4 reader: warps, tokens of a tile, stages, registers, rows of queries.
+
+What `nvfp4_launch_config` of a patched tree chooses is timed beside them, by turns, as graphs, L2 flushed
+before each. A launch that does not compile, does not fit the card or gives another output is left out::
+
+    python3 tests/gpu/nvfp4_launches.py --tree TREE --part compile --share 0/4 &    # fills Triton's cache
+    python3 tests/gpu/nvfp4_launches.py --tree TREE --part time --out OUT/launches.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from nvfp4.rig import say
+from nvfp4.timing import Clock
+from nvfp4_split import BLOCK, LIMIT, Case, Layer, Step, away, load, share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CASES = [
+    *(Case((1,) * batch, (context + 1,) * batch) for context, batch in ((32768, 1), (32768, 8), (4096, 1))),
+    Case((1,) * 64, (32769,) * 64),
+    *(Case((16,) * batch, (32784,) * batch) for batch in (1, 8)),
+    Case((1,), (32769,), heads=24, kv_heads=4, size=256),
+    Case((1,) * 8, (32769,) * 8, heads=24, kv_heads=4, size=256),
+]
+SEGMENTS = (0, 16, 24, 48)  # 0: as many as the code chooses
+
+
+class Launch(NamedTuple):
+    """One launch.
+
+    Attributes:
+        rows: rows of queries in a block.
+        tile: tokens of a tile.
+        warps: warps of a block.
+        stages: stages of the pipeline.
+        registers: the most of a thread; 0 for as many as ptxas takes.
+        segments: parts that a context is split into; 0 for as many as the code chooses.
+    """
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    registers: int
+    segments: int = 0
+
+    @property
+    def config(self) -> tuple[int, int, dict[str, int]]:
+        """What `nvfp4_launch_config` returns for it."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return self.rows, self.tile, options | ({"maxnreg": self.registers} if self.registers else {})
+
+
+def launches(case: Case) -> list[Launch]:
+    """Return the launches to be tried for *case*."""
+    if max(case.queries) == 1:
+        some = [
+            Launch(16, *one) for one in product((32, 64, 128), (2, 4, 8), (3, 4, 5, 6), (0, 96, 128, 168))
+        ]
+        return some + [Launch(16, 64, 4, 5, 128, segments) for segments in SEGMENTS[1:]]
+    return [Launch(*one) for one in product((32, 64), (32, 64, 128), (4, 8), (3, 5), (0, 168))]
+
+
+class Bench:
+    """One case: its layer, and the outputs of launches."""
+
+    def __init__(self, reader: Any, kv: Any, case: Case, *, short: bool) -> None:
+        blocks = sum(-(-length // BLOCK) for length in case.lengths) + 64
+        self.reader, self.case = reader, case
+        self.layer = Layer(reader, kv, case, blocks, plain=False, seed=1)
+        self.step = Step(case, blocks, 2, lengths=case.queries if short else None)
+        self.right = torch.zeros_like(self.step.query)
+        self.layer.attend(case, self.step, self.right)
+
+    def run(self, launch: Launch | None) -> Callable[[], torch.Tensor]:
+        """Return a function that reads the step by *launch*, or as the tree does."""
+        output = torch.zeros_like(self.step.query)
+
+        def plain() -> torch.Tensor:
+            self.layer.attend(self.case, self.step, output)
+            return output
+
+        if launch is None:
+            return plain
+
+        def changed() -> torch.Tensor:
+            chosen = {"nvfp4_launch_config": launch.config, "nvfp4_split_options": {}}
+            chosen |= {"nvfp4_segments": launch.segments} if launch.segments else {}
+            with ExitStack() as stack:
+                for name, value in chosen.items():
+                    stack.enter_context(mock.patch.object(self.reader, name, return_value=value))
+                return plain()
+
+        return changed
+
+    def works(self, launch: Launch) -> bool:
+        """Return whether *launch* compiles, fits and gives the tree's output."""
+        try:
+            output = self.run(launch)()
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001 - of Triton, ptxas or the driver: each means a launch less
+            say(f"{self.case}: {launch}: {str(error).splitlines()[-1][:120]}")
+            return False
+        return away(output, self.right) < 2 * LIMIT
+
+
+def measure(reader: Any, kv: Any, cases: list[Case], out: Path) -> None:
+    """Time the launches of every case by turns; print the best, and write all to *out*."""
+    clock = Clock()
+    for case in cases:
+        bench = Bench(reader, kv, case, short=False)
+        good = [launch for launch in launches(case) if bench.works(launch)]
+        runs = {"tree": bench.run(None)} | {str(tuple(launch)): bench.run(launch) for launch in good}
+        taken = clock.times({name: clock.graph(run) for name, run in runs.items()}, rounds=11, seconds=3.0)
+        rows = sorted((time.median, time.low, time.high, name) for name, time in taken.items())
+        say(f"{case}: tree {taken['tree'].median}; " + "; ".join(f"{row[0]} {row[3]}" for row in rows[:6]))
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"case": str(case), "us": {row[3]: row[:3] for row in rows}}) + "\n")
+        del bench
+
+
+def main() -> int:
+    """Compile or time."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tree", type=Path, required=True, help="the patched tree, or its three files")
+    parser.add_argument("--part", required=True, choices=("compile", "time"))
+    parser.add_argument("--out", type=Path, help="file for the times")
+    parser.add_argument("--share", default="0/1", help="compile I/N: every N-th launch from I on")
+    args = parser.parse_args()
+    reader, kv = load(args.tree)
+    if args.part == "time":
+        measure(reader, kv, CASES, args.out)
+        return 0
+    for case in CASES:
+        bench = Bench(reader, kv, case, short=True)
+        for launch in share(launches(case), args.share):
+            bench.works(launch)
+        del bench
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
