@@ -6,6 +6,11 @@ before each. A launch that does not compile, does not fit the card or gives anot
 
     python3 tests/gpu/nvfp4_launches.py --tree TREE --part compile --share 0/4 &    # fills Triton's cache
     python3 tests/gpu/nvfp4_launches.py --tree TREE --part time --out OUT/launches.jsonl
+    python3 tests/gpu/nvfp4_launches.py --tree TREE --part check --launch 16 64 4 4 96
+    python3 tests/gpu/nvfp4_launches.py --tree TREE --part speed --launch 16 64 4 4 96 --fa2 FA2 --out OUT
+
+``check`` and ``speed`` are those of `nvfp4_split.py` with ``--launch`` in place of what the tree chooses for
+blocks of as many rows, with heads up to 128.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from nvfp4.rig import say
 from nvfp4.timing import Clock
-from nvfp4_split import BLOCK, LIMIT, Case, Layer, Step, away, load, share
+from nvfp4_split import BLOCK, LIMIT, Case, Layer, Step, away, check, load, share, speed, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,17 +138,41 @@ def measure(reader: Any, kv: Any, cases: list[Case], out: Path) -> None:
         del bench
 
 
+def replaced(reader: Any, launch: Launch) -> None:
+    """Have *reader* take *launch* where it would take another with as many rows, for heads up to 128."""
+    own = reader.nvfp4_launch_config
+
+    def chosen(head_size: int, *parts: Any) -> tuple[int, int, dict[str, int]]:
+        config: tuple[int, int, dict[str, int]] = own(head_size, *parts)
+        return launch.config if config[0] == launch.rows and head_size <= 128 else config
+
+    reader.nvfp4_launch_config = chosen
+
+
 def main() -> int:
-    """Compile or time."""
+    """Run one part."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tree", type=Path, required=True, help="the patched tree, or its three files")
-    parser.add_argument("--part", required=True, choices=("compile", "time"))
-    parser.add_argument("--out", type=Path, help="file for the times")
+    parser.add_argument("--part", required=True, choices=("compile", "time", "check", "speed"))
+    parser.add_argument("--out", type=Path, help="time: file for the times; speed: folder for speed.jsonl")
+    parser.add_argument(
+        "--launch", type=int, nargs=5, help="rows, tile, warps, stages, registers (0: no limit)"
+    )
+    parser.add_argument("--fa2", type=Path, help="speed: _vllm_fa2_C.abi3.so of upstream's wheel")
     parser.add_argument("--share", default="0/1", help="compile I/N: every N-th launch from I on")
     args = parser.parse_args()
     reader, kv = load(args.tree)
+    if args.launch:
+        replaced(reader, Launch(*args.launch))
+    if args.fa2:
+        torch.ops.load_library(str(args.fa2))
+    if args.part == "check":
+        return check(reader, kv, seed=1) > 0
+    if args.part == "speed":
+        speed(reader, kv, timed(), args.out, library=args.fa2 is not None)
+        return 0
     if args.part == "time":
         measure(reader, kv, CASES, args.out)
         return 0

@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -244,7 +245,8 @@ class Session:
     def run(self, cell: Cell) -> bool:
         """Run a cell if the budget holds it, and append its record; return whether it ran."""
         left = self.args.budget - (time.monotonic() - self.started)
-        if matrix.seconds(cell, device=self.args.device) * self.args.jobs**0.5 > left:
+        busy = max(1.0, 2 * self.args.jobs / (os.cpu_count() or 1))  # an engine that boots takes two cores
+        if matrix.seconds(cell, device=self.args.device) * busy > left:
             return False
         line = execute(cell, self.args, self.scratch, self.engines)
         with self.lock, (self.args.out / "matrix.jsonl").open("a", encoding="utf-8") as stream:
