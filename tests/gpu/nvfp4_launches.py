@@ -41,7 +41,7 @@ CASES = [
     Case((1,), (32769,), heads=24, kv_heads=4, size=256),
     Case((1,) * 8, (32769,) * 8, heads=24, kv_heads=4, size=256),
 ]
-SEGMENTS = (0, 16, 24, 48)  # 0: as many as the code chooses
+SEGMENTS = (16, 24, 48)  # instead of as many as the code chooses
 
 
 class Launch(NamedTuple):
@@ -72,12 +72,17 @@ class Launch(NamedTuple):
 
 def launches(case: Case) -> list[Launch]:
     """Return the launches to be tried for *case*."""
-    if max(case.queries) == 1:
-        some = [
-            Launch(16, *one) for one in product((32, 64, 128), (2, 4, 8), (3, 4, 5, 6), (0, 96, 128, 168))
-        ]
-        return some + [Launch(16, 64, 4, 5, 128, segments) for segments in SEGMENTS[1:]]
-    return [Launch(*one) for one in product((32, 64), (32, 64, 128), (4, 8), (3, 5), (0, 168))]
+    if max(case.queries) > 1:
+        return [Launch(*one) for one in product((32, 64), (32, 64, 128), (4, 8), (3, 5), (0, 168))]
+    if case.size > 128:
+        return [Launch(16, *one) for one in product((32, 64), (4, 8), (3, 5), (0, 168))]
+    some = [
+        *product((64, 128), (4, 8), (3, 4, 5, 6), (0, 96, 128)),
+        *product((64,), (2,), (3, 5), (0, 128, 168)),
+        *product((32,), (2, 4), (3, 5), (0, 96)),
+    ]
+    numbers = [Launch(16, 64, 4, 5, 128, segments) for segments in SEGMENTS]
+    return [*(Launch(16, *one) for one in some), *numbers]
 
 
 class Bench:
