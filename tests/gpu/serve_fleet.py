@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
-RULES = 1  # part of a record's key: raised when what engines are asked changes
+RULES = 2  # part of a record's key: raised when what engines are asked changes
 TAIL = 6000  # characters of a log that are kept
 
 
@@ -190,7 +190,9 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     )  # fmt: skip
     if drafting:
         engine["speculative_config"] = drafting
-    near = cell == matrix.reference(cell, args.version, device=args.device)
+    near = ""
+    if cell == matrix.reference(cell, args.version, device=args.device):
+        near = "tied" if checkpoint(cell.shape).config["tie_word_embeddings"] else "head"
     return {"engine": engine, "levels": args.levels, "near": near, "images": images, "out": str(out)}
 
 

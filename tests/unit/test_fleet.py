@@ -150,6 +150,22 @@ def test_another_vllm_is_found() -> None:
     assert judge.faults(CELL, record(other_wheel), RIGHT, SERVES, any_wheel) == []
 
 
+def test_a_build_is_told_from_others_of_its_release() -> None:
+    release, build = {"vllm": "0.24.0"}, "0.24.0+cpu.9c1d5c0b"
+    asked = {**ASKED, "version": build}
+    right = RIGHT | release | {"wheel": build}
+
+    def found(wheel: str) -> list[str]:
+        return judge.faults(CELL, record(seen(**release, wheel=wheel)), right, SERVES, asked)
+
+    assert found(build) == []
+    another = "0.24.0+cpu.07d6ac1e"
+    assert found(another) == [
+        f"vLLM is 0.24.0 instead of {build}",
+        f"the wheel is {another}, and the reference's {build}",
+    ]
+
+
 def test_two_cards_need_two_workers_on_two_cards() -> None:
     two = replace(CELL, cards=2)
     assert faults(seen(views=[view(), view(card="b")]), two) == []
@@ -376,12 +392,13 @@ def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
     plain = matrix.reference(CELL, V24)
     whole = seen(counted={}, views=[view(drafter="", captured=0)])
     whole["views"][0]["layers"] = {"model.layers.0.self_attn.attn": layer(cache="auto")}
-    put(asked, plain, whole)
-    put(asked, CELL, seen())
+    put(asked, plain, whole | {"wheel": V24})
+    put(asked, CELL, seen(wheel=V24))
     assert serve_fleet.report(asked) == 0
-    put(asked, CELL, other(seen(), 4000))
+    put(asked, CELL, other(seen(wheel=V24), 4000))
     assert serve_fleet.report(asked) == 1
     text = (tmp_path / "matrix.md").read_text()
+    assert text.startswith(f"wheel: {V24}\n")
     assert f"| {CELL.name} | served | FAIL |" in text
     assert "1 passed, 1 failed" in text
     assert report.table([], 3, "cuda").endswith("0 passed, 0 failed, 0 without a kernel, 3 not run")

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_fleet
 from fleet import matrix, quantised, tensors
 from fleet.drafters import drafter, speculative
+from fleet.engine import NEAREST
 from fleet.matrix import Cell
 from fleet.shapes import SHAPES, checkpoint
 from pair.models import VOCABULARY
@@ -67,6 +68,51 @@ def test_tables_let_four_tokens_be_answers_alone() -> None:
     sizes = np.linalg.norm(tied, axis=1)
     others = np.delete(sizes, tensors.TOKENS)
     assert sizes[list(tensors.TOKENS)].min() > 10 * others.max() > 0
+
+
+@pytest.mark.parametrize("kind", [tensors.HEAD, tensors.TIED])
+def test_the_reference_keeps_what_others_may_answer(kind: str) -> None:
+    """Among the best tokens of an untied head, whose others all have one logit, two of four are lost."""
+    table = tensors.values("lm_head.weight", tensors.Tensor((VOCABULARY, 64), kind))
+    logits = table @ np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    best = set(np.argsort(-logits)[:8].tolist())
+    assert len(best & set(tensors.TOKENS)) == 2
+    gaps = logits.max() - logits[list(best)]
+    assert (len(np.unique(gaps)) == 3) == (kind == tensors.HEAD)
+    asked = NEAREST["head" if kind == tensors.HEAD else "tied"]
+    assert asked == ({"logprob_token_ids": list(tensors.TOKENS)} if kind == tensors.HEAD else {"logprobs": 8})
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafter", "near"),
+    [
+        ("hybrid", "none", "head"),
+        ("image", "none", "tied"),
+        ("gemma4", "none", "tied"),
+        ("hybrid", "mtp", ""),
+    ],
+)
+def test_only_references_say_how_near_others_came(
+    shape: str, drafter: str, near: str, tmp_path: Path
+) -> None:
+    asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", "0.24.0"])
+    spec = serve_fleet.specification(Cell(shape, drafter), asked, tmp_path, tmp_path / "seen.json")
+    assert spec["near"] == near
+
+
+@pytest.mark.parametrize("shape", ["moe", "hybrid", "mla", "gptoss"])
+def test_experts_hardly_change_an_answer_when_a_near_tie_among_them_falls_otherwise(shape: str) -> None:
+    made = checkpoint(shape).tensors
+    routers = [name for name in made if name.endswith(("mlp.gate.weight", "router.weight"))]
+    outputs = [name for name in made if ".experts." in name and "down_proj" in name and "bias" not in name]
+    assert routers
+    assert outputs
+    for name in routers:
+        assert np.std(tensors.values(name, made[name])) > 2 * made[name].shape[-1] ** -0.5
+    for name in outputs:
+        assert np.std(tensors.values(name, made[name])) < made[name].shape[-1] ** -0.5 / 2
+    plain = tensors.values("model.layers.0.mlp.down_proj.weight", tensors.Tensor((512, 512)))
+    assert np.std(plain) == pytest.approx(512**-0.5, rel=0.01)
 
 
 def test_bfloat16_is_rounded_to_the_nearest() -> None:

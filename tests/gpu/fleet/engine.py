@@ -11,8 +11,11 @@ import os
 import random
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from pair.scoring import TOKENS
 
 from fleet.images import IMAGE_SIDE, START
 from fleet.load import Asked, prefix, requests, seeing
@@ -23,6 +26,13 @@ METRICS = {
     "vllm:spec_decode_num_accepted_tokens": "accepted",
 }
 NEAR = 3.0  # nats below the best token, up to which the reference keeps others
+NEAREST: dict[str, dict[str, Any]] = {
+    "": {},
+    # All but `TOKENS` have one logit, zero: among the best ones they would leave no place for two of these.
+    "head": {"logprob_token_ids": list(TOKENS)},
+    "tied": {"logprobs": 8},
+}
+"""How log probabilities of other tokens are asked for, by the kind of the output head."""
 
 
 def counters(engine: Any) -> dict[str, int]:
@@ -35,15 +45,20 @@ def counters(engine: Any) -> dict[str, int]:
     return found
 
 
-def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any]]:
-    """Return tokens of each request, sent together; with *near*, also how near others came at each place."""
+def answer(engine: Any, asked: list[Asked], *, near: str) -> list[dict[str, Any]]:
+    """Return tokens of each request, sent together; with *near*, also how near others came at each place.
+
+    Args:
+        engine: vLLM's engine.
+        asked: the requests.
+        near: key of `NEAREST`.
+    """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
     wanted = [
         SamplingParams(
-            max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False,
-            logprobs=8 if near else None,
+            max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False, **NEAREST[near]
         )
         for one in asked
     ]  # fmt: skip
@@ -95,6 +110,8 @@ def main(spec: dict[str, Any]) -> None:
 
     engine = vllm.LLM(**spec["engine"])
     seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
+    # The release's name is in the sources; which build of it is installed, only its distribution says.
+    seen |= {"wheel": version("vllm"), "folder": str(Path(vllm.__file__).parent)}
     seen["views"] = engine.collective_rpc("fleet_view")
     write("boot")
     for level in spec["levels"]:

@@ -119,6 +119,8 @@ def faults(
     found = _view_faults(cell, seen, asked) + _level_faults(cell, seen, asked["levels"])
     if right is None:
         return [*found, "there is no reference to compare answers with"]
+    if seen.get("wheel") != right.get("wheel"):
+        found.append(f"the wheel is {seen.get('wheel')}, and the reference's {right.get('wheel')}")
     return found + _answer_faults(cell, seen, right, asked)
 
 
@@ -134,7 +136,7 @@ def _view_faults(cell: Cell, seen: dict[str, Any], asked: dict[str, Any]) -> lis
     """Check runner, drafter, backends, caches and graphs of every worker."""
     found = []
     # A version without its local part stands for every wheel of the release.
-    if asked["version"] not in (seen["vllm"], seen["vllm"].partition("+")[0]):
+    if asked["version"] not in (seen["vllm"], seen["vllm"].partition("+")[0], seen.get("wheel")):
         found.append(f"vLLM is {seen['vllm']} instead of {asked['version']}")
     if len(seen["views"]) != cell.cards:
         found.append(f"{len(seen['views'])} workers instead of {cell.cards}")

@@ -73,4 +73,6 @@ def table(
     failed = sum(bool(found) and cell not in without for cell, *_, found in rows)
     passed = len(rows) - failed - len(without)
     tally = f"{passed} passed, {failed} failed, {len(without)} without a kernel, {asked - len(rows)} not run"
-    return "\n".join([*lines, "", tally])
+    wheels = sorted({(line.get("seen") or {}).get("wheel", "") for _, line, *_ in rows} - {""})
+    told = [f"wheel: {', '.join(wheels)}", ""] if wheels else []
+    return "\n".join([*told, *lines, "", tally])

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Any
 from pair.models import VOCABULARY
 
 from fleet.quantised import config_of
-from fleet.tensors import EMBED, HEAD, ONES, SHARP, TIED, TIED_NORM, ZEROS, Checkpoint, Tensor
+from fleet.tensors import (
+    EMBED,
+    EXPERT,
+    HEAD,
+    MATRIX,
+    ONES,
+    ROUTER,
+    SHARP,
+    TIED,
+    TIED_NORM,
+    ZEROS,
+    Checkpoint,
+    Tensor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,18 +57,18 @@ def _attention(prefix: str, heads: int, kv_heads: int, size: int, *, norm: str =
     return found
 
 
-def _mlp(prefix: str, middle: int = MIDDLE) -> dict[str, Tensor]:
+def _mlp(prefix: str, middle: int = MIDDLE, *, down: str = MATRIX) -> dict[str, Tensor]:
     return {
         f"{prefix}.gate_proj.weight": Tensor((middle, HIDDEN)),
         f"{prefix}.up_proj.weight": Tensor((middle, HIDDEN)),
-        f"{prefix}.down_proj.weight": Tensor((HIDDEN, middle)),
+        f"{prefix}.down_proj.weight": Tensor((HIDDEN, middle), down),
     }
 
 
 def _experts(prefix: str, middle: int) -> dict[str, Tensor]:
-    found = {f"{prefix}.gate.weight": Tensor((EXPERTS, HIDDEN))}
+    found = {f"{prefix}.gate.weight": Tensor((EXPERTS, HIDDEN), ROUTER)}
     for expert in range(EXPERTS):
-        found |= _mlp(f"{prefix}.experts.{expert}", middle)
+        found |= _mlp(f"{prefix}.experts.{expert}", middle, down=EXPERT)
     return found
 
 
@@ -219,11 +232,11 @@ def gpt_oss() -> Checkpoint:
         tensors |= {
             f"{at}.self_attn.o_proj.bias": Tensor((HIDDEN,), ZEROS),
             f"{at}.self_attn.sinks": Tensor((heads,), ONES),
-            f"{at}.mlp.router.weight": Tensor((EXPERTS, HIDDEN)),
+            f"{at}.mlp.router.weight": Tensor((EXPERTS, HIDDEN), ROUTER),
             f"{at}.mlp.router.bias": Tensor((EXPERTS,), ZEROS),
             f"{at}.mlp.experts.gate_up_proj": Tensor((EXPERTS, HIDDEN, 2 * middle)),
             f"{at}.mlp.experts.gate_up_proj_bias": Tensor((EXPERTS, 2 * middle), "0.1"),
-            f"{at}.mlp.experts.down_proj": Tensor((EXPERTS, middle, HIDDEN)),
+            f"{at}.mlp.experts.down_proj": Tensor((EXPERTS, middle, HIDDEN), EXPERT),
             f"{at}.mlp.experts.down_proj_bias": Tensor((EXPERTS, HIDDEN), "0.1"),
         }
     return Checkpoint(config, tensors)
