@@ -7,18 +7,19 @@
     python3 tests/gpu/trained_drafter.py report --out OUT
 
 ``train`` writes two drafters of the target's width, ``full`` and ``window``, that learn from the same
-batches: greedy answers of the target to text out of Python's installation. It stops after its seconds, and goes
-on where it was stopped. ``serve`` runs an engine for each cell (KV formats of target and drafter, windows,
-trees) with prompts held out of the training: at one, 8 and 32 requests at once, cold, from the prefix cache, and
-beside a request near the longest sequence. Its record is a line for each cell: a stopped run goes on. ``predict``
-computes in torch what would have been accepted of the drafts for the very answers that the engines gave.
-``report`` judges: the exit status is 1 if something is wrong, or nothing was judged.
+batches: greedy answers of the target to text out of Python's installation. It stops after its seconds, and
+goes on where it was stopped. ``serve`` runs an engine for each cell (KV formats of target and drafter,
+windows, trees) with prompts held out of the training: at one, 8 and 32 requests at once, cold, from the
+prefix cache, and beside a request near the longest sequence. Its record is a line for each cell: a stopped
+run goes on. ``predict`` computes in torch what would have been accepted of the drafts for the very answers
+that the engines gave. ``report`` judges: the exit status is 1 if something is wrong, or nothing was judged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--out", type=Path, required=True, help="folder of the drafters")
     train.add_argument("--seconds", type=float, default=200, help="for answers and training together")
     train.add_argument("--share", type=float, default=0.3, help="of the seconds, for answers")
+    train.add_argument("--steps", type=float, default=math.inf, help="after which training ends")
     train.add_argument("--layers", type=int, default=4, help="of a drafter")
     train.add_argument("--window", type=int, default=256, help="places that the windowed layers see")
     train.add_argument("--answer", type=int, default=160, help="longest answer, in tokens")
@@ -89,6 +91,7 @@ def train(args: argparse.Namespace) -> int:
     plan = Plan(
         seconds=args.seconds, windows=(None, args.window), layers=args.layers, answer=args.answer,
         together=args.together, batch=args.batch, anchors=args.anchors, share=args.share,
+        steps=args.steps,
     )  # fmt: skip
     told = train(target, plan, args.out)
     prompts = texts.asked(target.tokenizer, args.judged)

@@ -3,8 +3,8 @@
 Names of modules are those of vLLM's checkpoints. The context of a step is each earlier token's hidden states
 of chosen target layers, joined (`fc`), normalised (`hidden_norm`) and projected to keys and values of every
 layer. Queries are the last confirmed token and masks behind it; a mask predicts the token of its own place.
-Full layers see the context and the whole block; those with a window are causal and see that many places, their
-own included.
+Full layers see the context and the whole block; those with a window are causal and see that many places, with
+their own.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ class Plan:
         anchors: blocks of a text in a step.
         share: of the seconds, for answers.
         peak: largest rate of learning.
+        steps: after which training ends in any case.
         mask: token that stands for a drafted place.
     """
 
@@ -56,11 +57,12 @@ class Plan:
     anchors: int = 48
     share: float = 0.3
     peak: float = 1e-3
+    steps: float = math.inf
     mask: int = 16
 
 
 class Target:
-    """The model that is drafted for, with its tokenizer; in bfloat16, on a CPU in float32, which is faster."""
+    """The model that is drafted for, and its tokenizer; in bfloat16, on a CPU in float32, being faster."""
 
     def __init__(self, folder: Path, device: str) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -216,10 +218,10 @@ def train(target: Target, plan: Plan, folder: Path) -> dict[str, Any]:
     draw = random.Random(steps + 7)
     limit = (1 - plan.share) * plan.seconds
     began, saved, losses = time.monotonic() - spent, time.monotonic(), []
-    while (spent := time.monotonic() - began) < limit:
+    while (spent := time.monotonic() - began) < limit and steps < plan.steps:
         batch = batch_of(data, plan, draw, target.device)
         states = features(target, batch[0], pupils[0].drafter.shape.features)
-        now = rate(plan, spent / limit)
+        now = rate(plan, max(spent / limit, steps / plan.steps))
         losses.append([one.step(batch, states, now) for one in pupils])
         steps += 1
         if steps % SHOWN == 0:
