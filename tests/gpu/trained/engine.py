@@ -71,7 +71,8 @@ class Asking:
     def beside(self, prompts: list[list[int]]) -> list[Row]:
         """Ask *prompts* while a request near the longest sequence keeps the drafter from running."""
         longest, drafts = self.spec["longest"], self.spec["drafts"]
-        source = [token for prompt in self.spec["prompts"] for token in prompt]
+        # Without the first token no block of it is one of another prompt.
+        source = [token for prompt in self.spec["prompts"] for token in prompt][1:]
         begin = longest - 4 * (drafts + 1)
         prompt = (source * (1 + begin // len(source)))[:begin]
         long = self.add(prompt, tokens=longest - begin)
