@@ -16,6 +16,8 @@ from typing import Any
 from fleet.engine import NEAR, counters
 
 Row = dict[str, Any]
+ALONE = 4
+"""Prompts that are asked one after the other."""
 
 
 class Asking:
@@ -119,7 +121,7 @@ def main(spec: dict[str, Any]) -> None:
 
     write("boot")
     for level in spec["levels"]:
-        prompts = spec["prompts"][: max(level, min(8, len(spec["prompts"])))]
+        prompts = spec["prompts"][: max(level, ALONE)]
         engine.reset_prefix_cache()
         for heat in ("cold", "warm"):
             before, began = counters(engine), time.monotonic()

@@ -130,6 +130,20 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Ten
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
 
+class Norm(nn.Module):
+    """A root-mean-square norm, computed in float32 whatever it is given."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return *x* divided by its root mean square, times the weight."""
+        exact = x.float()
+        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        return exact.to(x.dtype) * self.weight.to(x.dtype)
+
+
 class Attention(nn.Module):
     """Attention of queries over stored context and the block."""
 
@@ -140,7 +154,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(shape.width, wide, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(shape.width, narrow, bias=False) for _ in range(2))
         self.o_proj = nn.Linear(wide, shape.width, bias=False)
-        self.q_norm, self.k_norm = (nn.RMSNorm(shape.head, eps=shape.eps) for _ in range(2))
+        self.q_norm, self.k_norm = (Norm(shape.head, eps=shape.eps) for _ in range(2))
 
     def stored(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (… x places x heads x channels) of *x* at *positions*."""
@@ -190,8 +204,8 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.self_attn, self.mlp = Attention(shape), Feed(shape)
-        self.input_layernorm = nn.RMSNorm(shape.width, eps=shape.eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.width, eps=shape.eps)
+        self.input_layernorm = Norm(shape.width, eps=shape.eps)
+        self.post_attention_layernorm = Norm(shape.width, eps=shape.eps)
 
 
 class Drafter(nn.Module):
@@ -201,7 +215,7 @@ class Drafter(nn.Module):
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(len(shape.features) * shape.width, shape.width, bias=False)
-        self.hidden_norm, self.norm = (nn.RMSNorm(shape.width, eps=shape.eps) for _ in range(2))
+        self.hidden_norm, self.norm = (Norm(shape.width, eps=shape.eps) for _ in range(2))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
 
     def store(self, features: torch.Tensor) -> States:

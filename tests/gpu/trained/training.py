@@ -26,7 +26,7 @@ __all__ = ["Plan", "Target", "features", "greedy", "make_data", "train"]
 
 FADE = 0.8
 """Weight of a drafted place to the one before it."""
-SAVED_EACH, SHOWN = 30.0, 50
+SAVED_EACH, SHOWN = 60.0, 50
 """Seconds between two checkpoints; steps that a stated loss is the mean of."""
 
 
