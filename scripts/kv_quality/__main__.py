@@ -119,8 +119,8 @@ def read(results: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def main() -> None:
-    """Measure, or print the tables."""
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="kv_quality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, nargs="?", help="folder of a model as transformers saves it")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of the results, a line each")
@@ -152,6 +152,12 @@ def main() -> None:
     parser.add_argument(
         "--chart", type=Path, metavar="FILE", help="with --report: draw divergence by position"
     )
+    return parser
+
+
+def main() -> None:
+    """Measure, or print the tables."""
+    parser = command_line()
     given = parser.parse_args()
     if given.report:
         from kv_quality import tables

@@ -10,14 +10,20 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleet.engine import NEAR, counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Row = dict[str, Any]
 ALONE = 4
 """Prompts that are asked one after the other."""
+BESIDE = 8
+"""Prompts that are asked beside a long request."""
 
 
 class Asking:
@@ -93,49 +99,51 @@ def near(place: dict[int, Any]) -> dict[str, float]:
     return {token: gap for token, gap in gaps.items() if not gap > NEAR}
 
 
+class Record:
+    """What was seen of an engine, in the file that is rewritten after each stage."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.seen = out, {"stage": "start", "waves": {}}
+        self.write("start")
+
+    def write(self, stage: str) -> None:
+        """Write all that was seen, up to a *stage*."""
+        self.seen["stage"] = stage
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(self.seen), encoding="utf-8")
+        part.replace(self.out)
+
+    def wave(self, name: str, engine: Any, ask: Callable[[], list[Row]]) -> None:
+        """Ask, and note the rows, by how much the counters rose, and the seconds."""
+        before, began = counters(engine), time.monotonic()
+        rows = ask()
+        after, took = counters(engine), round(time.monotonic() - began, 2)
+        told = {one: after[one] - before.get(one, 0) for one in after}
+        self.seen["waves"][name] = {"rows": rows, "counters": told, "seconds": took}
+        self.write(name)
+
+
 def main(spec: dict[str, Any]) -> None:
     """Boot, ask at each level, cold and from the prefix cache, and beside a long request; write what came."""
-    seen: dict[str, Any] = {"stage": "start", "waves": {}}
-    out = Path(spec["out"])
-
-    def write(stage: str) -> None:
-        seen["stage"] = stage
-        part = out.with_suffix(".part")
-        part.write_text(json.dumps(seen), encoding="utf-8")
-        part.replace(out)
-
-    write("start")
-    started = time.monotonic()
+    record, started = Record(Path(spec["out"])), time.monotonic()
     import vllm
 
     engine = vllm.LLM(**spec["engine"])
-    seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
-    seen["view"] = engine.collective_rpc("trained_view")[0]
+    record.seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
+    record.seen["view"] = engine.collective_rpc("trained_view")[0]
+    record.write("boot")
     asking = Asking(engine, spec)
-
-    def note(name: str, rows: list[Row], before: dict[str, int], began: float) -> None:
-        after = counters(engine)
-        told = {one: after[one] - before.get(one, 0) for one in after}
-        seen["waves"][name] = {"rows": rows, "counters": told, "seconds": round(time.monotonic() - began, 2)}
-        write(name)
-
-    write("boot")
     for level in spec["levels"]:
         prompts = spec["prompts"][: max(level, ALONE)]
         engine.reset_prefix_cache()
         for heat in ("cold", "warm"):
-            before, began = counters(engine), time.monotonic()
-            note(f"{level} {heat}", asking.wave(prompts, level), before, began)
+            record.wave(f"{level} {heat}", engine, partial(asking.wave, prompts, level))
     if spec["beside"]:
+        prompts = spec["prompts"][:BESIDE]
         engine.reset_prefix_cache()
-        prompts = spec["prompts"][:8]
-        for name, ask in (
-            ("beside", asking.beside),
-            ("beside warm", lambda some: asking.wave(some, len(some))),
-        ):
-            before, began = counters(engine), time.monotonic()
-            note(name, ask(prompts), before, began)
-    write("end")
+        record.wave("beside", engine, partial(asking.beside, prompts))
+        record.wave("beside warm", engine, partial(asking.wave, prompts, BESIDE))
+    record.write("end")
     sys.stdout.flush()
     os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
 
