@@ -1,4 +1,4 @@
-"""Measure what a KV cache's format costs a trained model, on the CPU.
+"""Measure what a KV cache's format costs a trained model, on the CPU or a GPU.
 
     python scripts/kv_quality MODEL -o RESULTS                      # text, needles, answers, calls of a tool
     python scripts/kv_quality MODEL -o RESULTS --drafter FOLDER     # acceptance over these answers
@@ -17,12 +17,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kv_quality.subject import Subject
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def open_subject(given: argparse.Namespace) -> Subject:
+    """Return the model on its device, on which tensors are made from then on."""
+    import torch
+
+    from kv_quality.subject import Subject
+
+    subject = Subject(given.model)
+    subject.model.to(given.device)
+    torch.set_default_device(given.device)
+    return subject
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -31,16 +47,19 @@ def measure(given: argparse.Namespace) -> None:
 
     from kv_quality.acceptance import by_look_up
     from kv_quality.measures import calibration, plan, prompts
-    from kv_quality.subject import Subject
 
+    started = time.monotonic()
     with torch.inference_mode():
-        subject = Subject(given.model)
+        subject = open_subject(given)
         subject.calibrate(calibration(subject))
         done = {(line["model"], line["part"], line["row"]["format"]) for line in read(given.output)}
         for part, names, make in plan(subject, given.windows):
             missing = [one for one in given.formats or names if (given.name, part, one) not in done]
             if not missing or not part.startswith(given.only):
                 continue
+            if time.monotonic() - started > given.seconds:
+                print(f"{part} and what follows: left out, the seconds are spent", flush=True)
+                break
             began = time.monotonic()
             for row in make(missing):
                 keep(given, part, row)
@@ -56,11 +75,10 @@ def measure_drafts(given: argparse.Namespace) -> None:
 
     from kv_quality import acceptance, training
     from kv_quality.measures import calibration, prompts
-    from kv_quality.subject import Subject
 
     given.drafter.mkdir(parents=True, exist_ok=True)
     data, weights = given.drafter / "data.pt", given.drafter / "drafter.pt"
-    subject = Subject(given.model)
+    subject = open_subject(given)
     with torch.inference_mode():
         subject.calibrate(calibration(subject))
     if not weights.exists():
@@ -101,8 +119,8 @@ def read(results: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def main() -> None:
-    """Measure, or print the tables."""
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="kv_quality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, nargs="?", help="folder of a model as transformers saves it")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of the results, a line each")
@@ -126,10 +144,20 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=48, help="answers that the drafter is trained on")
     parser.add_argument("--pieces", type=int, default=96, help="pieces of text that it is trained on")
     parser.add_argument("--steps", type=int, default=250, help="of the drafter's training")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda takes factors in TF32, or --exact"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no measurement is begun")
     parser.add_argument("--report", action="store_true", help="print the tables of the results")
     parser.add_argument(
         "--chart", type=Path, metavar="FILE", help="with --report: draw divergence by position"
     )
+    return parser
+
+
+def main() -> None:
+    """Measure, or print the tables."""
+    parser = command_line()
     given = parser.parse_args()
     if given.report:
         from kv_quality import tables

@@ -1,0 +1,152 @@
+"""The process behind ``trained_drafter.py serve``: one engine, the same prompts several ways, one JSON file.
+
+Started as ``python -m trained.engine SPEC``. The engine core runs in this process, stepped here, so that
+the tokens of each request's each step are known: one, and the drafts that were accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.engine import NEAR, counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Row = dict[str, Any]
+ALONE = 4
+"""Prompts that are asked one after the other."""
+BESIDE = 8
+"""Prompts that are asked beside a long request."""
+
+
+class Asking:
+    """An engine that is asked; each request has a row: tokens, tokens of each step, tokens from the cache."""
+
+    def __init__(self, engine: Any, spec: dict[str, Any]) -> None:
+        self.engine, self.spec, self.count = engine, spec, 0
+        self.live: dict[str, Row] = {}
+
+    def add(self, prompt: list[int], tokens: int = 0) -> Row:
+        """Send a request for so many *tokens*, by default as many as an answer may have; return its row."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        self.count += 1
+        name, row = f"request-{self.count}", {"tokens": [], "steps": [], "cached": 0, "near": []}
+        wanted = SamplingParams(
+            max_tokens=tokens or self.spec["answer"], temperature=0.0, detokenize=False,
+            ignore_eos=bool(tokens), stop_token_ids=None if tokens else self.spec["ends"],
+            logprobs=8 if self.spec["near"] else None,
+        )  # fmt: skip
+        self.engine.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), wanted)
+        self.live[name] = row
+        return row
+
+    def step(self) -> None:
+        """Let the engine do one step, and note what came of it."""
+        for output in self.engine.llm_engine.step():
+            row, told = self.live[output.request_id], output.outputs[0]
+            new = len(told.token_ids) - len(row["tokens"])
+            if new:
+                row["steps"].append(new)
+            row["tokens"], row["cached"] = list(told.token_ids), output.num_cached_tokens or 0
+            if output.finished:
+                if self.spec["near"]:
+                    row["near"] = [near(place) for place in told.logprobs]
+                del self.live[output.request_id]
+
+    def finish(self) -> None:
+        """Step until no request is left."""
+        while self.live:
+            self.step()
+
+    def wave(self, prompts: list[list[int]], together: int) -> list[Row]:
+        """Ask all *prompts*, so many *together*; return their rows."""
+        rows, waiting = [], list(prompts)
+        while waiting or self.live:
+            while waiting and len(self.live) < together:
+                rows.append(self.add(waiting.pop(0)))
+            self.step()
+        return rows
+
+    def beside(self, prompts: list[list[int]]) -> list[Row]:
+        """Ask *prompts* while a request near the longest sequence keeps the drafter from running."""
+        longest, drafts = self.spec["longest"], self.spec["drafts"]
+        # Without the first token no block of it is one of another prompt.
+        source = [token for prompt in self.spec["prompts"] for token in prompt][1:]
+        begin = longest - 4 * (drafts + 1)
+        prompt = (source * (1 + begin // len(source)))[:begin]
+        long = self.add(prompt, tokens=longest - begin)
+        # A step needs room for the drafts that it verifies and for the queries of those that follow.
+        while self.live and begin + len(long["tokens"]) < longest - 2 * drafts:
+            self.step()
+        rows = [self.add(one) for one in prompts]
+        self.finish()
+        return rows
+
+
+def near(place: dict[int, Any]) -> dict[str, float]:
+    """Return how far below the best one tokens are at a place, in nats."""
+    best = max(one.logprob for one in place.values())
+    gaps = {str(token): round(best - one.logprob, 4) for token, one in place.items()}
+    return {token: gap for token, gap in gaps.items() if not gap > NEAR}
+
+
+class Record:
+    """What was seen of an engine, in the file that is rewritten after each stage."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.seen = out, {"stage": "start", "waves": {}}
+        self.write("start")
+
+    def write(self, stage: str) -> None:
+        """Write all that was seen, up to a *stage*."""
+        self.seen["stage"] = stage
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(self.seen), encoding="utf-8")
+        part.replace(self.out)
+
+    def wave(self, name: str, engine: Any, ask: Callable[[], list[Row]]) -> None:
+        """Ask, and note the rows, by how much the counters rose, and the seconds."""
+        before, began = counters(engine), time.monotonic()
+        rows = ask()
+        after, took = counters(engine), round(time.monotonic() - began, 2)
+        told = {one: after[one] - before.get(one, 0) for one in after}
+        self.seen["waves"][name] = {"rows": rows, "counters": told, "seconds": took}
+        self.write(name)
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Boot, ask at each level, cold and from the prefix cache, and beside a long request; write what came."""
+    record, started = Record(Path(spec["out"])), time.monotonic()
+    import vllm
+
+    engine = vllm.LLM(**spec["engine"])
+    record.seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
+    record.seen["view"] = engine.collective_rpc("trained_view")[0]
+    record.write("boot")
+    asking = Asking(engine, spec)
+    for level in spec["levels"]:
+        prompts = spec["prompts"][: max(level, ALONE)]
+        engine.reset_prefix_cache()
+        for heat in ("cold", "warm"):
+            record.wave(f"{level} {heat}", engine, partial(asking.wave, prompts, level))
+    if spec["beside"]:
+        prompts = spec["prompts"][:BESIDE]
+        engine.reset_prefix_cache()
+        record.wave("beside", engine, partial(asking.beside, prompts))
+        record.wave("beside warm", engine, partial(asking.wave, prompts, BESIDE))
+    record.write("end")
+    sys.stdout.flush()
+    os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

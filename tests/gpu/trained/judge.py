@@ -1,0 +1,253 @@
+"""Judge what engines accepted: pure functions over the records of cells, no import of vLLM or torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.judge import ALLOWED, RARE, compared, outcome, reason
+
+from trained.cells import DRAFTS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
+from kv_quality.intervals import bootstrap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trained.cells import Cell
+
+__all__ = ["Acceptance", "Difference", "acceptance", "difference", "faults", "steps_of", "table"]
+
+SAME = 0.15
+"""Tokens a step by which two means may differ where nothing should: answers part at near ties."""
+Steps = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What was accepted over some requests.
+
+    Attributes:
+        requests: that made a step.
+        steps: of all of them.
+        places: share of steps in which each drafted place was accepted.
+        first: 95 % interval of the first place's.
+        tokens: that a step confirms, in the mean.
+        interval: 95 %, of these.
+    """
+
+    requests: int
+    steps: int
+    places: tuple[float, ...]
+    first: tuple[float, float]
+    tokens: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one mean of tokens a step is above another over the same prompts, with 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def none(self) -> bool:
+        """Return whether it may be nothing: the interval holds zero, or the means are close."""
+        return self.low <= 0.0 <= self.high or abs(self.mean) <= SAME
+
+
+def steps_of(row: dict[str, Any]) -> list[int]:
+    """Return a request's steps with drafts: all but the prefill's and the last, which the end may cut."""
+    return list(row["steps"][1:-1])
+
+
+def share(rows: Sequence[Sequence[int]], place: int) -> float:
+    """Return the share of steps in which the draft at *place* (from 0) was accepted."""
+    count = sum(map(len, rows))
+    return sum(one > place + 1 for row in rows for one in row) / count if count else 0.0
+
+
+def mean(rows: Sequence[Sequence[int]]) -> float:
+    """Return the mean of the tokens that a step confirms."""
+    count = sum(map(len, rows))
+    return sum(map(sum, rows)) / count if count else 0.0
+
+
+def acceptance(steps: Steps) -> Acceptance:
+    """Return what was accepted, with intervals by drawing requests again."""
+    rows = [row for row in steps if row]
+    if not rows:
+        return Acceptance(0, 0, (0.0,) * DRAFTS, (0.0, 0.0), 0.0, (0.0, 0.0))
+    return Acceptance(
+        requests=len(rows),
+        steps=sum(map(len, rows)),
+        places=tuple(share(rows, place) for place in range(DRAFTS)),
+        first=bootstrap(rows, lambda some: share(some, 0)),
+        tokens=mean(rows),
+        interval=bootstrap(rows, mean),
+    )
+
+
+def difference(one: Steps, other: Steps) -> Difference:
+    """Return the difference of the means over pairs of the same prompts."""
+    pairs = [pair for pair in zip(one, other, strict=False) if all(pair)]
+    if not pairs:
+        return Difference(0.0, 0.0, 0.0)
+
+    def apart(some: Sequence[tuple[list[int], list[int]]]) -> float:
+        return mean([left for left, _ in some]) - mean([right for _, right in some])
+
+    return Difference(apart(pairs), *bootstrap(pairs, apart))
+
+
+def waves(line: dict[str, Any]) -> dict[str, Steps]:
+    """Return the steps of each wave of a cell's record."""
+    found = (line.get("seen") or {}).get("waves", {})
+    return {name: [steps_of(row) for row in wave["rows"]] for name, wave in found.items()}
+
+
+def faults(
+    cell: Cell,
+    line: dict[str, Any],
+    right: dict[str, Any] | None,
+    windows: list[int | None],
+    foreseen: dict[str, Steps] | None,
+    device: str = "cuda",
+) -> list[str]:
+    """Return everything that is wrong with a cell, in words.
+
+    What upstream's tree loses is for the table: of it only answers and counters are judged.
+
+    Args:
+        cell: the cell.
+        line: its record.
+        right: the record of its reference.
+        windows: of the drafter's layers, as it was trained.
+        foreseen: steps of each wave as torch computes them; None where they were not computed.
+        device: ``cuda`` or ``cpu``.
+    """
+    if outcome(line) != "served":
+        return [f"{outcome(line)} with status {line['status']}: {reason(line) or 'no error is named'}"]
+    found = _answer_faults(cell, line, right) + _counter_faults(cell, line)
+    if cell.tree == "stock":
+        return found
+    if device == "cuda":
+        found += _view_faults(cell, line["seen"]["view"], windows)
+    return found + _acceptance_faults(cell, waves(line), foreseen) + _cache_faults(line)
+
+
+def _answer_faults(cell: Cell, line: dict[str, Any], right: dict[str, Any] | None) -> list[str]:
+    if right is None or outcome(right) != "served":
+        return ["there is no reference to compare answers with"]
+    named = right["seen"]["waves"]
+    best = named[max((name for name in named if name.endswith("cold")), key=lambda one: int(one.split()[0]))]
+    found = []
+    for name, wave in line["seen"]["waves"].items():
+        rows = wave["rows"]
+        told = compared(rows, best["rows"][: len(rows)])
+        if told.worst > ALLOWED[cell.cache] or told.worst != told.worst:
+            found.append(
+                f"{name}: a token {told.worst:.2f} nats below the reference's, allowed {ALLOWED[cell.cache]}"
+            )
+        if told.others > max(1, RARE[cell.cache] * told.tokens):
+            found.append(f"{name}: {told.others} of {told.tokens} compared tokens are others")
+    return found
+
+
+def _counter_faults(cell: Cell, line: dict[str, Any]) -> list[str]:
+    if cell.drafter == "none":
+        return []
+    found = []
+    for name, wave in line["seen"]["waves"].items():
+        if name == "beside":  # the long request has drafts too
+            continue
+        seen = sum(step - 1 for row in wave["rows"] for step in row["steps"][1:])
+        counted = wave["counters"].get("accepted", 0)
+        if (
+            not seen <= counted <= seen + DRAFTS * len(wave["rows"])
+        ):  # the end of an answer cuts its last step
+            found.append(f"{name}: {counted} accepted by the counters, {seen} by the steps")
+    return found
+
+
+def _view_faults(cell: Cell, view: dict[str, Any], windows: list[int | None]) -> list[str]:
+    found = []
+    others = {layer["backend"] for layer in view["layers"]} - {"TRITON_ATTN"}
+    if others:
+        found.append(f"layers attend by {', '.join(sorted(others))}")
+    own = [layer for layer in view["layers"] if layer["draft"]]
+    if [layer["window"] for layer in own] != windows:
+        found.append(f"windows {[layer['window'] for layer in own]}, not {windows}")
+    wanted = {"bf16": ("auto", "bfloat16")}
+    for draft, kind in ((False, cell.cache), (True, cell.own or cell.cache)):
+        caches = {layer["cache"] for layer in view["layers"] if layer["draft"] is draft}
+        bad = {one for one in caches if one not in wanted.get(kind, (kind,)) and not one.startswith(kind)}
+        if bad:
+            found.append(f"caches {sorted(bad)} of the {'drafter' if draft else 'target'}, not {kind}")
+    return found
+
+
+def _cache_faults(line: dict[str, Any]) -> list[str]:
+    found = []
+    for name, wave in line["seen"]["waves"].items():
+        if name.endswith("warm") and not all(row["cached"] for row in wave["rows"]):
+            found.append(f"{name}: not all prompts came from the prefix cache")
+        if name.endswith("cold") and any(row["cached"] for row in wave["rows"]):
+            found.append(f"{name}: prompts came from the prefix cache")
+    return found
+
+
+def _acceptance_faults(cell: Cell, found: dict[str, Steps], foreseen: dict[str, Steps] | None) -> list[str]:
+    if not cell.trained:
+        return []
+    cold = {name: steps for name, steps in found.items() if name.endswith("cold")}
+    if not cold:
+        return ["no wave was answered"]
+    base = max(cold.values(), key=len)
+    pairs = {name: (steps, base) for name, steps in found.items() if steps is not base}
+    if cell.cache == "bf16":
+        pairs |= {
+            f"{name} beside torch": (steps, (foreseen or {})[name])
+            for name, steps in cold.items()
+            if foreseen
+        }
+    wrong = []
+    for name, (steps, other) in pairs.items():
+        apart = difference(steps, other[: len(steps)])
+        if not apart.none:
+            wrong.append(f"{name}: {apart.mean:+.2f} [{apart.low:+.2f}, {apart.high:+.2f}] tokens a step")
+    return wrong
+
+
+def table(
+    lines: Sequence[tuple[Cell, dict[str, Any], dict[str, Steps]]],
+) -> str:
+    """Return what was accepted in each wave of each cell, as Markdown."""
+    places = "1st, % | 2nd | 3rd | 4th | 5th | 6th | 7th"
+    rows = [
+        f"| cell | wave | requests · steps | {places} | tokens a step | to the cold wave | by torch |",
+        "|---|---|---" + "|---:" * DRAFTS + "|---|---|---|",
+    ]
+    for cell, line, foreseen in lines:
+        found = waves(line)
+        cold = [steps for name, steps in found.items() if name.endswith("cold")]
+        base = max(cold, key=len, default=[])
+        for name, steps in found.items():
+            if cell.drafter == "none":
+                continue
+            one = acceptance(steps)
+            shares = [f"{100 * share_:.1f}" for share_ in one.places]
+            shares[0] += f" [{100 * one.first[0]:.1f}, {100 * one.first[1]:.1f}]"
+            apart = difference(steps, base[: len(steps)])
+            beside = f"{apart.mean:+.2f} [{apart.low:+.2f}, {apart.high:+.2f}]" if steps is not base else ""
+            known = f"{mean(foreseen[name]):.2f}" if name in foreseen else ""
+            rows.append(
+                f"| {cell.name} | {name} | {one.requests} · {one.steps:,} | {' | '.join(shares)} "
+                f"| {one.tokens:.2f} [{one.interval[0]:.2f}, {one.interval[1]:.2f}] | {beside} | {known} |"
+            )
+    return "\n".join(rows)

@@ -1,0 +1,191 @@
+"""Acceptance of trained drafters is judged by requests, and cells ask engines for what their names say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import trained_drafter
+from trained import cells, judge
+from trained.cells import CELLS, Cell, Setting
+
+
+def setting(folder: Path) -> Setting:
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    for name, extra in (
+        ("full", {}),
+        ("window", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"num_hidden_layers": 2, **extra}))
+    return Setting(folder, folder, "cuda", [4, 2], 16, [[5, 6, 7]] * 4)
+
+
+def rows(steps: list[list[int]], *, cached: int = 0, tokens: int = 30) -> list[dict[str, Any]]:
+    return [
+        {"tokens": list(range(tokens)), "steps": [1, *one, 1], "cached": cached,
+         "near": [{str(token): 0.0, "99": 0.1} for token in range(tokens)]}
+        for one in steps
+    ]  # fmt: skip
+
+
+def wave(steps: list[list[int]], *, cached: int = 0) -> dict[str, Any]:
+    accepted = sum(step - 1 for one in steps for step in one)
+    return {"rows": rows(steps, cached=cached), "counters": {"accepted": accepted}, "seconds": 1.0}
+
+
+GOOD, BAD = [[3, 4, 3, 4]] * 8, [[1, 1, 2, 1]] * 8
+
+
+def line(windows: list[int | None], **waves: Any) -> dict[str, Any]:
+    layer = {"backend": "TRITON_ATTN", "cache": "auto"}
+    layers = [{**layer, "name": "t", "draft": False, "window": None}]
+    layers += [{**layer, "name": f"d{at}", "draft": True, "window": one} for at, one in enumerate(windows)]
+    seen = {"stage": "end", "view": {"layers": layers}, "waves": waves}
+    return copy.deepcopy({"cell": "x", "status": 0, "seconds": 1.0, "tail": "", "seen": seen})
+
+
+REFERENCE = line([], **{"8 cold": wave(GOOD)})
+HEALTHY = {"8 cold": wave(GOOD), "8 warm": wave(GOOD, cached=64), "beside": wave(GOOD)}
+
+
+def found(cell: Cell, record: dict[str, Any], **more: Any) -> list[str]:
+    told = {"windows": [None, None], "foreseen": {"8 cold": GOOD}, **more}
+    return judge.faults(cell, record, REFERENCE, told["windows"], told["foreseen"])
+
+
+def test_a_healthy_cell_has_no_faults() -> None:
+    assert found(Cell("full"), line([None, None], **HEALTHY)) == []
+
+
+@pytest.mark.parametrize("name", ["8 warm", "beside"])
+def test_acceptance_that_falls_behind_the_cold_wave_is_found_but_not_held_against_upstream(name: str) -> None:
+    record = line([None, None], **(HEALTHY | {name: wave(BAD, cached=64)}))
+    (fault,) = found(Cell("full"), record)
+    assert fault.startswith(f"{name}: -2.25")
+    assert found(Cell("full", tree="stock"), record) == []
+
+
+def test_acceptance_that_is_not_the_foreseen_one_is_found() -> None:
+    (fault,) = found(Cell("full"), line([None, None], **HEALTHY), foreseen={"8 cold": BAD})
+    assert "beside torch" in fault
+
+
+def test_windows_that_are_not_those_of_the_training_are_found() -> None:
+    record = line([None, None], **HEALTHY)
+    assert found(Cell("window"), record, windows=[64, None]) == ["windows [None, None], not [64, None]"]
+
+
+def test_counters_answers_and_the_prefix_cache_are_looked_at() -> None:
+    record = line([None, None], **HEALTHY)
+    record["seen"]["waves"]["8 cold"]["counters"]["accepted"] += 1000
+    record["seen"]["waves"]["8 warm"]["rows"][3]["cached"] = 0
+    other = rows(GOOD)
+    other[0]["tokens"][4] = 98
+    record["seen"]["waves"]["beside"]["rows"] = other
+    wrong = found(Cell("full"), record)
+    assert [text.split(":")[0] for text in wrong] == ["beside", "8 cold", "8 warm"]
+    other[0]["tokens"][4] = 99  # near
+    assert not any(text.startswith("beside") for text in found(Cell("full"), record))
+
+
+def test_a_cell_without_its_end_or_its_reference_is_no_pass() -> None:
+    record = line([None, None], **HEALTHY)
+    assert judge.faults(Cell("full"), record, None, [None, None], None) == [
+        "there is no reference to compare answers with"
+    ]
+    record["seen"]["stage"] = "8 cold"
+    (fault,) = found(Cell("full"), record)
+    assert fault.startswith("crashed")
+    assert found(Cell("full"), line([None, None])) == ["no wave was answered"]
+
+
+def test_intervals_are_over_requests_and_hold_the_mean() -> None:
+    one = judge.acceptance([[1] * 50, [8] * 50, [4] * 50, [2] * 50])
+    assert one.tokens == pytest.approx(3.75)
+    assert one.places[0] == pytest.approx(0.75)
+    assert one.places[6] == pytest.approx(0.25)
+    assert one.interval[0] < 2.5  # four requests, however many steps they made
+    assert one.interval[1] > 5.0
+    assert judge.acceptance([[4] * 50] * 4).interval == (4.0, 4.0)
+    assert judge.acceptance([[], []]).requests == 0
+
+
+def test_differences_are_over_the_same_prompts() -> None:
+    mixed = [[2] * 9, [6] * 9, [3] * 9, [7] * 9]
+    assert judge.difference(mixed, [[one - 1 for one in row] for row in mixed]).low == pytest.approx(1.0)
+    assert not judge.difference(mixed, [[one - 1 for one in row] for row in mixed]).none
+    assert judge.difference(mixed, mixed).none
+
+
+def test_the_first_and_the_last_step_have_no_place_in_acceptance() -> None:
+    assert judge.steps_of({"steps": [1, 4, 5, 2]}) == [4, 5]
+
+
+def test_each_cell_has_its_reference_and_one_name() -> None:
+    assert len({cell.name for cell in CELLS}) == len(CELLS) <= 14
+    assert all(cells.reference(cell) in CELLS for cell in CELLS)
+    places = {cell: at for at, cell in enumerate(CELLS)}
+    assert places[Cell("none")] == 0
+
+
+def test_engines_are_told_what_the_cell_says(tmp_path: Path) -> None:
+    given = setting(tmp_path)
+    told = cells.specification(Cell("window", "nvfp4", "bf16"), given, tmp_path / "seen.json")
+    assert told["engine"]["kv_cache_dtype"] == "nvfp4"
+    assert told["engine"]["speculative_config"] == {
+        "num_speculative_tokens": 7, "method": "dflash", "model": str(tmp_path / "window"),
+        "attention_backend": "TRITON_ATTN", "kv_cache_dtype": "bfloat16",
+    }  # fmt: skip
+    assert (told["ends"], told["near"], told["beside"]) == ([2], False, False)
+    assert "speculative_config" not in cells.specification(Cell("none"), given, tmp_path / "s")["engine"]
+    assert cells.expected_windows(Cell("window"), tmp_path) == [64, None]
+    assert cells.expected_windows(Cell("full"), tmp_path) == [None, None]
+    assert cells.expected_windows(Cell("ngram"), tmp_path) == []
+
+
+def test_cells_on_record_are_not_run_again(tmp_path: Path) -> None:
+    given = ["serve", "--model", "m", "--drafter", "d", "--out", str(tmp_path)]
+    alone = trained_drafter.arguments(given)
+    assert trained_drafter.planned(alone) == [cell for cell in CELLS if cell.tree == "patched"]
+    both = trained_drafter.arguments([*given, "--tree", "stock=/s", "--retry"])
+    trained_drafter.append(tmp_path, "cells.jsonl", line([], **HEALTHY) | {"cell": "none-bf16-patched"})
+    trained_drafter.append(
+        tmp_path, "cells.jsonl", {"cell": "full-bf16-patched", "status": None, "tail": "", "seen": None}
+    )
+    assert trained_drafter.planned(both)[0] == Cell("full")
+    env = trained_drafter.variables(Cell("full", tree="stock"), both, tmp_path)
+    assert env["PYTHONPATH"].startswith("/s:")
+    assert not trained_drafter.variables(Cell("full"), both, tmp_path)["PYTHONPATH"].startswith("/s:")
+    assert trained_drafter.planned(trained_drafter.arguments([*given, "--tree", "stock=/s"]))[0] == Cell(
+        "window"
+    )
+
+
+def test_the_report_names_faults_and_writes_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting(tmp_path)
+    args = trained_drafter.arguments(["report", "--out", str(tmp_path), "--drafter", str(tmp_path)])
+    assert trained_drafter.report(args) == 1
+    trained_drafter.append(tmp_path, "cells.jsonl", REFERENCE | {"cell": "none-bf16-patched"})
+    trained_drafter.append(
+        tmp_path, "cells.jsonl", line([None, None], **HEALTHY) | {"cell": "full-bf16-patched"}
+    )
+    assert trained_drafter.report(args) == 0
+    assert (
+        "| full-bf16-patched | 8 warm | 8 · 32 | 100.0 [100.0, 100.0] |"
+        in (tmp_path / "table.md").read_text()
+    )
+    broken = HEALTHY | {"8 warm": wave(BAD, cached=64)}
+    trained_drafter.append(
+        tmp_path, "cells.jsonl", line([None, None], **broken) | {"cell": "full-bf16-patched"}
+    )
+    assert trained_drafter.report(args) == 1
+    assert "FAIL full-bf16-patched: 8 warm" in capsys.readouterr().out
