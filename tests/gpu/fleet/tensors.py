@@ -2,8 +2,8 @@
 
 A fill says how a tensor's values are made: `MATRIX` for weights whose outputs are of ordinary size, `ROUTER`
 and `EXPERT` for the choice among experts and for what they add, `EMBED`, `HEAD` and `TIED` for tables, any
-other word for a constant. Values depend on the tensor's name alone, so that checkpoints of one shape are equal
-wherever they are written. Only `write_checkpoint` needs numpy.
+other word for a constant. Values depend on the tensor's name alone, so that checkpoints of one shape are
+equal wherever they are written. Only `write_checkpoint` needs numpy.
 """
 
 from __future__ import annotations
