@@ -204,7 +204,6 @@ def test_a_check_of_a_rehearsal_is_judged_elsewhere(world: World, hosts: list[Ho
         seed_environment(open_store(host.folder / "store"))
     harmless(world, 0)
     commit_work(world, "good")
-    harmless(world, 1)
     world.carry("spoil", {"vllm/fault.py": "FAULT = 'stale-cache'\n"})
     commit_work(world, "bad")
     ran = world.good(*search("verify prefix"), "--deterministic", *cluster(hosts))
