@@ -32,6 +32,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("SPARKWRIGHT_STORE_URL", None)
 os.environ["SPARKWRIGHT_STORE_CONFIG"] = os.devnull
 
+
+def _leave_to_the_system(_: int, /) -> None:
+    """Do nothing in place of `os.fsync`: no test cuts the power, and each call waits for the disk."""
+
+
+os.fsync = _leave_to_the_system
+
 settings.register_profile(
     "sparkwright",
     deadline=None,  # examples start real processes
@@ -43,9 +50,10 @@ settings.load_profile("sparkwright")
 
 _MATRIX = "test_verify_faults.py"
 _UNITS = "unit"
-# Tests that share what takes long to set up: the matrix, a configured build, one server, imports for probes.
+# Tests that share what takes long to set up: the matrix, environments, a configured build, a server, imports.
 _TOGETHER = (
     _MATRIX,
+    "test_installer.py",
     "test_native_cross.py",
     "test_rehearsal_real.py",
     "test_preflight_real.py",

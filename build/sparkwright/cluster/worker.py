@@ -41,7 +41,7 @@ QUIET = {
     "distributed.admin.system-monitor.disk": False,
     "distributed.admin.system-monitor.gil.enabled": False,
 }
-"""Dask's settings without what it records for its dashboard, which takes 3 % of a core of every idle worker."""
+"""Dask's settings without what it records for its dashboard, 3 % of a core of every idle worker."""
 _FOLDER = "sparkwright-worker-"
 _GIVES_UP_S = 30
 _ENDS_S = 3.0
