@@ -32,13 +32,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("SPARKWRIGHT_STORE_URL", None)
 os.environ["SPARKWRIGHT_STORE_CONFIG"] = os.devnull
 
-
-def _leave_to_the_system(_: int, /) -> None:
-    """Do nothing in place of `os.fsync`: no test cuts the power, and each call waits for the disk."""
-
-
-os.fsync = _leave_to_the_system
-
 settings.register_profile(
     "sparkwright",
     deadline=None,  # examples start real processes
