@@ -46,7 +46,16 @@ _UNITS = "unit"
 # Tests that share what takes long to set up: the matrix, environments, a configured build, a server, imports.
 _TOGETHER = (
     _MATRIX,
+    "test_channel_clients.py",
+    "test_cli_verify_reference.py",
     "test_installer.py",
+    "test_nightly_page.py",
+    "test_publish_clients.py",
+    "test_publish_selection.py",
+    "test_publish_variants.py",
+    "test_verify_field.py",
+    "test_verify_report.py",
+    "test_wheel_upstream.py",
     "test_native_cross.py",
     "test_rehearsal_real.py",
     "test_preflight_real.py",
