@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # No test writes to a store that the user shares with other machines.
 os.environ.pop("SPARKWRIGHT_STORE_URL", None)
 os.environ["SPARKWRIGHT_STORE_CONFIG"] = os.devnull
+
+# As the command line does: looking for cycles among many objects took a quarter of the time of some tests.
+gc.set_threshold(100_000)
 
 settings.register_profile(
     "sparkwright",
