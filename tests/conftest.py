@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -32,6 +33,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("SPARKWRIGHT_STORE_URL", None)
 os.environ["SPARKWRIGHT_STORE_CONFIG"] = os.devnull
 
+# As the command line does: looking for cycles among many objects took a quarter of the time of some tests.
+gc.set_threshold(100_000)
+
 settings.register_profile(
     "sparkwright",
     deadline=None,  # examples start real processes
@@ -43,9 +47,19 @@ settings.load_profile("sparkwright")
 
 _MATRIX = "test_verify_faults.py"
 _UNITS = "unit"
-# Tests that share what takes long to set up: the matrix, a configured build, one server, imports for probes.
+# Tests that share what takes long to set up: the matrix, environments, a configured build, a server, imports.
 _TOGETHER = (
     _MATRIX,
+    "test_channel_clients.py",
+    "test_cli_verify_reference.py",
+    "test_installer.py",
+    "test_nightly_page.py",
+    "test_publish_clients.py",
+    "test_publish_selection.py",
+    "test_publish_variants.py",
+    "test_verify_field.py",
+    "test_verify_report.py",
+    "test_wheel_upstream.py",
     "test_native_cross.py",
     "test_rehearsal_real.py",
     "test_preflight_real.py",

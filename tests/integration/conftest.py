@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
 import pytest
+import target_kit
 from http_index import RunningIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Start each server for targets when the first test asks for it; each test has its own folder there."""
+    starts = {"s3": target_kit.s3_server, "nginx": target_kit.nginx, "apache": target_kit.apache}
+    running: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def address(kind: str) -> str:
+            if kind not in running:
+                running[kind] = stack.enter_context(starts[kind](tmp_path_factory.mktemp(kind)))
+            return running[kind]
+
+        yield address
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import target_kit
 from channel_kit import ChannelWorld
 from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_with_spare
-from test_publish_targets import credentials, empty, servers  # noqa: F401 - a fixture
+from test_publish_targets import credentials, empty
 
 from sparkwright.base.errors import UploadError
 from sparkwright.publish.condemned import read_condemned
@@ -32,7 +32,7 @@ def wheels(target: Target) -> set[str]:
 @pytest.fixture(params=KINDS)
 def target(
     request: pytest.FixtureRequest,
-    servers,  # noqa: F811
+    servers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Target:
@@ -83,7 +83,7 @@ def test_a_store_that_ignores_conditions_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     dropped: tuple[str, ...],
-    servers,  # noqa: F811
+    servers,
 ) -> None:
     credentials(monkeypatch)
     plain = open_target(empty("s3", servers, tmp_path, monkeypatch))

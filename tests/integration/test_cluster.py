@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,8 @@ from world import SOURCE_ROOT, wait_until
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.base.ports import free_port
-from sparkwright.cluster import parse_cluster
+from sparkwright.cluster import parse_cluster, starting
+from sparkwright.cluster.opening import open_pool
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
@@ -59,6 +61,30 @@ def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
     assert {event["machine"] for event in heard.of("compile.finished")} == {shown(host) for host in hosts}
     assert compiled(home.builder, home.inputs) == (12, [])
     assert not [process for host in hosts for process in host.workers()]
+
+
+def test_a_worker_whose_ports_others_have_is_started_with_others(tmp_path, url, hosts, monkeypatch):
+    """At first the port of the scheduler there is taken, then that of the worker there, then the one here."""
+    address = parse_cluster(f"ssh://{hosts[0].sshd.host}")
+    with socket.create_server(("127.0.0.1", free_port())) as other:
+        taken, chosen = other.getsockname()[1], []
+
+        def choose(free: int) -> tuple[int, ...]:
+            ports = [free_port() for _ in range(3)]
+            if len(chosen) != free:
+                ports[len(chosen) % 3] = taken
+            chosen.append(ports)
+            return tuple(ports)
+
+        monkeypatch.setattr(starting, "_choose_ports", lambda: choose(3))
+        with open_pool(address, tmp_path, store_url=url) as pool:
+            assert len(pool.workers) == 1
+        assert len(chosen) == 4
+        chosen.clear()
+        monkeypatch.setattr(starting, "_choose_ports", lambda: choose(99))
+        with pytest.raises(ClusterError), open_pool(address, tmp_path, store_url=url):
+            pass
+        assert len(chosen) == 4
 
 
 def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):

@@ -69,12 +69,19 @@ def test_a_whole_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     assert run([python, "-I", "-c", "import alpha, beta; print(beta.VERSION)"]).text.strip() == "2.5"
 
 
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for an environment of probes by each installer, which no test changes."""
+    return tmp_path_factory.mktemp("below")
+
+
 @pytest.fixture
-def below(installing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def below(installing: str, environments: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The environment of probes, with a version of beta and one of torch."""
-    folder = tmp_path / "below"
-    installer.make_venv(folder, pip=True)
-    installer.install_packages(folder / "bin" / "python", ["beta==2.0", "torch==9.9"])
+    folder = environments / installing
+    if not folder.exists():
+        installer.make_venv(folder, pip=True)
+        installer.install_packages(folder / "bin" / "python", ["beta==2.0", "torch==9.9"])
     monkeypatch.setattr(environment, "probes_requirements", lambda: BELOW)
     monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: folder / "bin" / "python")
     return folder

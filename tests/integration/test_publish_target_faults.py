@@ -26,7 +26,7 @@ from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.s3 import PART
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kit import Recorder
@@ -39,21 +39,15 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with target_kit.s3_server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
 @pytest.fixture
 def proxy(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, servers: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultProxy]:
     """A proxy before a server."""
     credentials(monkeypatch)
     with contextlib.ExitStack() as stack:
         if kind == "s3":
-            server = request.getfixturevalue("s3").removeprefix("http://")
+            server = servers("s3").removeprefix("http://")
         else:
             (tmp_path / "server").mkdir()
             server = stack.enter_context(target_kit.nginx(tmp_path / "server"))

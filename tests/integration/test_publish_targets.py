@@ -26,25 +26,6 @@ KINDS = ("folder", "s3", "nginx", "apache", "github")
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory):
-    """Start each server when the first test asks for it."""
-    import contextlib
-
-    running: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-
-        def address(kind: str) -> str:
-            if kind not in running:
-                start = {"s3": target_kit.s3_server, "nginx": target_kit.nginx, "apache": target_kit.apache}[
-                    kind
-                ]
-                running[kind] = stack.enter_context(start(tmp_path_factory.mktemp(kind)))
-            return running[kind]
-
-        yield address
-
-
 @pytest.fixture(params=KINDS)
 def address(request: pytest.FixtureRequest, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty target of each kind."""

@@ -33,7 +33,9 @@ def test_an_open_loop_sends_at_its_times_whatever_the_others_do() -> None:
     counted = [sample for sample in samples if sample.counted]
     assert len(counted) == 40
     assert 50 <= len(samples) <= 60
-    due = [sample.due for sample in samples]
+    due = sorted(
+        sample.due for sample in samples
+    )  # a busy machine may send two that are overdue the other way round
     schedule = [at for at, _ in zip(arrivals(200.0, 3), due, strict=False)]
     assert [(at - due[0]) / 1e9 for at in due] == pytest.approx(
         [at - schedule[0] for at in schedule], abs=1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,12 +57,7 @@ class Talker:
         )
         state, ids, entries = f"{self.seed} {prompt.name}".encode(), [], []
         for position in range(cell.load.max_tokens):
-            digest = hashlib.sha256(state).digest()
-            tie, share = digest[0] < 256 * TIES, int.from_bytes(digest[1:4], "big") / 2**24
-            gap = share * self.noise if tie else 0.7 + 3 * share
-            tokens = [int.from_bytes(digest[8 + 4 * i : 12 + 4 * i], "big") for i in range(5)]
-            ranked = [-0.2, -0.2 - gap, *(-0.2 - gap - 0.6 * i for i in (1, 2, 3))]
-            top = {f"token_id:{token}": logprob for token, logprob in zip(tokens, ranked, strict=True)}
+            digest, tie, tokens, ranked, top = likely(state, self.noise)
             rank = self.rank(cell, chances[position], position, tie=tie)
             reported = ranked[rank] - 2.0 if self.misreport and cell.arm == "main" else ranked[rank]
             ids.append(tokens[rank])
@@ -80,6 +76,20 @@ class Talker:
         chance = np.random.default_rng(number_of(f"{self.seed} {prompt.name}"))
         solved = chance.random() < self.solves[cell.arm]
         return answered(prompt, (1, 2, 3), (), text=f"It is {prompt.expect if solved else 'unclear'}.")
+
+
+@lru_cache(maxsize=1 << 14)  # the starts of a model say the same until rounding parts them
+def likely(
+    state: bytes, noise: float
+) -> tuple[bytes, bool, tuple[int, ...], tuple[float, ...], dict[str, float]]:
+    """The next state, whether two tokens are near, the five likeliest, and their log-probabilities."""
+    digest = hashlib.sha256(state).digest()
+    tie, share = digest[0] < 256 * TIES, int.from_bytes(digest[1:4], "big") / 2**24
+    gap = share * noise if tie else 0.7 + 3 * share
+    tokens = tuple(int.from_bytes(digest[8 + 4 * i : 12 + 4 * i], "big") for i in range(5))
+    ranked = (-0.2, -0.2 - gap, *(-0.2 - gap - 0.6 * i for i in (1, 2, 3)))
+    top = {f"token_id:{token}": logprob for token, logprob in zip(tokens, ranked, strict=True)}
+    return digest, tie, tokens, ranked, top
 
 
 def number_of(text: str) -> int:

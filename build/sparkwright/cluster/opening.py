@@ -14,6 +14,7 @@ from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.events import task, warn
 from sparkwright.cluster.pool import Pool
 from sparkwright.cluster.starting import HELLO_S, start_worker
+from sparkwright.cluster.worker import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,7 @@ def open_pool(
             yield Pool(address.name, client, patience_s)
             return
         limits = {"temporary-directory": str(folder), "distributed.scheduler.worker-ttl": f"{silent_s} s"}
-        stack.enter_context(dask.config.set(limits))
+        stack.enter_context(dask.config.set(limits | QUIET))
         security = distributed.Security.temporary()
         cluster = stack.enter_context(
             distributed.LocalCluster(

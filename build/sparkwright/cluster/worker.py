@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 
 SLOT, MIB = "SLOT", "MIB"
 """Dask's resources: a task, and a MiB of memory. Capabilities of the machine are resources, too."""
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500 ms",
+    "distributed.admin.system-monitor.interval": "5 s",
+    "distributed.admin.system-monitor.disk": False,
+    "distributed.admin.system-monitor.gil.enabled": False,
+}
+"""Dask's settings without what it records for its dashboard, 3 % of a core of every idle worker."""
 _FOLDER = "sparkwright-worker-"
 _GIVES_UP_S = 30
 _ENDS_S = 3.0
@@ -92,6 +100,7 @@ async def _serve(
     say: Callable[[WorkerHello], None],
 ) -> None:
     distributed: Any = importlib.import_module("distributed")
+    importlib.import_module("dask").config.set(QUIET)
     security = (
         distributed.Security(
             tls_ca_file=settings.ca,

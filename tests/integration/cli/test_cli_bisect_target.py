@@ -81,7 +81,7 @@ def test_a_carry_is_named_by_what_is_served_on_the_target(reachable: World, sshd
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.walk), signal.SIGKILL])
 def test_a_stopped_search_leaves_nothing_there_and_goes_on(reachable: World, sshd: Sshd, end) -> None:
-    plant(reachable, "repeated-token")
+    plant(reachable, "repeated-token", alone=True)
     child = reachable.start(*words(reachable, sshd))
     (journal,) = wait_until(
         lambda: list((reachable.root / ".sparkwright" / "bisect").glob("*/journal.jsonl")), patience_s=60

@@ -82,7 +82,7 @@ def test_a_wheel_takes_proofs_of_other_machines(world, hosts):
     assert sum(did["proofs"] for did in wheel["machines"].values()) == 2
     probe = world.root / "carries" / "clamp" / "probe.py"
     probe.write_text(PROBE.format(module="clamp", name="clamp", argument=99, result=11))
-    refuted = world.call("wheel", "--cluster", cluster(hosts))
+    refuted = world.call("wheel", "--cluster", cluster(hosts[:1]))
     assert "clamp is refuted" in refuted.err
 
 
@@ -102,7 +102,7 @@ def test_a_machine_without_the_environment_proves_nothing(world, hosts):
     assert proofs(world) == expected
     forget(world, "third store")
     hosts[1].install(extra=other)
-    alone = world.call("carry", "prove", "--cluster", cluster(hosts))
+    alone = world.call("carry", "prove", "--cluster", cluster(hosts[1:]))
     assert (alone.status, proofs(world)) == (75, {})
     assert "install the Python" in alone.err
 
@@ -128,9 +128,8 @@ proving.LaidProofs.run = lie
 
 
 def test_a_machine_with_another_program_proves_nothing(world, hosts):
-    for host in hosts:
-        host.install(extra="import sparkwright.cluster.worker as w; w.own_code = lambda: 'f' * 64")
+    hosts[0].install(extra="import sparkwright.cluster.worker as w; w.own_code = lambda: 'f' * 64")
     forget(world, "other store")
-    done = world.call("carry", "prove", "--cluster", cluster(hosts))
+    done = world.call("carry", "prove", "--cluster", cluster(hosts[:1]))
     assert "another state of the same version" in done.err
     assert proofs(world) == {}

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from world import Ran, World
 
 
+@pytest.fixture
+def world(world: World) -> World:
+    world.record_proofs()
+    return world
+
+
 def empty(path: Path) -> None:
     spoil(path, b"")
 
@@ -130,9 +136,11 @@ def test_a_wheel_whose_times_alone_changed_is_read_and_stays(world: World) -> No
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"", b'{"sha256": 1}', b'{"sha256": "../../x"}', None])
 def test_malformed_records_count_as_missing(world: World, content: bytes | None) -> None:
     """Of every kind at once, and of each kind alone; `None` is a folder in a record's place."""
+    for path in world.root.glob("carries/*/proofs/*.json"):
+        path.unlink()  # so that the store's are needed
     digest = made(world)
     kinds = sorted(path.name for path in world.store.records.iterdir())
-    assert {"audit", "digest", "index", "merge", "sdist-tree", "wheel"} <= set(kinds)
+    assert {"audit", "digest", "index", "merge", "proof", "sdist-tree", "wheel"} <= set(kinds)
     for chosen in (kinds, *([kind] for kind in kinds)):
         for path in [path for kind in chosen for path in (world.store.records / kind).rglob("*.json")]:
             if content is None:

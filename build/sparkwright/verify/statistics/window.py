@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sparkwright.verify.model import Sample
 
@@ -83,17 +83,21 @@ def _steps(samples: Sequence[Sample]) -> list[tuple[int, int]]:
 
 
 def _tokens(samples: Sequence[Sample], begin: int, end: int) -> float:
-    good = (sample for sample in samples if sample.failure is None)
-    return math.fsum(tokens for sample in good for at, tokens in _arrivals(sample) if begin < at <= end)
+    arrived: list[float] = []
+    for sample in samples:
+        if sample.failure is None:
+            arrived += _arrived(sample, begin, end)
+    return math.fsum(arrived)
 
 
-def _arrivals(sample: Sample) -> Iterator[tuple[int, float]]:
-    """Return the times and counts of arriving tokens.
+def _arrived(sample: Sample, begin: int, end: int) -> list[float]:
+    """Return the counts of the tokens that arrive after *begin* and until *end*, one for each chunk.
 
-    Where chunks have no count of their own, all are taken to have the same; they always add up
+    Where chunks have no count of their own, all are taken to have the same; those of all chunks add up
     to the server's count.
     """
-    total = sum(chunk.tokens for chunk in sample.chunks)
-    for chunk in sample.chunks:
-        share = chunk.tokens / total if total else 1 / len(sample.chunks)
-        yield chunk.at, share * sample.output_tokens
+    output = sample.output_tokens
+    total = sum([chunk.tokens for chunk in sample.chunks])
+    if total:
+        return [chunk.tokens / total * output for chunk in sample.chunks if begin < chunk.at <= end]
+    return [1 / len(sample.chunks) * output for chunk in sample.chunks if begin < chunk.at <= end]
