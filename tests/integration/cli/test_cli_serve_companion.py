@@ -68,7 +68,7 @@ def add_companion(folder: Path, *modules: str) -> str:
         **kit.content([], target).record,
         "flashinfer": {"version": SPEC.version},
         "modules": {name: {"listed": name, "sha256": "0" * 64, "size": 0, "arches": {}} for name in modules},
-        "recipes": {name: SPEC.chosen("12.1a", recipes=[name]) for name in SPEC.recipes},
+        "recipes": {name: SPEC.needed("12.1a", name) for name in SPEC.recipes},
     }
     version = companion_version(SPEC.version, "13.0", target, record)
     info = f"flashinfer_jit_cache-{version}.dist-info"
