@@ -198,6 +198,10 @@ def check(
     with session.store.scratch() as scratch:
         card = arch_of(capability) if capability else ""
         found = find_modules(spec, chosen, python.absolute(), scratch, arch, card=card)
+    if recipes:
+        # What has no generator has no finished file either.
+        needed = _chosen(spec, target.arch, recipes, modules, stated=False)
+        found |= dict.fromkeys((name for name in needed if name not in chosen), "")
     if session.as_json:
         print_json({"modules": found, "missing": [name for name, path in found.items() if not path]})
     else:

@@ -17,6 +17,7 @@ from sparkwright.companion.package import companion_version
 from sparkwright.companion.wheel import RECORD
 from sparkwright.native.host import this_machine
 from sparkwright.native.model import Target
+from sparkwright.serve.flashinfer import CUBIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,3 +121,15 @@ def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     assert "holds gemm-fp4" in because
     add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
     assert told() == []
+
+
+def test_vllm_is_told_of_the_companion_only_where_it_has_all_that_the_recipe_needs(
+    plan: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.33, told that cubins are there, decodes a cache of FP8 by XQA, and could not compile that."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # nvidia-smi alone: no compiler
+    add_companion(tmp_path / "dist", *SPEC.chosen("12.1a"))
+    known, unknown = plan("qwen3.8-27b-mtp"), plan("qwen3.8-27b-dflash2")
+    told = [CUBIN in {one["name"] for one in found["variables"]} for found in (known, unknown)]
+    assert (known["compiled"], told) == ([], [True, False])
+    assert unknown["compiled"] == ["xqa-fp8-256-6-more", "attention-dflash2"]
