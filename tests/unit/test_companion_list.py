@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +11,11 @@ from checkpoint_kit import DENSE, QWEN_27B, QWEN_35B
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, NativeBuildError, UnknownNameError
+from sparkwright.companion.build import CompiledKernels
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.ninja import read_ninja
+from sparkwright.companion.wheel import record_of
+from sparkwright.native.model import Configuration, Target
 from sparkwright.recipes.recipe import load_recipe, recipes
 from sparkwright.serve.preflight.kv_plan import BLOCK, KvOptions, plan_kv
 from sparkwright.serve.preflight.shape import model_shape
@@ -208,6 +212,14 @@ def test_a_module_without_a_generator_is_needed_and_not_compiled(tmp_path: Path)
     with pytest.raises(UnknownNameError, match="cannot be compiled ahead") as caught:
         spec.chosen("12.1a", modules=["unknown"])
     assert "those of a checkpoint" in caught.value.because
+
+
+def test_a_companions_record_says_what_recipes_need_and_no_companion_has(tmp_path: Path) -> None:
+    spec = structs.replace(written(tmp_path), tvm_ffi={"aarch64": written(tmp_path).flashinfer})
+    toolchain: Any = SimpleNamespace(key="k", packages={})
+    kernels = CompiledKernels({}, {}, Configuration((), (), {}), "tree", toolchain)
+    found = record_of(kernels, spec, Target("aarch64", "12.1a"))["recipes"]
+    assert found == {"*": ["one"], "chat": ["one", "two"], "draft": ["one", "three", "unknown"]}
 
 
 def test_a_list_is_refused_that_is_missing_or_names_an_unknown_module(tmp_path: Path) -> None:
