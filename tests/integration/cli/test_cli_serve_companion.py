@@ -92,6 +92,8 @@ def test_kernels_that_would_be_compiled_are_named_with_the_command_that_builds_t
     unlocked = plan("qwen3.6-27b-dflash", "--unlocked")
     assert (unlocked["companion"], unlocked["compiled"]) == ("", ["sampling", "gemm-fp4"])
     assert "--unlocked" in unlocked["next_step"]
+    # Its cache is of FP8, and it names no backend; the one above names Triton.
+    assert plan("qwen3.6-27b-mtp")["compiled"][:3] == ["gemm-fp4", "attention-fp8-256", "xqa-fp8-256-6-1"]
 
 
 def test_with_a_complete_companion_nothing_would_be_compiled(
@@ -106,8 +108,8 @@ def test_with_a_complete_companion_nothing_would_be_compiled(
 def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told() -> list[tuple[str, str]]:
-        main(["preflight", "qwen3.6-27b-dflash", "--wheel", str(wheel), "--json"])
+    def told(recipe: str = "qwen3.6-27b-dflash") -> list[tuple[str, str]]:
+        main(["preflight", recipe, "--wheel", str(wheel), "--json"])
         found = json.loads(capsys.readouterr().out)["findings"]
         return [(one["because"], one["next_step"]) for one in found if one["check"] in {"jit", "nvcc"}]
 
@@ -121,6 +123,9 @@ def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     assert "holds gemm-fp4" in because
     add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
     assert told() == []
+    ((because, next_step),) = told("llama-3.3-70b")
+    assert "holds attention-fp8-128, xqa-fp8-128-8-1" in because
+    assert "--recipe llama-3.3-70b" in next_step
 
 
 def test_vllm_is_told_of_the_companion_only_where_it_has_all_that_the_recipe_needs(
