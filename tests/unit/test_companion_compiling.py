@@ -116,6 +116,24 @@ def test_a_module_is_described_compiled_and_linked_without_this_machines_paths(
     assert compile_modules(builder, inputs, configuration)["sampling"] == done
 
 
+def test_a_module_whose_name_is_as_long_as_a_file_system_allows_is_compiled(
+    store: Store, repository: Repository, tmp_path: Path, site: GeneratorSite, toolchain: Toolchain
+) -> None:
+    """FlashInfer names attention after all its arguments."""
+    long, target = "batch_prefill_with_kv_cache_".ljust(255, "x"), Target(HERE, "12.1a")
+    core = site.flashinfer / "flashinfer" / "jit" / "core.py"
+    core.write_text(core.read_text().replace('name = "sampling"', f'name = "{long}"'))
+    description = describe_modules(kit.SPEC, ["sampling"], site, target, toolchain)
+    tree = source_tree(Access(store, repository, IndexSettings(offline=True)), kit.SPEC, site)
+    configuration = configure_modules(description.modules, Places(site, toolchain, description), GXX)
+    inputs = Inputs(tree=tree, sources={}, toolchain=toolchain, target=target)
+    done = compile_modules(make_builder(store, repository, tmp_path / "logs"), inputs, configuration)
+    assert done[long].size
+    logs = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert len(logs) == 2
+    assert {name[-6:] for name in logs} == {"pp.log"}
+
+
 def test_a_generated_file_with_a_path_of_this_machine_is_refused(
     store: Store, repository: Repository, site: GeneratorSite
 ) -> None:

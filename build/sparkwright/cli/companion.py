@@ -40,6 +40,9 @@ def _choice(function: Any) -> Any:
     return function
 
 
+_OPEN = " (not compiled ahead: its arguments are not known)"
+
+
 @click.group("companion")
 def command() -> None:
     """Compile FlashInfer's kernels ahead of time, so that no request waits for a compiler."""
@@ -89,12 +92,13 @@ def build(
 
     spec = _spec(session)
     target = _target(session, platform, arch)
+    chosen = _chosen(spec, target.arch, recipes, modules)
     job = CompanionJob(
         access=session.access,
         lock=session.checkout.lock,
         spec=spec,
         target=target,
-        modules=_chosen(spec, target.arch, recipes, modules),
+        modules=chosen,
         python=python.absolute() if python else _generators(session),
         logs=session.checkout.root / WORK / "companion",
         jobs=jobs,
@@ -105,12 +109,15 @@ def build(
     made = make_companion(job, folder)
     _attach(folder, made.audit)
     index = publish(wheels_in(folder), folder)
+    left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
     if session.as_json:
-        print_json(_summary(made) | {"index": index.url})
+        print_json(_summary(made) | {"index": index.url, "not_ahead": left})
         return
     _show_audit(made.audit)
     click.echo(f"wheel    {made.wheel.path}")
     click.echo(f"index    {index.url}")
+    for name in left:
+        click.echo(f"left     {name}: {spec.modules[name].why}{_OPEN}")
     click.echo(f"next     pip install --index-url {index.url} flashinfer-jit-cache=={made.wheel.version}")
 
 
@@ -122,14 +129,22 @@ def build(
 def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str) -> None:
     """Show the kernels of the series, what calls them, and the recipes that need them."""
     spec = _spec(session)
-    chosen = _chosen(spec, _target(session, DEFAULT_PLATFORM, arch).arch, recipes, modules)
+    target = _target(session, DEFAULT_PLATFORM, arch)
+    chosen = _chosen(spec, target.arch, recipes, modules, stated=False)
     users = {name: [one for one, wanted in spec.recipes.items() if name in wanted] for name in chosen}
+    ahead = {name: bool(spec.modules[name].generator) for name in chosen}
     if session.as_json:
-        listed = {name: {"recipes": users[name], "why": spec.modules[name].why} for name in chosen}
+        listed = {
+            name: {"recipes": users[name], "why": spec.modules[name].why, "ahead": ahead[name]}
+            for name in chosen
+        }
         print_json({"flashinfer": spec.version, "modules": listed})
         return
     click.echo(f"FlashInfer {spec.version}, series {session.checkout.series}")
-    rows = [(name, ", ".join(users[name]) or "none", spec.modules[name].why) for name in chosen]
+    rows = [
+        (name, ", ".join(users[name]) or "none", spec.modules[name].why + ("" if ahead[name] else _OPEN))
+        for name in chosen
+    ]
     show_table(("module", "recipes", "called by"), rows)
 
 
@@ -183,6 +198,10 @@ def check(
     with session.store.scratch() as scratch:
         card = arch_of(capability) if capability else ""
         found = find_modules(spec, chosen, python.absolute(), scratch, arch, card=card)
+    if recipes:
+        # What has no generator has no finished file either.
+        needed = _chosen(spec, target.arch, recipes, modules, stated=False)
+        found |= dict.fromkeys((name for name in needed if name not in chosen), "")
     if session.as_json:
         print_json({"modules": found, "missing": [name for name, path in found.items() if not path]})
     else:
@@ -196,7 +215,9 @@ def check(
         )
 
 
-def _chosen(spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> list[str]:
+def _chosen(
+    spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...], *, stated: bool = True
+) -> list[str]:
     """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`.
 
     Raises:
@@ -205,7 +226,7 @@ def _chosen(spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: t
     from sparkwright.recipes import load_recipe
 
     names = [load_recipe(recipe).name for recipe in recipes]
-    return spec.chosen(arch, recipes=names, modules=modules)
+    return spec.chosen(arch, recipes=names, modules=modules, stated=stated)
 
 
 def _require_series(session: Session, spec: CompanionSpec, wheel: Path) -> None:

@@ -23,14 +23,15 @@ class KernelModule(Model, frozen=True):
     """One library of FlashInfer, as one of its generators makes it.
 
     Attributes:
-        generator: the function that describes it, ``module:function``.
+        generator: the function that describes it, ``module:function``; empty where arguments are not known:
+            recipes need it, and no companion has it.
         arguments: its arguments; a text that starts with ``torch.`` is a dtype.
         arches: the architectures that it is for, such as ``12.1a``; every one if there are none.
         why: what calls it.
     """
 
-    generator: Annotated[str, Meta(pattern=r"^[\w.]+:\w+\Z")]
     why: Annotated[str, Meta(min_length=1)]
+    generator: Annotated[str, Meta(pattern=r"^([\w.]+:\w+)?\Z")] = ""
     arguments: dict[str, Argument] = field(default_factory=dict)
     arches: tuple[str, ...] = ()
 
@@ -75,30 +76,52 @@ class CompanionSpec(Model, frozen=True):
         """
         return named(self.tvm_ffi, machine, "apache-tvm-ffi for machines")
 
-    def chosen(self, arch: str, *, recipes: Iterable[str] = (), modules: Iterable[str] = ()) -> list[str]:
+    def needed(self, arch: str, recipe: str) -> list[str]:
+        """Return the names of all modules that *recipe* needs on *arch*, those without a generator too."""
+        return self.chosen(arch, recipes=[recipe], stated=False)
+
+    def chosen(
+        self, arch: str, *, recipes: Iterable[str] = (), modules: Iterable[str] = (), stated: bool = True
+    ) -> list[str]:
         """Return the names of modules to compile for *arch*, in the list's order.
 
         Args:
             arch: the card's architecture, such as ``12.1a``.
             recipes: take what these need; with neither recipes nor modules, what any recipe needs.
             modules: take these besides.
+            stated: leave out what has no generator, and so cannot be compiled ahead of time.
 
         Raises:
-            UnknownNameError: there is no such recipe or module, or a named module is not for *arch*.
+            UnknownNameError: there is no such recipe or module, or a named module is not for *arch* or has no
+                generator.
         """
         recipes, modules = list(recipes), list(modules)
         if not recipes and not modules:
             recipes = list(self.recipes)
         wanted = {name for recipe in recipes for name in self._needed(recipe)}
         for name in modules:
-            if not named(self.modules, name, "modules of FlashInfer").is_for(arch):
-                raise UnknownNameError(
-                    f"{name} is not for {arch}",
-                    because=f"the list has it for {', '.join(self.modules[name].arches)}",
-                    next_step="leave it out, or choose another architecture",
-                )
-        fitting = {name for name in wanted if self.modules[name].is_for(arch)}
-        return [name for name in self.modules if name in fitting or name in modules]
+            self._require(name, arch)
+        return [
+            name
+            for name, module in self.modules.items()
+            if name in modules
+            or (name in wanted and module.is_for(arch) and (module.generator or not stated))
+        ]
+
+    def _require(self, name: str, arch: str) -> None:
+        module = named(self.modules, name, "modules of FlashInfer")
+        if not module.is_for(arch):
+            raise UnknownNameError(
+                f"{name} is not for {arch}",
+                because=f"the list has it for {', '.join(module.arches)}",
+                next_step="leave it out, or choose another architecture",
+            )
+        if not module.generator:
+            raise UnknownNameError(
+                f"{name} cannot be compiled ahead of time",
+                because=f"the list has no generator for it: {module.why}",
+                next_step="leave it out: FlashInfer compiles it when it is first used",
+            )
 
     def _needed(self, recipe: str) -> tuple[str, ...]:
         every = self.recipes.get("*", ())

@@ -100,7 +100,7 @@ def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> 
             "sha256": headers.sha256,
         },
         # By the list's names, so that a reader without the list can tell if the companion is enough.
-        "recipes": {recipe: spec.chosen(target.arch, recipes=[recipe]) for recipe in sorted(spec.recipes)},
+        "recipes": {recipe: spec.needed(target.arch, recipe) for recipe in sorted(spec.recipes)},
         "tree": kernels.tree,
         "target": {"machine": target.machine, "arch": target.arch},
         "toolchain": {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from sparkwright.base.digests import sha256_file
+from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import emit, task
 from sparkwright.base.process import run
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 _LINK = "120000"
 _LOOK_UPS = 8
+_LONGEST = 200
+"""Characters of a log's name without its ending; file systems take 255 bytes in all."""
+_DIGEST_DIGITS = 12
 
 
 class UnitCompiler(Protocol):
@@ -297,6 +300,18 @@ def _depfile(work: Workspace, unit: Unit) -> Path:
     return work.root / f"{unit.output}.d"
 
 
+def log_name(unit: str) -> str:
+    """Return the name of the log of the unit called *unit*, short enough for a file system.
+
+    A library of FlashInfer is named after all its arguments, and its units after it.
+    """
+    name = unit.replace("/", ".")
+    if len(name) > _LONGEST:
+        half = _LONGEST // 2
+        name = f"{name[:half]}.{digest_of(unit)[:_DIGEST_DIGITS]}.{name[-half:]}"
+    return f"{name}.log"
+
+
 def _jobs(
     builder: Builder,
     work: Workspace,
@@ -316,7 +331,7 @@ def _jobs(
                 cwd=work.build,
                 env=env,
                 output=output,
-                log=builder.logs / f"{unit.name.replace('/', '.')}.log",
+                log=builder.logs / log_name(unit.name),
                 expected=expected[unit.name],
             )
         )

@@ -62,7 +62,7 @@ def choose_companion(
     if spec is None or not capability:
         return CompanionChoice()
     target = Target(parse_name(wheel.name).machine, arch_of(capability))
-    needed = spec.chosen(target.arch, recipes=[recipe.name])
+    needed = spec.needed(target.arch, recipe.name)
     if not needed:
         return CompanionChoice()
     offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]

@@ -1,9 +1,10 @@
 """Variables with which vLLM takes FlashInfer's kernels from a companion on a machine without their compilers.
 
-vLLM takes FlashInfer's kernels for NVFP4 layers, experts and attention only where ``has_flashinfer()`` of
+vLLM takes FlashInfer's kernels for NVFP4 layers and experts only where ``has_flashinfer()`` of
 ``vllm/utils/flashinfer.py`` is true: with the package ``flashinfer-cubin``, with VLLM_HAS_FLASHINFER_CUBIN,
 or with ``nvcc`` (0.33: and ``ninja``) found. It does not look for a companion. The runtime of 0.24 has
-``flashinfer-cubin``, that of 0.33 has not.
+``flashinfer-cubin``, that of 0.33 has not. The variable also makes 0.33 decode by XQA on 12.x, so that a
+companion is complete with its kernels alone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,14 @@ def gen_sampling_module():
     return Spec("sampling")
 def gen_topk_module():
     return Spec("topk")
+def gen_gemm_sm120_module_cutlass_fp4():
+    return Spec("gemm")
+def _gen_batch_prefill_primary_module(**arguments):
+    return Spec(f"attention_{arguments['head_dim_qk']}")
+def gen_xqa_module(**arguments):
+    return Spec(f"xqa_{arguments['q_seq_len']}")
 """
+MODULES = ("sampling", "topk", "gemm", "xqa", "attention/modules")
 
 
 def companion(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -43,9 +50,10 @@ def environment(tmp_path: Path) -> Path:
         "flashinfer/__init__.py": "",
         "flashinfer/version.py": f"__version__ = {version!r}\n",
         "flashinfer/jit/__init__.py": "",
-        "flashinfer/jit/sampling.py": FLASHINFER,
-        "flashinfer/jit/topk.py": FLASHINFER,
+        "flashinfer/jit/attention/__init__.py": "",
+        **{f"flashinfer/jit/{name}.py": FLASHINFER for name in MODULES},
         "tvm_ffi/__init__.py": "",
+        "torch.py": "bfloat16, float8_e4m3fn, int32 = 'bf16', 'e4m3', 'i32'\n",
     }
     for path, text in files.items():
         (tmp_path / "site" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +91,25 @@ def test_a_kernel_that_would_be_compiled_is_an_error_and_a_finished_one_is_not(
     assert done.returncode == CompanionError.exit_code
     assert json.loads(done.stdout)["missing"] == ["topk"]
     assert "1 of 2 kernel modules" in done.stderr
+
+
+def test_a_recipe_is_not_complete_with_a_kernel_whose_arguments_are_not_known(
+    environment: Path, tmp_path: Path
+) -> None:
+    for name in ("sampling", "gemm", "attention_256", *(f"xqa_{step}" for step in range(1, 10))):
+        (tmp_path / name).write_bytes(b"")
+
+    def missing(recipe: str) -> tuple[int, list[str]]:
+        words = ("--python", str(environment), "--arch", "12.1a", "--recipe", recipe, "--json")
+        done = companion("check", "--series", "0.33", *words, FINISHED=str(tmp_path))
+        return done.returncode, json.loads(done.stdout)["missing"]
+
+    assert missing("qwen3.8-27b-mtp") == (0, [])
+    unknown = ["attention-dflash2"]
+    assert missing("qwen3.8-27b-dflash2") == (CompanionError.exit_code, unknown)
+    done = companion("list", "--series", "0.33", "--recipe", "qwen3.8-27b-dflash2", "--json")
+    ahead = {name: one["ahead"] for name, one in json.loads(done.stdout)["modules"].items()}
+    assert [name for name, one in ahead.items() if not one] == unknown
 
 
 def test_unknown_names_and_series_are_refused(environment: Path) -> None:

@@ -17,6 +17,7 @@ from sparkwright.companion.package import companion_version
 from sparkwright.companion.wheel import RECORD
 from sparkwright.native.host import this_machine
 from sparkwright.native.model import Target
+from sparkwright.serve.flashinfer import CUBIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ def add_companion(folder: Path, *modules: str) -> str:
         **kit.content([], target).record,
         "flashinfer": {"version": SPEC.version},
         "modules": {name: {"listed": name, "sha256": "0" * 64, "size": 0, "arches": {}} for name in modules},
-        "recipes": {name: SPEC.chosen("12.1a", recipes=[name]) for name in SPEC.recipes},
+        "recipes": {name: SPEC.needed("12.1a", name) for name in SPEC.recipes},
     }
     version = companion_version(SPEC.version, "13.0", target, record)
     info = f"flashinfer_jit_cache-{version}.dist-info"
@@ -91,6 +92,8 @@ def test_kernels_that_would_be_compiled_are_named_with_the_command_that_builds_t
     unlocked = plan("qwen3.6-27b-dflash", "--unlocked")
     assert (unlocked["companion"], unlocked["compiled"]) == ("", ["sampling", "gemm-fp4"])
     assert "--unlocked" in unlocked["next_step"]
+    # Its cache is of FP8, and it names no backend; the one above names Triton.
+    assert plan("qwen3.6-27b-mtp")["compiled"][:3] == ["gemm-fp4", "attention-fp8-256", "xqa-fp8-256-6-1"]
 
 
 def test_with_a_complete_companion_nothing_would_be_compiled(
@@ -105,8 +108,8 @@ def test_with_a_complete_companion_nothing_would_be_compiled(
 def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told() -> list[tuple[str, str]]:
-        main(["preflight", "qwen3.6-27b-dflash", "--wheel", str(wheel), "--json"])
+    def told(recipe: str = "qwen3.6-27b-dflash") -> list[tuple[str, str]]:
+        main(["preflight", recipe, "--wheel", str(wheel), "--json"])
         found = json.loads(capsys.readouterr().out)["findings"]
         return [(one["because"], one["next_step"]) for one in found if one["check"] in {"jit", "nvcc"}]
 
@@ -120,3 +123,18 @@ def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     assert "holds gemm-fp4" in because
     add_companion(tmp_path / "dist", "sampling", "gemm-fp4")
     assert told() == []
+    ((because, next_step),) = told("llama-3.3-70b")
+    assert "holds attention-fp8-128, xqa-fp8-128-8-1" in because
+    assert "--recipe llama-3.3-70b" in next_step
+
+
+def test_vllm_is_told_of_the_companion_only_where_it_has_all_that_the_recipe_needs(
+    plan: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.33, told that cubins are there, decodes a cache of FP8 by XQA, and could not compile that."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # nvidia-smi alone: no compiler
+    add_companion(tmp_path / "dist", *SPEC.chosen("12.1a"))
+    known, unknown = plan("qwen3.8-27b-mtp"), plan("qwen3.8-27b-dflash2")
+    told = [CUBIN in {one["name"] for one in found["variables"]} for found in (known, unknown)]
+    assert (known["compiled"], told) == ([], [True, False])
+    assert unknown["compiled"] == ["attention-dflash2"]
