@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, run_engine, say
 from trained.cells import CELLS, SECONDS, Cell, Setting, expected_windows, reference, specification
 from trained.judge import faults, outcome, reason, table
@@ -202,7 +203,7 @@ def serve(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="trained-drafter-") as folder:
         scratch = Path(folder)
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
             ran = list(pool.map(run, planned(args)))
     if not all(ran):
         say(f"{len(ran) - sum(ran)} cells were left out: the budget is spent")
