@@ -32,7 +32,7 @@ from typing import Any
 from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, run_engine, say
 from trained.cells import CELLS, SECONDS, Cell, Setting, expected_windows, reference, specification
-from trained.judge import faults, outcome, reason, table
+from trained.judge import answer_table, faults, outcome, reason, table
 
 __all__ = ["arguments", "main"]
 
@@ -240,20 +240,30 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print the table and every fault; return the exit status."""
+    """Print the tables and every fault; return the exit status."""
     lines, known = records(args.out, "cells.jsonl"), records(args.out, "foreseen.jsonl")
     found = [cell for cell in CELLS if cell.name in lines]
     foreseen = {cell: known.get(cell.name, {}).get("waves", {}) for cell in found}
     text = table([(cell, lines[cell.name], foreseen[cell]) for cell in found])
+    whole = {cell for cell in found if outcome(lines[cell.name]) == "served"}
+    beside = [
+        (cell, lines[cell.name], lines[reference(cell).name])
+        for cell in found
+        if {cell, reference(cell)} <= whole
+    ]
+    text += "\n\n" + answer_table(beside)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
     say(text)
+    file = args.out / "prompts.json"
+    prompts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     bad = 0
     for cell in found:
         windows = expected_windows(cell, args.drafter)
         right = lines.get(reference(cell).name)
-        for fault in faults(cell, lines[cell.name], right, windows, foreseen[cell], args.device):
+        wrong = faults(cell, lines[cell.name], right, windows, foreseen[cell], prompts, args.device)
+        for fault in wrong:
             say(f"FAIL {cell.name}: {fault}")
-            bad += 1
+        bad += len(wrong)
     say(f"{len(found)} cells judged, {bad} faults")
     return 1 if bad or not found else 0
 
