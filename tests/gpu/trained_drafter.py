@@ -72,6 +72,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     predict = verbs.add_parser("predict", help="compute what would have been accepted")
     report = verbs.add_parser("report", help="judge what is on record")
     report.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    report.add_argument("--chart", type=Path, metavar="FILE", help="draw both trees' tokens a step (SVG)")
     for verb in (serve, predict, report):
         verb.add_argument("--out", type=Path, required=True, help="folder of the record")
         verb.add_argument("--drafter", type=Path, required=True, help="folder of the trained drafters")
@@ -254,6 +255,10 @@ def report(args: argparse.Namespace) -> int:
     text += "\n\n" + answer_table(beside)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
     say(text)
+    if args.chart:
+        from trained.chart import draw
+
+        args.chart.write_text(draw(lines, {cell.name: steps for cell, steps in foreseen.items()}))
     file = args.out / "prompts.json"
     prompts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     bad = 0

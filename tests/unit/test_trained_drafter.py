@@ -250,3 +250,23 @@ def test_the_report_names_faults_and_writes_the_table(
     )
     assert trained_drafter.report(args) == 1
     assert "FAIL full-bf16-patched: 8 warm" in capsys.readouterr().out
+
+
+def test_the_chart_has_both_trees_and_torch_where_it_computed_them(tmp_path: Path) -> None:
+    setting(tmp_path)
+    args = ["report", "--out", str(tmp_path), "--drafter", str(tmp_path), "--chart", str(tmp_path / "c.svg")]
+    worse = HEALTHY | {"beside": wave(BAD)}
+    for name, waves in (("none-bf16-patched", HEALTHY), ("full-bf16-patched", HEALTHY)):
+        trained_drafter.append(tmp_path, "cells.jsonl", line([None, None], **waves) | {"cell": name})
+    trained_drafter.report(trained_drafter.arguments(args))
+    assert (tmp_path / "c.svg").read_text() == "", "nothing to compare with"
+    trained_drafter.append(tmp_path, "cells.jsonl", line([None, None], **worse) | {"cell": "full-bf16-stock"})
+    trained_drafter.append(
+        tmp_path, "foreseen.jsonl", {"cell": "full-bf16-patched", "waves": {"8 cold": GOOD}}
+    )
+    trained_drafter.report(trained_drafter.arguments(args))
+    chart = (tmp_path / "c.svg").read_text()
+    assert "no windows: 8 requests, cold: 3.50 patched, 3.50 stock, 3.50 by torch" in chart
+    assert "no windows: beside a long request: 3.50 patched, 1.25 stock<" in chart
+    assert "+2.25 [2.25, 2.25]" in chart
+    assert "warm" not in chart
