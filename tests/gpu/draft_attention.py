@@ -35,8 +35,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -48,6 +46,7 @@ from typing import Any
 
 from pair.install import Check
 from pair.models import MAX_MODEL_LEN, WINDOW_LAYERS, write_models, write_window_drafter
+from pair.sessions import engines_end_on_sigterm, session
 from serve_pair import BAD_SIGNS, LEVELS, RUNNERS, Run, environment, say
 
 WINDOW = 64
@@ -99,22 +98,12 @@ class Work:
         env["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # compiled for a minute, and no request here needs it
         if runner is not None:
             env["VLLM_USE_V2_MODEL_RUNNER"] = runner
-        with (self.out / f"{name}.log").open("wb") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-            )
-            try:
-                return child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return None
-            finally:
-                with contextlib.suppress(ProcessLookupError):  # whatever it left behind goes with it
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        with (
+            session([sys.executable, "-m", *command], self.out / f"{name}.log", env) as child,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            return child.wait(seconds)
+        return None
 
     def engine(
         self, name: str, module: str, seconds: float, runner: str | None = "0", **spec: Any
@@ -186,7 +175,7 @@ def attention(work: Work) -> list[Check]:
         command = ["pair.attention", str(work.out / "attention.jsonl"), device, group]
         return work.start(f"attention-{group}", command, SECONDS["attention"])
 
-    with ThreadPoolExecutor(len(GROUPS[device])) as pool:
+    with engines_end_on_sigterm(), ThreadPoolExecutor(len(GROUPS[device])) as pool:
         statuses = dict(zip(GROUPS[device], pool.map(start, GROUPS[device]), strict=True))
     checks = []
     for line in work.lines("attention", "attention.jsonl"):

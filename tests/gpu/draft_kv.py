@@ -30,11 +30,7 @@ not found.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -44,6 +40,7 @@ from typing import Any
 
 from pair import install
 from pair.install import Check
+from pair.sessions import session
 
 CASES = ["alone", "shared", "crowded", "at-the-end", "planted"]
 RUNS = ["v1-eager", "v2-eager", "v1-graphs", "v2-graphs"]
@@ -90,21 +87,10 @@ def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
     file.write_text(json.dumps(spec), encoding="utf-8")
     env = environment(Run(run), scratch) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     deadline = time.monotonic() + args.seconds
-    with (args.out / f"{run}.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "pair.draft_engine", str(file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            while (status := child.poll()) is None and time.monotonic() < deadline:
-                time.sleep(0.2)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    words = [sys.executable, "-m", "pair.draft_engine", str(file)]
+    with session(words, args.out / f"{run}.log", env) as child:
+        while (status := child.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.2)
     return status
 
 

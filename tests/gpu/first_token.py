@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +20,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pair.sessions import session
 
 COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "nvlink"})
 POLL_S = 0.02
@@ -99,19 +99,14 @@ def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
     if site is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     spec = {"model": str(models / "target"), "attention": attention, "result": str(cache / "result.json")}
-    log = (out / f"{name}.log").open("wb")
+    words = [sys.executable, __file__, "--engine", json.dumps(spec)]
     began = time.monotonic()
-    child = subprocess.Popen(
-        [sys.executable, __file__, "--engine", json.dumps(spec)],
-        env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
     seen: dict[int, str] = {}
-    while child.poll() is None and time.monotonic() - began < limit:
-        seen.update(compilers(child.pid))
-        time.sleep(POLL_S)
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-    status = child.wait()
+    with session(words, out / f"{name}.log", environment) as child:
+        while child.poll() is None and time.monotonic() - began < limit:
+            seen.update(compilers(child.pid))
+            time.sleep(POLL_S)
+    status = child.returncode
     took = time.monotonic() - began
     answer = Path(spec["result"])
     times = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}

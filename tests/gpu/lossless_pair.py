@@ -36,6 +36,7 @@ from typing import Any
 
 from pair.models import write_models, write_window_drafter
 from pair.scoring import CASES, LosslessCase, Score, scored, shortfalls
+from pair.sessions import engines_end_on_sigterm
 from serve_pair import BAD_SIGNS, Run, environment, run_engine, say
 
 LEVELS = [1, 2, 3, 8, 17, 33, 64]
@@ -174,7 +175,7 @@ def main() -> int:
         scratch = Path(folder)
         _, drafter = write_models(scratch)
         write_window_drafter(drafter, "window", WINDOW)
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
             statuses = list(pool.map(lambda case: execute(case, cases, args, scratch), cases))
     lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
     found = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The memory that preflight predicts for a server, beside what the server takes when it boots on a GPU.
 
-Not run yet. Needs one GPU, torch and an installed vLLM wheel of 0.24 or 0.33, and of this project's sources
+Needs one GPU, torch and an installed vLLM wheel of 0.24 or 0.33, and of this project's sources
 what preflight imports (msgspec, which vLLM requires); downloads nothing::
 
     python3 tests/gpu/memory_budget.py --out /tmp/budget
@@ -16,13 +16,14 @@ checkpoint, KV cache and mode. What is compared, and fails the script:
 - CUDA graphs: the measured pool lies between preflight's lowest and highest.
 
 A case that was measured is not booted again with the same ``--out`` and vLLM: after an interruption, the same
-command goes on. ``OUT`` receives ``cases/NAME.json``, ``table.md`` and each server's log. The exit status is
-0 when every figure agreed, 1 otherwise.
+command goes on. ``OUT`` receives ``cases/NAME.json``, each server's log, and ``table.md`` of every case on
+record. The exit status is 0 when every figure on record agreed, 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -254,6 +255,17 @@ def known(path: Path, version: str) -> dict[str, Any] | None:
     return record if whole else None
 
 
+def on_record(folder: Path, version: str) -> dict[str, dict[str, Any]]:
+    """Return every record in *folder* that is of that vLLM, by the name of its case."""
+    found = {}
+    for case in CASES:
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))
+            if record.get("vllm") == version:
+                found[case.name] = record
+    return found
+
+
 def selected(args: argparse.Namespace) -> list[Case]:
     """Return the cases with all of ``--only`` and none of ``--skip`` in their names."""
     return [
@@ -277,11 +289,29 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def run(args: argparse.Namespace, scratch: Path, version: str) -> None:
+    """Boot the selected cases that are not on record, and write a record of each."""
+    for case in selected(args):
+        path = args.out / "cases" / f"{case.name}.json"
+        record = known(path, version) or measured(case, args, scratch, version)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        say(f"{case.name}: {'; '.join(record['faults']) or 'agrees'}")
+
+
+def report(out: Path, version: str) -> int:
+    """Print and write the table of every case on record; return the exit status."""
+    records = on_record(out / "cases", version)
+    (out / "table.md").write_text(table(records) + "\n", encoding="utf-8")
+    say(table(records))
+    failed = sum(bool(record["faults"]) for record in records.values())
+    say(f"{len(records) - failed} passed, {failed} failed")
+    return 1 if failed or not records else 0
+
+
 def main() -> int:
     """Predict, boot, compare, and print the table."""
     args = arguments()
     (args.out / "cases").mkdir(parents=True, exist_ok=True)
-    records: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="memory-budget-") as folder:
         scratch = Path(folder)
         if args.plan:
@@ -291,17 +321,8 @@ def main() -> int:
             return 0
         from importlib.metadata import version
 
-        for case in selected(args):
-            path = args.out / "cases" / f"{case.name}.json"
-            record = known(path, version("vllm")) or measured(case, args, scratch, version("vllm"))
-            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            records[case.name] = record
-            say(f"{case.name}: {'; '.join(record['faults']) or 'agrees'}")
-    (args.out / "table.md").write_text(table(records) + "\n", encoding="utf-8")
-    say(table(records))
-    failed = sum(bool(record["faults"]) for record in records.values())
-    say(f"{len(records) - failed} passed, {failed} failed")
-    return 1 if failed or not records else 0
+        run(args, scratch, version("vllm"))
+    return report(args.out, version("vllm"))
 
 
 if __name__ == "__main__":

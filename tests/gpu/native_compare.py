@@ -25,7 +25,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pair.install import Check
+from pair.sessions import session
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("start", "outputs", "rates")
@@ -158,21 +158,9 @@ def start(
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    with (args.out / f"{name}-{round_}.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, __file__, "--engine", json.dumps(spec)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(args.seconds)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    words, log = [sys.executable, __file__, "--engine", json.dumps(spec)], args.out / f"{name}-{round_}.log"
+    with session(words, log, environment) as child, contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(args.seconds)
     if not result.exists():
         raise ValueError(f"{name}, {round_}: no result; see {name}-{round_}.log")
     said = json.loads(result.read_text(encoding="utf-8"))

@@ -53,6 +53,7 @@ from pair.mixes import (
     of_series,
     write_pairs,
 )
+from pair.sessions import engines_end_on_sigterm
 from serve_pair import BAD_SIGNS, Run, environment, run_engine, say
 
 LEVELS = [1, 2, 3, 5, 8, 16, 17, 31, 33, 47, 64]
@@ -183,7 +184,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="quantised-draft-") as folder:
         scratch = Path(folder)
         models = write_pairs(scratch)
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
             statuses = list(pool.map(lambda case: execute(case, args, scratch, models), cases))
     lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
     found = {

@@ -49,6 +49,7 @@ from fleet.processes import Forks, Interpreters
 from fleet.report import table
 from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of
 from fleet.tensors import kept_checkpoint
+from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, say
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="serve-fleet-") as folder:
         scratch, started = Path(folder), time.monotonic()
         session = Session(args, scratch, starter(args, scratch), started, threading.Lock())
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
             ran = list(pool.map(session.run, [cell for cell, _ in planned(args)]))
     if not all(ran):
         say(f"{len(ran) - sum(ran)} cells were left out: the budget is spent")

@@ -36,7 +36,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,7 @@ from typing import Any
 from pair import install
 from pair.install import Check
 from pair.models import write_models
+from pair.sessions import session
 
 HERE = Path(__file__).resolve().parent
 LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 25, 31, 32, 33, 47, 63, 64, 65]
@@ -126,24 +126,14 @@ def arguments() -> argparse.Namespace:
 def run_engine(module: str, spec: Path, log: Path, env: dict[str, str], seconds: float) -> int | None:
     """Run ``python -m module spec`` with its output in *log*; return its exit status, `None` after *seconds*.
 
-    All processes of its session end with it.
+    All processes of its session end with it, and with this script if it gets SIGTERM.
     """
-    with log.open("wb") as stream:
-        child = subprocess.Popen(
-            [sys.executable, "-m", module, str(spec)],
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            return child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    with (
+        session([sys.executable, "-m", module, str(spec)], log, env) as child,
+        contextlib.suppress(subprocess.TimeoutExpired),
+    ):
+        return child.wait(seconds)
+    return None
 
 
 def environment(run: Run, scratch: Path) -> dict[str, str]:
@@ -180,24 +170,15 @@ def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: instal
     deadline = time.monotonic() + args.boot_seconds + 20 * len(args.levels)
     lines = args.out / "lines.jsonl"
     lines.touch()
-    with (args.out / f"{run.name}.log").open("wb") as log, lines.open(encoding="utf-8") as stream:
+    words = [sys.executable, "-m", "pair.engine", str(file)]
+    log = args.out / f"{run.name}.log"
+    with lines.open(encoding="utf-8") as stream:
         stream.seek(0, os.SEEK_END)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "pair.engine", str(file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment(run, scratch),
-            start_new_session=True,
-        )
-        try:
+        with session(words, log, environment(run, scratch)) as child:
             while (status := child.poll()) is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 sys.stdout.write(stream.read())
                 sys.stdout.flush()
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # whatever the engine left behind goes with it
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
         sys.stdout.write(stream.read())
     return status
 

@@ -29,9 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, run_engine, say
 from trained.cells import CELLS, SECONDS, Cell, Setting, expected_windows, reference, specification
-from trained.judge import faults, outcome, reason, table
+from trained.judge import answer_table, faults, outcome, reason, table
 
 __all__ = ["arguments", "main"]
 
@@ -71,6 +72,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     predict = verbs.add_parser("predict", help="compute what would have been accepted")
     report = verbs.add_parser("report", help="judge what is on record")
     report.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    report.add_argument("--chart", type=Path, metavar="FILE", help="draw both trees' tokens a step (SVG)")
     for verb in (serve, predict, report):
         verb.add_argument("--out", type=Path, required=True, help="folder of the record")
         verb.add_argument("--drafter", type=Path, required=True, help="folder of the trained drafters")
@@ -202,7 +204,7 @@ def serve(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="trained-drafter-") as folder:
         scratch = Path(folder)
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
             ran = list(pool.map(run, planned(args)))
     if not all(ran):
         say(f"{len(ran) - sum(ran)} cells were left out: the budget is spent")
@@ -239,20 +241,34 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print the table and every fault; return the exit status."""
+    """Print the tables and every fault; return the exit status."""
     lines, known = records(args.out, "cells.jsonl"), records(args.out, "foreseen.jsonl")
     found = [cell for cell in CELLS if cell.name in lines]
     foreseen = {cell: known.get(cell.name, {}).get("waves", {}) for cell in found}
     text = table([(cell, lines[cell.name], foreseen[cell]) for cell in found])
+    whole = {cell for cell in found if outcome(lines[cell.name]) == "served"}
+    beside = [
+        (cell, lines[cell.name], lines[reference(cell).name])
+        for cell in found
+        if {cell, reference(cell)} <= whole
+    ]
+    text += "\n\n" + answer_table(beside)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
     say(text)
+    if args.chart:
+        from trained.chart import draw
+
+        args.chart.write_text(draw(lines, {cell.name: steps for cell, steps in foreseen.items()}))
+    file = args.out / "prompts.json"
+    prompts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     bad = 0
     for cell in found:
         windows = expected_windows(cell, args.drafter)
         right = lines.get(reference(cell).name)
-        for fault in faults(cell, lines[cell.name], right, windows, foreseen[cell], args.device):
+        wrong = faults(cell, lines[cell.name], right, windows, foreseen[cell], prompts, args.device)
+        for fault in wrong:
             say(f"FAIL {cell.name}: {fault}")
-            bad += 1
+        bad += len(wrong)
     say(f"{len(found)} cells judged, {bad} faults")
     return 1 if bad or not found else 0
 

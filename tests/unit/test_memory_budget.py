@@ -95,3 +95,20 @@ def test_the_table_has_every_case() -> None:
     text = memory_budget.table(records)
     assert f"| {GRAPHS.name} | 15.20 | 15.00 | 50.00 | 47.00 / 52.00 / 54.00 |" in text
     assert [line.rpartition("| ")[2] for line in text.splitlines()[2:]] == ["agrees |", "FAIL |"]
+
+
+def test_the_report_lists_cases_of_earlier_calls_and_fails_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert memory_budget.report(tmp_path, "0.24.0") == 1, "nothing on record is no pass"
+    (tmp_path / "cases").mkdir()
+    for case, vllm, wrong in ((EAGER, "0.24.0", []), (GRAPHS, "0.24.0", []), (CASES[0], "0.33.0", ["x"])):
+        record = {"vllm": vllm, "predicted": EXPECTED, "measured": SEEN, "faults": wrong}
+        (tmp_path / "cases" / f"{case.name}.json").write_text(json.dumps(record))
+    assert memory_budget.report(tmp_path, "0.24.0") == 0
+    text = (tmp_path / "table.md").read_text()
+    assert EAGER.name in text
+    assert GRAPHS.name in text
+    assert CASES[0].name not in text, "it is of another vLLM"
+    assert memory_budget.report(tmp_path, "0.33.0") == 1
+    assert "0 passed, 1 failed" in capsys.readouterr().out

@@ -95,6 +95,67 @@ def test_counters_answers_and_the_prefix_cache_are_looked_at() -> None:
     assert not any(text.startswith("beside") for text in found(Cell("full"), record))
 
 
+def test_a_cold_wave_may_have_from_the_cache_what_an_earlier_prompt_begins_with_and_no_more() -> None:
+    begin = list(range(35))
+    prompts = [[*begin, 1, 2], [7, 8, 9], [*begin, 3, 4], [*begin[:20], 5]]
+    assert judge.shared(prompts) == [0, 0, 32, 16]
+    assert judge.shared([begin, begin]) == [0, 32]
+    record = line([None, None], **(HEALTHY | {"4 cold": wave(GOOD[:4])}))
+    cached = record["seen"]["waves"]["4 cold"]["rows"]
+    for row, tokens in zip(cached, (0, 0, 32, 16), strict=True):
+        row["cached"] = tokens
+    given = (Cell("full"), record, REFERENCE, [None, None], {"8 cold": GOOD, "4 cold": GOOD[:4]})
+    several = prompts + [[one] for one in range(4)]
+    assert judge.faults(*given, several) == []
+    for row, tokens in ((0, 16), (1, 16), (2, 48), (3, 32)):
+        healthy, cached[row]["cached"] = cached[row]["cached"], tokens
+        (fault,) = judge.faults(*given, several)
+        assert fault.startswith("4 cold: 1 prompts came from the prefix cache")
+        cached[row]["cached"] = healthy
+    assert len(judge.faults(*given)) == 1, "without prompts nothing is allowed"
+
+
+def test_answers_of_a_rounded_format_may_differ_as_much_as_the_reference_from_itself() -> None:
+    right = line([], **{"8 cold": wave(GOOD), "8 warm": wave(GOOD, cached=64)})
+    record = line([None, None], **HEALTHY)
+    for layer in record["seen"]["view"]["layers"]:
+        layer["cache"] = "nvfp4"
+    cell, cold = Cell("full", "nvfp4"), right["seen"]["waves"]["8 cold"]["rows"]
+    cold[0]["near"][4]["98"] = 1.75
+    record["seen"]["waves"]["8 cold"]["rows"][0]["tokens"][4] = 98
+    (fault,) = judge.faults(cell, record, right, [None, None], None)
+    assert fault == "8 cold: a token 1.75 nats below the reference's, allowed 1.0"
+
+    warm = right["seen"]["waves"]["8 warm"]["rows"]
+    warm[3]["tokens"][9] = 97
+    warm[3]["near"][9] = {"9": 2.0, "97": 0.0}
+    cold[3]["near"][9]["97"] = 0.5
+    assert judge.own_spread(right) == judge.Compared(2 * (7 * 30 + 10), 2, 2.0)
+    assert judge.faults(cell, record, right, [None, None], None) == []
+    cold[0]["near"][4]["98"] = 2.25
+    (fault,) = judge.faults(cell, record, right, [None, None], None)
+    assert fault == "8 cold: a token 2.25 nats below the reference's, allowed 2.0"
+    del warm[3]["near"][9]["9"]  # beyond what is kept: no limit
+    (fault,) = judge.faults(cell, record, right, [None, None], None)
+    assert fault.endswith("allowed 1.0")
+
+
+def test_other_answers_of_a_rounded_format_are_counted_over_all_waves() -> None:
+    record = line([None, None], **HEALTHY)
+    for layer in record["seen"]["view"]["layers"]:
+        layer["cache"] = "nvfp4"
+    rows_ = record["seen"]["waves"]["beside"]["rows"]
+    for row in rows_:
+        row["tokens"][0] = 99
+    given = (Cell("full", "nvfp4"), record, REFERENCE, [None, None], None)
+    assert judge.faults(*given) == [], "8 of 488"
+    assert "| full-nvfp4-patched | beside | 8 | 8 | 0.10 |" in judge.answer_table([given[:3]])
+    for name in ("8 cold", "8 warm"):
+        for row in record["seen"]["waves"][name]["rows"]:
+            row["tokens"][1] = 99
+    assert judge.faults(*given) == ["all waves: 24 of 40 compared tokens are others"]
+
+
 def test_a_cell_without_its_end_or_its_reference_is_no_pass() -> None:
     record = line([None, None], **HEALTHY)
     assert judge.faults(Cell("full"), record, None, [None, None], None) == [
@@ -189,3 +250,23 @@ def test_the_report_names_faults_and_writes_the_table(
     )
     assert trained_drafter.report(args) == 1
     assert "FAIL full-bf16-patched: 8 warm" in capsys.readouterr().out
+
+
+def test_the_chart_has_both_trees_and_torch_where_it_computed_them(tmp_path: Path) -> None:
+    setting(tmp_path)
+    args = ["report", "--out", str(tmp_path), "--drafter", str(tmp_path), "--chart", str(tmp_path / "c.svg")]
+    worse = HEALTHY | {"beside": wave(BAD)}
+    for name, waves in (("none-bf16-patched", HEALTHY), ("full-bf16-patched", HEALTHY)):
+        trained_drafter.append(tmp_path, "cells.jsonl", line([None, None], **waves) | {"cell": name})
+    trained_drafter.report(trained_drafter.arguments(args))
+    assert (tmp_path / "c.svg").read_text() == "", "nothing to compare with"
+    trained_drafter.append(tmp_path, "cells.jsonl", line([None, None], **worse) | {"cell": "full-bf16-stock"})
+    trained_drafter.append(
+        tmp_path, "foreseen.jsonl", {"cell": "full-bf16-patched", "waves": {"8 cold": GOOD}}
+    )
+    trained_drafter.report(trained_drafter.arguments(args))
+    chart = (tmp_path / "c.svg").read_text()
+    assert "no windows: 8 requests, cold: 3.50 patched, 3.50 stock, 3.50 by torch" in chart
+    assert "no windows: beside a long request: 3.50 patched, 1.25 stock<" in chart
+    assert "+2.25 [2.25, 2.25]" in chart
+    assert "warm" not in chart

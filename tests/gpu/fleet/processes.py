@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from pair.sessions import ended, stopped
 from serve_pair import run_engine
 
 if TYPE_CHECKING:
@@ -75,12 +74,11 @@ class Forks:
     def _wait(self, process: Any, seconds: float) -> int | None:
         deadline = time.monotonic() + seconds
         status: int | None = None
-        while status is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-            with self._lock:
-                status = process.exitcode
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        with ended(process.pid):
+            while status is None and time.monotonic() < deadline and not stopped():
+                time.sleep(0.1)
+                with self._lock:
+                    status = process.exitcode
         return status
 
     def run(self, spec: Path, log: Path, env: dict[str, str], seconds: float) -> int | None:

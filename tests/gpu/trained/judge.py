@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.judge import ALLOWED, RARE, compared, outcome, reason
+from fleet.judge import ALLOWED, RARE, Compared, compared, outcome, reason
 
 from trained.cells import DRAFTS
 
@@ -19,10 +20,23 @@ if TYPE_CHECKING:
 
     from trained.cells import Cell
 
-__all__ = ["Acceptance", "Difference", "acceptance", "difference", "faults", "steps_of", "table"]
+__all__ = [
+    "Acceptance",
+    "Difference",
+    "acceptance",
+    "answer_table",
+    "difference",
+    "faults",
+    "own_spread",
+    "shared",
+    "steps_of",
+    "table",
+]
 
 SAME = 0.15
 """Tokens a step by which two means may differ where nothing should: answers part at near ties."""
+BLOCK = 16
+"""Tokens of a block of the prefix cache: vLLM's own choice, which no cell changes."""
 Steps = list[list[int]]
 
 
@@ -117,11 +131,14 @@ def faults(
     right: dict[str, Any] | None,
     windows: list[int | None],
     foreseen: dict[str, Steps] | None,
+    prompts: Sequence[Sequence[int]] = (),
     device: str = "cuda",
 ) -> list[str]:
     """Return everything that is wrong with a cell, in words.
 
-    What upstream's tree loses is for the table: of it only answers and counters are judged.
+    What upstream's tree loses is for the table: of it only answers and counters are judged. Answers are
+    compared with those of the same format without a drafter. Where a format rounds, two runs of one engine
+    differ by as much as a drafter changes, so that the limit is what the reference's own waves differ by.
 
     Args:
         cell: the cell.
@@ -129,6 +146,7 @@ def faults(
         right: the record of its reference.
         windows: of the drafter's layers, as it was trained.
         foreseen: steps of each wave as torch computes them; None where they were not computed.
+        prompts: in their order; without them a cold wave may have nothing from the prefix cache.
         device: ``cuda`` or ``cpu``.
     """
     if outcome(line) != "served":
@@ -138,25 +156,59 @@ def faults(
         return found
     if device == "cuda":
         found += _view_faults(cell, line["seen"]["view"], windows)
-    return found + _acceptance_faults(cell, waves(line), foreseen) + _cache_faults(line)
+    return found + _acceptance_faults(cell, waves(line), foreseen) + _cache_faults(line, prompts)
+
+
+def best_wave(line: dict[str, Any]) -> str:
+    """Return the name of a cell's cold wave with the most requests at once."""
+    named = [name for name in line["seen"]["waves"] if name.endswith("cold")]
+    return max(named, key=lambda one: int(one.split()[0]))
+
+
+def answers(line: dict[str, Any], right: dict[str, Any]) -> dict[str, Compared]:
+    """Return the answers of each wave beside those of the reference's cold wave."""
+    best = right["seen"]["waves"][best_wave(right)]["rows"]
+    waves_ = line["seen"]["waves"]
+    return {name: compared(wave["rows"], best[: len(wave["rows"])]) for name, wave in waves_.items()}
+
+
+def own_spread(right: dict[str, Any]) -> Compared:
+    """Return by how much a reference's waves differ from its cold one, and that from them, at most."""
+    named = right["seen"]["waves"]
+    cold = named[best_wave(right)]["rows"]
+    found = [Compared(0, 0, 0.0)]
+    for wave in named.values():
+        rows = wave["rows"]
+        if rows is not cold:
+            found += [compared(rows, cold[: len(rows)]), compared(cold[: len(rows)], rows)]
+    return Compared(
+        sum(one.tokens for one in found), sum(one.others for one in found), max(one.worst for one in found)
+    )
 
 
 def _answer_faults(cell: Cell, line: dict[str, Any], right: dict[str, Any] | None) -> list[str]:
     if right is None or outcome(right) != "served":
         return ["there is no reference to compare answers with"]
-    named = right["seen"]["waves"]
-    best = named[max((name for name in named if name.endswith("cold")), key=lambda one: int(one.split()[0]))]
-    found = []
-    for name, wave in line["seen"]["waves"].items():
-        rows = wave["rows"]
-        told = compared(rows, best["rows"][: len(rows)])
-        if told.worst > ALLOWED[cell.cache] or told.worst != told.worst:
-            found.append(
-                f"{name}: a token {told.worst:.2f} nats below the reference's, allowed {ALLOWED[cell.cache]}"
+    limit, told = ALLOWED[cell.cache], answers(line, right)
+    if cell.cache != "bf16":
+        own = own_spread(right).worst
+        limit = max(limit, own if math.isfinite(own) else 0.0)
+    found = [
+        f"{name}: a token {one.worst:.2f} nats below the reference's, allowed {limit}"
+        for name, one in told.items()
+        if not one.worst <= limit
+    ]
+    if cell.cache != "bf16":  # all of a cell: one early other token ends the comparison of a short wave
+        told = {
+            "all waves": Compared(
+                sum(one.tokens for one in told.values()), sum(one.others for one in told.values()), 0.0
             )
-        if told.others > max(1, RARE[cell.cache] * told.tokens):
-            found.append(f"{name}: {told.others} of {told.tokens} compared tokens are others")
-    return found
+        }
+    return found + [
+        f"{name}: {one.others} of {one.tokens} compared tokens are others"
+        for name, one in told.items()
+        if one.others > max(1, RARE[cell.cache] * one.tokens)
+    ]
 
 
 def _counter_faults(cell: Cell, line: dict[str, Any]) -> list[str]:
@@ -192,13 +244,39 @@ def _view_faults(cell: Cell, view: dict[str, Any], windows: list[int | None]) ->
     return found
 
 
-def _cache_faults(line: dict[str, Any]) -> list[str]:
+def shared(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Return how many tokens of each prompt, in whole blocks, an earlier one begins with as well.
+
+    So many may come from a prefix cache that was empty when the first of them was asked.
+    """
     found = []
+    for at, prompt in enumerate(prompts):
+        before = (_common(prompt, one) for one in prompts[:at])
+        found.append(max(before, default=0) // BLOCK * BLOCK)
+    return found
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _cache_faults(line: dict[str, Any], prompts: Sequence[Sequence[int]]) -> list[str]:
+    found, allowed = [], shared(prompts)
     for name, wave in line["seen"]["waves"].items():
-        if name.endswith("warm") and not all(row["cached"] for row in wave["rows"]):
+        cached = [row["cached"] for row in wave["rows"]]
+        if name.endswith("warm") and not all(cached):
             found.append(f"{name}: not all prompts came from the prefix cache")
-        if name.endswith("cold") and any(row["cached"] for row in wave["rows"]):
-            found.append(f"{name}: prompts came from the prefix cache")
+        if not name.endswith("cold"):
+            continue
+        limits = (allowed or [0] * len(cached))[: len(cached)]
+        more = [(seen, limit) for seen, limit in zip(cached, limits, strict=True) if seen > limit]
+        if more:
+            seen, limit = max(more)
+            found.append(
+                f"{name}: {len(more)} prompts came from the prefix cache, "
+                f"such as {seen} tokens where {limit} are an earlier prompt's"
+            )
     return found
 
 
@@ -250,4 +328,23 @@ def table(
                 f"| {cell.name} | {name} | {one.requests} · {one.steps:,} | {' | '.join(shares)} "
                 f"| {one.tokens:.2f} [{one.interval[0]:.2f}, {one.interval[1]:.2f}] | {beside} | {known} |"
             )
+    return "\n".join(rows)
+
+
+def answer_table(lines: Sequence[tuple[Cell, dict[str, Any], dict[str, Any]]]) -> str:
+    """Return how answers differ from those without a drafter in the same format, as Markdown.
+
+    A reference's line says how its own cold and warm answers differ, each way.
+    """
+    rows = [
+        "| cell | wave | tokens compared | other answers | largest gap, nats |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for cell, line, right in lines:
+        alone = cell.drafter == "none"
+        told = {"cold and warm": own_spread(line)} if alone else answers(line, right)
+        rows += [
+            f"| {cell.name} | {name} | {one.tokens:,} | {one.others} | {one.worst:.2f} |"
+            for name, one in told.items()
+        ]
     return "\n".join(rows)
