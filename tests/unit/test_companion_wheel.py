@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import companion_kit as kit
+import elfkit
 import msgspec
 import pytest
 import wheelkit
@@ -49,6 +50,20 @@ def audited(store: Store, folder: Path, wheel: Path, **changes: Any) -> Companio
 
 def failed(report: CompanionAudit) -> dict[str, str]:
     return {check.name: check.detail for check in report.checks if check.verdict != "pass"}
+
+
+@pytest.mark.parametrize(("tile", "refused"), [(32, False), (64, True)])
+def test_a_tile_that_flashinfer_never_chooses_may_be_undefined(
+    store: Store,
+    tmp_path: Path,
+    tile: int,
+    refused: bool,  # noqa: FBT001
+) -> None:
+    name = f"_ZN10flashinfer38BatchPrefillWithPagedKVCacheDispatchedILb1ELj{tile}ELj256ELj256EEv"
+    code = f"int {name}(void); int run(void) {{ return {name}(); }}"
+    path = elfkit.shared(tmp_path / "sampling.so", code, device=elfkit.device(list(kit.IMAGES)))
+    wheel = write_companion(store, kit.content([kit.module(store, path)]), tmp_path / "dist").path
+    assert ("symbols-resolve" in failed(audited(store, tmp_path, wheel))) == refused
 
 
 def test_the_same_modules_give_the_same_bytes_and_others_another_version(

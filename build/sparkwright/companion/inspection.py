@@ -7,6 +7,7 @@ comparison: there is no wheel of upstream's to compare with, and every kernel ha
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 _LOADED_BEFORE = "libtvm_ffi.so"
 """FlashInfer's modules call it and do not name it: Python has loaded it, for all, before them."""
+
+# FA2DetermineCtaTileQ of utils.cuh chooses 32 queries for heads of 512 alone. The dispatch names them for all
+# heads, and the generator leaves them out for smaller ones. Calls are bound when they are first made.
+_UNREACHABLE = re.compile(
+    r"_ZN10flashinfer\d+BatchPrefillWith(?:Paged|Ragged)KVCacheDispatchedI(?:Lb[01]E)?Lj32ELj(?:64|128|256)E"
+)
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,8 @@ def _symbols(subject: _Subject) -> AuditCheck:
     for member, one in subject.found.items():
         elf = structs.replace(one.elf, needed=(*one.elf.needed, _LOADED_BEFORE))
         found = resolve(elf, subject.surroundings, python="none")
-        faults += [f"{member}: {symbol} is undefined" for symbol in found.unresolved]
+        lost = [symbol for symbol in found.unresolved if not _UNREACHABLE.match(symbol)]
+        faults += [f"{member}: {symbol} is undefined" for symbol in lost]
         count += len(elf.undefined)
     return judge("symbols-resolve", faults, f"{count} symbols")
 
