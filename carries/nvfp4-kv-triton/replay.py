@@ -141,7 +141,7 @@ class Launched(Exception):  # noqa: N818 - it ends a run
 
 def launch_of(run: Callable[[], object], *, invariant: bool) -> dict[str, Any]:
     """Constants and options that the attention kernel is launched with in *run*, but for the grid."""
-    names = ("BLOCK_M", "BLOCK_Q", "TILE_SIZE", "IS_3D", "num_warps", "num_stages")
+    names = ("BLOCK_M", "BLOCK_Q", "TILE_SIZE", "IS_3D", "NVFP4_HALVES", "num_warps", "num_stages")
 
     def launch(**given: Any) -> None:
         raise Launched({name: given[name] for name in names})

@@ -31,6 +31,7 @@ CASES = (
         Shape(queries=(16, 2), lengths=(33, 65)),
     ),  # one token in the last tile, which most queries do not see
     (2, Shape(queries=(16, 16), lengths=(33, 48), cold=True)),
+    (3, Shape(head_size=96, queries=(1, 1), lengths=(100, 40))),  # by halves, of padded heads
     (3, MIXED),
     (5, MIXED),  # as many as there are tiles
     (64, MIXED),  # more than there are tiles
@@ -42,7 +43,10 @@ CASES = (
     (3, Shape(head_size=96, queries=(5, 9), lengths=(70, 40), alibi=True, block_size=32, layout="HND")),
     (3, Shape(head_size=256, heads=2, kv_heads=2, queries=(4, 1), lengths=(70, 40))),
     (3, Shape(head_size=512, heads=2, kv_heads=1, queries=(4, 1), lengths=(70, 40), dtype=torch.float16)),
+    (3, Shape(head_size=256, heads=2, kv_heads=2, queries=(1, 1), lengths=(70, 40), dtype=torch.float16)),
+    (1, Shape(head_size=128, heads=8, kv_heads=1, queries=(1, 1), lengths=(70, 40), window=20)),
 )
+FOR_FAULTS = CASES[:3]
 
 
 class Fault(NamedTuple):
@@ -83,6 +87,19 @@ FAULTS = (
         "query_abs_pos = context_len + query_pos[:, None]",
         "query_abs_pos = context_len + query_pos[:, None] + 1",
     ),
+    # Columns of Q, and of the output, in an order that is not that of a tile by halves.
+    Fault(reader, "offs_d = nvfp4_columns(HEAD_SIZE_PADDED)", "offs_d = tl.arange(0, HEAD_SIZE_PADDED)"),
+    Fault(kv, "return column % HALF * 2 + column // HALF", "return column"),
+)
+# Heads, queries a KV head, queries, rows of a block, split; and whether tiles are read by halves.
+BY_HALVES = (
+    ((128, 4, 1, 16, False), True),
+    ((96, 8, 1, 16, True), True),
+    ((256, 6, 1, 16, True), True),
+    ((256, 6, 1, 16, False), False),
+    ((128, 4, 4, 16, True), False),  # as many rows are stored as a block has
+    ((128, 16, 1, 16, True), False),
+    ((128, 4, 16, 64, True), False),
 )
 USED = {
     kv: ((reader, "reduce_nvfp4_segments"), (reader, "store_nvfp4_segment")),
@@ -116,7 +133,7 @@ def missed() -> list[str]:
     found = []
     for fault in FAULTS:
         with planted(fault) as where:
-            seen = any(not error(segments, shape, where) < limit(shape) for segments, shape in CASES[:2])
+            seen = any(not error(segments, shape, where) < limit(shape) for segments, shape in FOR_FAULTS)
         if not seen:
             found.append(fault.planted)
     return found
@@ -173,6 +190,13 @@ def odd_numbers() -> list[str]:
                     batch = f"{requests} x {queries}, heads of {size}, {units} multiprocessors"
                     found.append(f"{whole}, {windowed} in a window, for {batch}")
     return found
+
+
+def odd_halves() -> list[str]:
+    """Launches that read tiles by halves where it was not measured to gain, or do not where it was."""
+    return [
+        f"{launch}: not {wanted}" for launch, wanted in BY_HALVES if kv.nvfp4_by_halves(*launch) != wanted
+    ]
 
 
 class _Card:

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Write a variant of the NVFP4 reader beside a patched tree, to be checked and timed by `nvfp4_split.py`.
 
-Each variant takes instructions out of the loop and leaves the cache's bytes as they are. None is part of a
-carry: what a card gains was not measured. Needs no card and imports nothing of vLLM::
+None is part of a carry: what a card gains was not measured. Needs no card and imports nothing of vLLM::
 
-    python3 tests/gpu/nvfp4_variant.py --tree TREE --out VARIANT --variants columns strides
+    python3 tests/gpu/nvfp4_variant.py --tree TREE --out VARIANT --variants warps
     python3 tests/gpu/nvfp4_split.py --tree VARIANT --part check
     python3 tests/gpu/nvfp4_split.py --tree VARIANT --part speed --fa2 _vllm_fa2_C.abi3.so --out OUT
 
-- ``columns``: a tile's columns are those of the low codes, then of the high ones. Queries are loaded and
-  outputs stored in that order, once, where every tile's values were interleaved before.
-- ``strides``: V is addressed by the strides of K, which are the same, so that they are computed once.
+- ``warps``: decode on a Hopper card with heads up to 128, without a window, takes two warps and no limit of
+  registers where its context is split into as many segments as there may be, as that of one request is.
+- ``rows``: every launch reads tiles by halves, low codes and high ones apart, as decode does. Q is loaded and
+  the output stored in order, and each is permuted once in between, instead of being addressed out of order.
 """
 
 from __future__ import annotations
@@ -35,38 +35,94 @@ class Edit(NamedTuple):
     new: str
 
 
-COLUMNS = '''@triton.jit
-def nvfp4_columns(HEAD_SIZE_PADDED: tl.constexpr):
-    """Dimensions of a head in the order of a tile's columns: those of low codes, then of high ones."""
-    column = tl.arange(0, HEAD_SIZE_PADDED)
-    return column % (HEAD_SIZE_PADDED // 2) * 2 + column // (HEAD_SIZE_PADDED // 2)
+FEW_WARPS = '''def nvfp4_few_warps(
+    options: dict[str, int],
+    head_size: int,
+    max_query_len: int,
+    block_m: int,
+    segments: int,
+    has_window: bool,
+) -> dict[str, int]:
+    """Two warps and no limit of registers where decode is split into as many segments as there may be."""
+    decode = max_query_len == 1 and block_m == 16 and segments == MAX_SEGMENTS
+    narrow = triton.next_power_of_2(head_size) <= 128
+    if not (decode and narrow and _on_hopper()) or has_window:
+        return options
+    return {"num_warps": 2, "num_stages": options["num_stages"]}
+
+
+@triton.jit
+def store_nvfp4_segment('''
+ORDERS = '''@triton.jit
+def nvfp4_halved(rows):
+    """Rows with their even columns first, then the odd ones."""
+    pairs = tl.reshape(rows, (rows.shape[0], rows.shape[1] // 2, 2))
+    return tl.reshape(tl.permute(pairs, (0, 2, 1)), (rows.shape[0], rows.shape[1]))
+
+
+@triton.jit
+def nvfp4_interleaved(rows):
+    """What `nvfp4_halved` was made of."""
+    halves = tl.reshape(rows, (rows.shape[0], 2, rows.shape[1] // 2))
+    return tl.reshape(tl.permute(halves, (0, 2, 1)), (rows.shape[0], rows.shape[1]))
 
 
 @triton.jit
 def load_nvfp4_tile('''
 ARANGE = "tl.arange(0, HEAD_SIZE_PADDED)\n"
+BY_COLUMN = "nvfp4_columns(HEAD_SIZE_PADDED)\n"
+SCALED = "        if USE_FP8_Q_DESCALE or USE_NVFP4:\n"
+SCORES = "    if USE_NVFP4:\n        # Tiles hold values"
+CALL = """            )
+            launch_kwargs = nvfp4_few_warps(
+                launch_kwargs,
+                head_size,
+                max_seqlen_q,
+                BLOCK_M,
+                num_par_softmax_segments,
+                has_window=sliding_window_val > 0,
+            )
+"""
 VARIANTS = {
-    "columns": (
-        Edit(KV, "", "@triton.jit\ndef load_nvfp4_tile(", COLUMNS),
+    "warps": (
+        Edit(KV, "", "@triton.jit\ndef store_nvfp4_segment(", FEW_WARPS),
+        Edit(READER, "", "    nvfp4_launch_config,\n", "    nvfp4_few_warps,\n    nvfp4_launch_config,\n"),
+        Edit(READER, "launch_kwargs |= nvfp4_split_options(", "            )\n", CALL),
+    ),
+    "rows": (
+        Edit(KV, "", "@triton.jit\ndef load_nvfp4_tile(", ORDERS),
         Edit(
             KV,
-            "def load_nvfp4_tile(",
-            "tl.reshape(tl.join(low, high), (TILE_SIZE",
-            "tl.reshape(tl.permute(tl.join(low, high), (0, 3, 1, 2)), (TILE_SIZE",
+            "def nvfp4_by_halves(",
+            "    return split or triton.next_power_of_2(head_size) <= 128\n",
+            "    return True\n",
         ),
-        Edit(KV, "def store_nvfp4_segment(", f"dim = {ARANGE}", "dim = nvfp4_columns(HEAD_SIZE_PADDED)\n"),
-        Edit(READER, "", "    nvfp4_launch_config,\n", "    nvfp4_columns,\n    nvfp4_launch_config,\n"),
+        Edit(
+            KV,
+            "def nvfp4_by_halves(",
+            "    if max_query_len > 1 or num_queries_per_kv > 8 or block_m > 16:\n        return False\n",
+            "",
+        ),
+        Edit(
+            KV,
+            "def store_nvfp4_segment(",
+            f"dim = {BY_COLUMN}",
+            f"acc = nvfp4_interleaved(acc)\n        dim = {ARANGE}",
+        ),
         Edit(
             READER,
-            "def kernel_unified_attention(",
-            f"offs_d = {ARANGE}",
-            f"offs_d = {ARANGE}    if USE_NVFP4:\n        offs_d = nvfp4_columns(HEAD_SIZE_PADDED)\n",
+            "",
+            "    nvfp4_columns,\n",
+            "    nvfp4_halved,\n    nvfp4_interleaved,\n",
         ),
-    ),
-    "strides": (
-        Edit(READER, "V_load = load_nvfp4_tile(", "stride_v_cache_0", "stride_k_cache_0"),
-        Edit(READER, "V_load = load_nvfp4_tile(", "stride_v_cache_1", "stride_k_cache_1"),
-        Edit(READER, "V_load = load_nvfp4_tile(", "stride_v_cache_2", "stride_k_cache_2"),
+        Edit(READER, "def kernel_unified_attention(", f"offs_d = {BY_COLUMN}", f"offs_d = {ARANGE}"),
+        Edit(READER, "", SCORES, f"    if NVFP4_HALVES:\n        Q = nvfp4_halved(Q)\n{SCORES}"),
+        Edit(
+            READER,
+            "",
+            SCALED,
+            f"        if NVFP4_HALVES:\n            acc = nvfp4_interleaved(acc)\n{SCALED}",
+        ),
     ),
 }
 

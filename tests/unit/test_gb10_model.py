@@ -323,11 +323,14 @@ def test_expectations_come_with_the_check_where_two_cards_were_measured(modules)
 def test_the_record_s_figures_come_of_its_files(modules):
     """The page says: 36 cases, typically 4 % off, at most 10 %, and what a GB10 is expected to take."""
     folder = ROOT / "docs" / "evidence"
-    works, times = (
-        json.loads((folder / f"2026-11-nvfp4-model-{name}.json").read_text(encoding="utf-8"))
-        for name in ("work", "times")
+    works, times, counters = (
+        json.loads((folder / f"2026-11-nvfp4-{name}.json").read_text(encoding="utf-8"))
+        for name in ("model-work", "model-times", "counters")
     )
-    found, checked, _ = modules["gb10_model"].expectations(works, times, {})
+    assert set(counters["cases"]) < set(works["H200"])
+    found, checked, _ = modules["gb10_model"].expectations(works, times, counters)
+    plain, _, _ = modules["gb10_model"].expectations(works, times, {})
+    without = {one.name: one.us for one in plain}
     assert checked is not None
     assert len(checked.rows) == 36
     assert checked.typical == pytest.approx(1.04, abs=0.005)
@@ -336,4 +339,5 @@ def test_the_record_s_figures_come_of_its_files(modules):
     said = [one for one in found if one.name.endswith("heads of 128")]
     assert len(said) == 18
     for one in said:
-        assert f"| **{one.us:,.0f}** | {one.low:,.0f} to {one.high:,.0f} |" in page
+        row = f"| **{one.us:,.0f}** | {without[one.name]:,.0f} | {one.low:,.0f} to {one.high:,.0f} |"
+        assert row in page

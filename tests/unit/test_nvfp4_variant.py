@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -38,9 +40,10 @@ def test_every_variant_applies_to_what_the_carry_adds(tmp_path: Path) -> None:
 def test_all_variants_apply_together(tmp_path: Path) -> None:
     files = variant.write(tree(tmp_path / "tree"), tmp_path / "all", sorted(variant.VARIANTS))
     text = files[0].read_text(encoding="utf-8")
-    assert text.count("nvfp4_columns(HEAD_SIZE_PADDED") == 2  # what is defined, and the store of a segment
+    assert "nvfp4_columns(" not in text[text.index("def store_nvfp4_segment(") :].partition("\ndef ")[0]
+    assert text.index("def nvfp4_few_warps(") < text.index("def store_nvfp4_segment(")
     reader = files[1].read_text(encoding="utf-8")
-    assert "stride_v_cache" not in reader[reader.index("V_load = load_nvfp4_tile(") :]
+    assert f"offs_d = {variant.BY_COLUMN}" not in reader
 
 
 @pytest.mark.parametrize("name", variant.VARIANTS)
@@ -53,9 +56,38 @@ def test_a_tree_without_the_place_is_refused(tmp_path: Path, name: str) -> None:
         variant.write(broken, tmp_path / "out", [name])
 
 
-def test_a_column_order_is_a_permutation_that_splits_low_codes_from_high_ones() -> None:
-    def order(size: int) -> list[int]:
-        return [column % (size // 2) * 2 + column // (size // 2) for column in range(size)]
+def test_rows_are_halved_and_interleaved_again() -> None:
+    numpy = pytest.importorskip("numpy")
+    rows = numpy.arange(32).reshape(4, 8)
+    names: dict[str, Any] = {
+        "tl": SimpleNamespace(reshape=numpy.reshape, permute=numpy.transpose),
+        "triton": SimpleNamespace(jit=lambda function: function),
+    }
+    exec(variant.ORDERS.removesuffix("@triton.jit\ndef load_nvfp4_tile("), names)  # noqa: S102 - ours
+    halved = names["nvfp4_halved"](rows)
+    assert halved[0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert names["nvfp4_interleaved"](halved).tolist() == rows.tolist()
 
-    assert order(8) == [0, 2, 4, 6, 1, 3, 5, 7]
-    assert sorted(order(512)) == list(range(512))
+
+@pytest.mark.parametrize(
+    ("changes", "few"),
+    [
+        ({}, True),
+        ({"max_query_len": 4}, False),
+        ({"segments": 33}, False),
+        ({"head_size": 256}, False),
+        ({"has_window": True}, False),
+        ({"block_m": 32}, False),
+    ],
+)
+def test_two_warps_are_for_decode_in_most_segments(changes: dict[str, int], *, few: bool) -> None:
+    names: dict[str, Any] = {
+        "MAX_SEGMENTS": 64,
+        "_on_hopper": lambda: True,
+        "triton": SimpleNamespace(next_power_of_2=lambda size: 1 << (size - 1).bit_length()),
+    }
+    exec(variant.FEW_WARPS.removesuffix("@triton.jit\ndef store_nvfp4_segment("), names)  # noqa: S102 - ours
+    options = {"num_warps": 4, "num_stages": 5, "maxnreg": 128}
+    decode = {"head_size": 96, "max_query_len": 1, "block_m": 16, "segments": 64, "has_window": False}
+    found = names["nvfp4_few_warps"](options, **(decode | changes))
+    assert found == ({"num_warps": 2, "num_stages": 5} if few else options)

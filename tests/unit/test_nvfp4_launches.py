@@ -1,0 +1,84 @@
+"""Launches that are tried instead of the tree's: which ones for a case, and how the tree is given one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    """Return the script, imported beside a stand-in of torch where there is none: no tensor is made here."""
+    before, modules = list(sys.path), dict(sys.modules)
+    sys.path.insert(0, str(GPU))
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError:
+        sys.modules["torch"] = mock.MagicMock()
+    try:
+        yield importlib.import_module("nvfp4_launches")
+    finally:
+        sys.path[:] = before
+        for name in set(sys.modules) - set(modules):
+            if name.partition(".")[0] in {"torch", "nvfp4", "nvfp4_split", "nvfp4_launches"}:
+                del sys.modules[name]
+
+
+def decode(script: Any, requests: int, **more: Any) -> Any:
+    return script.Case((1,) * requests, (32769,) * requests, **more)
+
+
+def test_a_limit_of_registers_is_an_option_only_where_there_is_one(script: Any) -> None:
+    assert script.Launch(16, 64, 2, 5, 0).config == (16, 64, {"num_warps": 2, "num_stages": 5})
+    limited = script.Launch(16, 64, 4, 5, 128, 48).config
+    assert limited == (16, 64, {"num_warps": 4, "num_stages": 5, "maxnreg": 128})
+
+
+def test_numbers_of_segments_are_given_to_a_single_request_alone(script: Any) -> None:
+    segments = {one.segments for one in script.launches(decode(script, 1))}
+    assert segments == {0, *script.SEGMENTS}
+    for requests in (8, 64):
+        assert {one.segments for one in script.launches(decode(script, requests))} == {0}
+
+
+def test_launches_of_a_case_differ_and_have_its_rows(script: Any) -> None:
+    for case in script.CASES:
+        found = script.launches(case)
+        assert len(set(found)) == len(found)
+        rows = {16} if max(case.queries) == 1 else {32, 64}
+        assert {one.rows for one in found} == rows
+
+
+def tree() -> SimpleNamespace:
+    """Return a reader that chooses as many rows as it is asked for."""
+
+    def own(head_size: int, block_m: int, has_window: bool) -> tuple[int, int, dict[str, int]]:  # noqa: FBT001
+        return block_m, head_size, {"num_warps": 4 + has_window}
+
+    return SimpleNamespace(nvfp4_launch_config=own)
+
+
+def test_a_launch_replaces_the_trees_which_asks_with_keywords(script: Any) -> None:
+    reader, launch = tree(), script.Launch(16, 64, 2, 5, 0)
+    script.replaced(reader, launch)
+    assert reader.nvfp4_launch_config(128, 16, has_window=False) == launch.config
+    assert reader.nvfp4_launch_config(96, block_m=16, has_window=True) == launch.config
+
+
+def test_launches_of_other_rows_and_longer_heads_stay_the_trees(script: Any) -> None:
+    reader, own = tree(), tree()
+    script.replaced(reader, script.Launch(16, 64, 2, 5, 0))
+    for head_size, rows in ((128, 64), (256, 16)):
+        asked = reader.nvfp4_launch_config(head_size, rows, has_window=True)
+        assert asked == own.nvfp4_launch_config(head_size, rows, has_window=True)
