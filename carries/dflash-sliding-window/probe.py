@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import kv_groups
 import torch
 from probekit import expect
 from vllm.config import AttentionConfig, CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
@@ -155,6 +156,7 @@ def serving_config(hf_config: Any, dtype: torch.dtype = torch.float32, **cache: 
     config.model_config = Plain(
         architectures=["Qwen3ForCausalLM"],
         dtype=dtype,
+        get_num_layers=lambda _parallel: TARGET_LAYERS,
         hf_text_config=SimpleNamespace(model_type="qwen3"),
         logprobs_mode="raw_logprobs",
         max_model_len=4096,
@@ -495,6 +497,9 @@ def check_controls() -> None:
     check_flash_arguments(native(), [LOOKS_BACK] * 5)
     check_objects("no sliding layers", native(), 1)
     check_assertion(native())
+    with mock.patch.dict(SIZES, num_hidden_layers=1):
+        single = Drafter(native())
+    kv_groups.check_other_plans(single, Drafter(native()))
     expect(runner(native()) == "v2", f"a drafter without windows goes to {runner(native())}")
     for config in (native(), speculators(), native(**windowed(MIXED)), speculators(windowed(MIXED))):
         named = config.dflash_config["target_layer_ids"]
@@ -522,6 +527,9 @@ def probe() -> None:
     for hybrid in (False, True):
         same = planned(mixed, hybrid=hybrid) == planned(native(), hybrid=hybrid)
         expect(same, f"windows change the KV cache groups; hybrid target: {hybrid}")
+    for what, (counts, *wanted) in kv_groups.SHAPES.items():
+        for config in (mixed, native()):
+            kv_groups.check_one_group(what, Drafter(config), counts, tuple(wanted))
     check_table()
     check_combinations()
     check_selection()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal.model import ServedTree
+    from sparkwright.serve.preflight.kv_plan import KvPlan
+    from sparkwright.serve.preflight.shape import ModelShape
     from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -96,8 +98,11 @@ def asked(config: dict[str, Any], drafter: tuple[Attention, ...], options: KvOpt
         layers.append(
             {"kind": "state", "count": one.layers, "bytes": one.bytes(options.drafts, 2), "page": page}
         )
+    # Those of a DFlash drafter whose layers keep the whole history, in the order of a worker's.
+    drafted = [layers.pop(len(shape.attention)) | {"window": 0} for _ in drafter] if options.together else []
     return {
         "layers": layers,
+        "drafter": drafted,
         "block": plan.groups[0].block,
         "batch": options.batch,
         "drafts": options.drafts,
@@ -156,6 +161,41 @@ def test_layouts_are_those_of_vllms_planning(opened: tuple[Job, MergeReport, Ser
     cases = mixtures(saves=True)
     for case, answer in zip(cases, answers(opened[2].python, cases), strict=True):
         assert answer == planned(*case), case
+
+
+def short_gpt_oss() -> dict[str, Any]:
+    """gpt-oss' layers, twelve of each kind, as in its smaller model."""
+    kinds = GPT_OSS["layer_types"][:24]
+    return {**GPT_OSS, "num_hidden_layers": 24, "layer_types": kinds}
+
+
+def test_the_layers_of_a_dflash_drafter_are_in_one_group(opened: tuple[Job, MergeReport, ServedTree]) -> None:
+    """Beside targets with fewer layers of a kind than the drafter has, or that have layers like its own."""
+    windows = (Attention(7, 8, 128, 2048), Attention(1, 8, 128))
+    alike = (Attention(8, 8, 64),)
+    pairs = [
+        (config, drafter)
+        for config in (DENSE, QWEN_27B, QWEN_35B, GPT_OSS, short_gpt_oss(), GEMMA_26B)
+        for drafter in (windows, alike, (Attention(1, 8, 64),))
+    ]
+    together = KvOptions(dtype="fp8", batch=2048, together=True)
+    cases = [(*pair, together) for pair in pairs]
+    for case, answer in zip(cases, answers(opened[2].python, cases), strict=True):
+        assert answer == planned(*case), case
+    changed = [pair for pair in pairs if plan_kv(*layout(*pair), together) != without(*pair, together)]
+    assert changed == [(short_gpt_oss(), alike), (GEMMA_26B, windows), (GEMMA_26B, alike)]
+
+
+def layout(
+    config: dict[str, Any], drafter: tuple[Attention, ...]
+) -> tuple[ModelShape, tuple[Attention, ...]]:
+    """The target's sizes, and the drafter's layers without windows."""
+    return model_shape(config.get("text_config", config)), tuple(replace(one, window=0) for one in drafter)
+
+
+def without(config: dict[str, Any], drafter: tuple[Attention, ...], options: KvOptions) -> KvPlan:
+    """What is planned where the drafter's layers are dealt out as any others."""
+    return plan_kv(*layout(config, drafter), replace(options, together=False))
 
 
 def test_what_upstream_refuses_is_refused_before_loading(opened: tuple[Job, MergeReport, ServedTree]) -> None:

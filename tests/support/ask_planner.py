@@ -1,8 +1,8 @@
 """A program for an environment with vLLM: lay out KV caches by vLLM's own planning, from JSON to JSON.
 
-Each case has layers (kind, count, heads, head size, type of cache, window, or the bytes of a state), a block
-size, the length of requests, the batch and the memory. The answer is the number of blocks, tokens and groups,
-or nothing where planning fails.
+Each case has layers (kind, count, heads, head size, type of cache, window, or the bytes of a state), perhaps
+those of a DFlash drafter, a block size, the length of requests, the batch and the memory. The answer is the
+number of blocks, tokens and groups, or nothing where planning fails.
 """
 
 from __future__ import annotations
@@ -51,6 +51,14 @@ def answer(case: dict) -> dict:
     layers = {}
     for index, layer in enumerate(case["layers"]):
         layers |= {f"{index}.{number}": spec(layer, case) for number in range(layer["count"])}
+    target = len(layers)
+    for layer in case.get("drafter", []):
+        names = range(len(layers), len(layers) + layer["count"])
+        layers |= {f"model.layers.{number}.self_attn.attn": spec(layer, case) for number in names}
+    drafting = None
+    if count := len(layers) - target:
+        own = SimpleNamespace(hf_config=SimpleNamespace(num_hidden_layers=count))
+        drafting = SimpleNamespace(method="dflash", draft_model_config=own, use_eagle=lambda: True)
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
             disable_hybrid_kv_cache_manager=False, max_num_batched_tokens=case["batch"]
@@ -58,10 +66,12 @@ def answer(case: dict) -> dict:
         cache_config=SimpleNamespace(
             num_gpu_blocks_override=None, mamba_cache_mode="align" if case["prefix_caching"] else "none"
         ),
-        model_config=SimpleNamespace(max_model_len=case["length"]),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
+        model_config=SimpleNamespace(max_model_len=case["length"], get_num_layers=lambda _parallel: target),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1
+        ),
         kv_transfer_config=None,
-        speculative_config=None,
+        speculative_config=drafting,
     )
     try:
         groups = kv_cache_utils.get_kv_cache_groups(config, layers)

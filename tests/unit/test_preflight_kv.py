@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
@@ -183,3 +185,28 @@ def test_the_longest_request_is_the_longest_that_fits():
     assert plan.request_bytes(longest) <= GIB < plan.request_bytes(longest + 1)
     assert plan.longest(10 * GIB, 4096) == 4096
     assert plan.longest(0, 4096) == 0
+
+
+def test_the_layers_of_a_dflash_drafter_stay_in_one_group():
+    """Eight layers beside five full ones of Gemma 4: the target's groups are padded to eight."""
+    shape, drafter = model_shape(GEMMA_26B), (Attention(7, 8, 128, 2048), Attention(1, 8, 128))
+    dealt = plan_kv(shape, tuple(replace(one, window=0) for one in drafter), KvOptions())
+    whole = plan_kv(shape, drafter, KvOptions(together=True))
+    assert [(group.layers, group.tables) for group in dealt.groups] == [(5, 1), (25, 5), (8, 2)]
+    assert [(group.layers, group.tables) for group in whole.groups] == [(5, 1), (25, 4), (8, 1)]
+    assert whole.block_bytes * 5 == dealt.block_bytes * 8
+
+
+def test_layers_of_a_drafter_that_are_like_the_targets_have_a_group_of_their_own():
+    small = {**GPT_OSS, "num_hidden_layers": 24, "layer_types": GPT_OSS["layer_types"][:24]}
+    shape, drafter = model_shape(small), (Attention(8, 8, 64),)
+    dealt = plan_kv(shape, drafter, KvOptions())
+    whole = plan_kv(shape, drafter, KvOptions(together=True))
+    assert sorted((group.layers, group.tables) for group in dealt.groups) == [(12, 1), (20, 2)]
+    assert sorted((group.layers, group.tables) for group in whole.groups) == [(8, 1), (12, 2), (12, 2)]
+
+
+@pytest.mark.parametrize(("config", "drafter"), [(GPT_OSS, 8), (GEMMA_26B, 5), (GEMMA_26B, 1)])
+def test_layouts_with_a_dflash_drafter_in_one_group_already_stay_as_they_are(config, drafter):
+    shape, layers = model_shape(config), (Attention(drafter, 8, 64),)
+    assert plan_kv(shape, layers, KvOptions(together=True)) == plan_kv(shape, layers, KvOptions())

@@ -224,6 +224,26 @@ def test_states_of_mamba_in_the_mode_of_older_releases(tmp_path):
     assert plan("0.33.0", prefixes=True).groups[1].states == 2
 
 
+@pytest.mark.parametrize(
+    ("method", "carries", "windows"),
+    [
+        ("dflash", {"dflash-sliding-window"}, 0),
+        ("dflash", {"draft-kv-dtype"}, 1),
+        ("eagle3", {"dflash-sliding-window"}, 1),
+    ],
+)
+def test_a_dflash_drafter_with_windows_keeps_the_whole_history(tmp_path, model, method, carries, windows):
+    kinds = ["sliding_attention"] * 4 + ["full_attention"]
+    config = {**QWEN_27B_DFLASH, "layer_types": kinds, "sliding_window": 2048, "use_sliding_window": True}
+    drafter = write_checkpoint(tmp_path / "windows", config, dflash_27b(), tokenizer=False)
+    served = recipe(model, drafter=str(drafter), speculative={**SPECULATIVE, "method": method})
+    engine = EngineFacts(version="0.24.0", carries=frozenset(carries), packages={"torch": "2.11"})
+    plan = inspect_start(start(served, engine=engine)).budget.demand.plan
+    assert sum(1 for group in plan.groups if group.window) == windows
+    drafted = sum(group.layers for group in plan.groups if group.what.startswith("drafter's"))
+    assert drafted == 5
+
+
 def test_an_fp8_cache_that_the_checkpoint_asks_for(model):
     plain = inspect_start(start(recipe(model))).budget.demand.plan
     asked = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "fp8_e4m3"}))).budget.demand.plan

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkwright.serve.preflight.budget import GIB, UTILIZATION, Demand
-from sparkwright.serve.preflight.drafter import PAGES_CARRY, before, drafter_layers
+from sparkwright.serve.preflight.drafter import PAGES_CARRY, WINDOWS_CARRY, before, drafter_layers
 from sparkwright.serve.preflight.kv_plan import (
     BLOCK,
     CPU_BLOCK,
@@ -67,6 +67,9 @@ def kv_options(
         prefix_caching=prefixes if isinstance(prefixes, bool) else not hybrid,
         ranks=max(1, _flag(recipe, "tensor-parallel-size", 1)),
         saves=engine is None or PAGES_CARRY in engine.carries,
+        together=engine is not None
+        and WINDOWS_CARRY in engine.carries
+        and recipe.speculative.get("method") == "dflash",
     )
 
 

@@ -6,6 +6,8 @@ v1/kv_cache_interface.py, `_align_hybrid_block_size` of platforms/interface.py):
 * layers that attend to as many tokens form one group with one block table; in other models layers are split
   into groups of as many layers as the smallest kind has, or as the largest if that is less than 1.5 times as
   many;
+* with the carry dflash-sliding-window all layers of a DFlash drafter keep the whole history, in one group, to
+  whose size the others are padded where they would be smaller;
 * all groups draw blocks of one size from one pool, so that pages are made equal: a smaller page gets more
   tokens where that divides, or padding; a state is padded;
 * in a hybrid model a block has as many tokens as make its page at least as large as a state.
@@ -50,6 +52,7 @@ class KvOptions:
         prefix_caching: true if prefixes are cached, for which a state is held twice.
         ranks: cards that share the heads.
         saves: true with the carry kv-page-nvfp4, which chooses pages at which NVFP4 saves beside others.
+        together: true with the carry dflash-sliding-window and a DFlash drafter, whose layers form one group.
     """
 
     dtype: str = "auto"
@@ -61,6 +64,7 @@ class KvOptions:
     prefix_caching: bool = False
     ranks: int = 1
     saves: bool = True
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,33 @@ def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptio
     block = _block(target, options)
     groups = [_group("", layer, options.dtype, block, options) for layer in target.attention if layer.layers]
     draft_dtype = options.draft_dtype or options.dtype
-    groups += [_group("drafter's ", layer, draft_dtype, block, options) for layer in drafter]
+    if options.together:
+        drafter = tuple(replace(layer, window=0) for layer in drafter)
+    drafted = _merged([_group("drafter's ", layer, draft_dtype, block, options) for layer in drafter])
     held = (2 if options.prefix_caching else 1) + options.drafts
+    first = next(iter([*groups, *drafted]), None)
+    kept: list[KvGroup] = []
     for states in target.states:
         own = states.bytes(options.drafts, value_bytes(options.model_dtype), options.ranks)
-        page = max(own, groups[0].page) if groups else own
-        groups.append(KvGroup("states", states.layers, page, own, 0, states=held, key=("states", page)))
-    return _pool(_merged(groups), options)
+        page = max(own, first.page) if first else own
+        kept.append(KvGroup("states", states.layers, page, own, 0, states=held, key=("states", page)))
+    whole = _merged([*groups, *drafted, *kept])
+    if options.together and _is_split(drafted, whole):
+        return _pool([*_merged(groups), *drafted, *_merged(kept)], options, drafted[0].layers)
+    return _pool(whole, options)
+
+
+def _is_split(drafted: list[KvGroup], groups: list[KvGroup]) -> bool:
+    """Tell if the *drafted* layers, which are of one kind, would be in more than one of vLLM's groups."""
+    if len(drafted) != 1 or drafted[0].layers == 1:
+        return False
+    return any(one.layers > _group_size(groups) for one in groups if one.key == drafted[0].key)
+
+
+def _group_size(groups: list[KvGroup]) -> int:
+    """Return how many layers vLLM puts into a group."""
+    counts = [group.layers for group in groups]
+    return max(counts) if max(counts) < _MUCH_LARGER * min(counts) else min(counts)
 
 
 def _block(target: ModelShape, options: KvOptions) -> int:
@@ -216,7 +240,8 @@ def _merged(groups: list[KvGroup]) -> list[KvGroup]:
     return list(found.values())
 
 
-def _pool(groups: list[KvGroup], options: KvOptions) -> KvPlan:
+def _pool(groups: list[KvGroup], options: KvOptions, least: int = 0) -> KvPlan:
+    """Return the layout of *groups*, split into those of one size, which is at *least* so many layers."""
     batch = options.batch
     if not groups:
         return KvPlan((), 1, batch)
@@ -226,8 +251,7 @@ def _pool(groups: list[KvGroup], options: KvOptions) -> KvPlan:
         return KvPlan((whole,), sum(group.page * group.layers for group in groups), batch)
     page = _page(groups, saves=options.saves)
     groups = [_resized(group, page) for group in groups]
-    counts = [group.layers for group in groups]
-    size = max(counts) if max(counts) < _MUCH_LARGER * min(counts) else min(counts)
+    size = max(least, _group_size(groups))
     groups = [replace(group, tables=-(-group.layers // size)) for group in groups]
     widest = max(-(-group.layers // group.tables) for group in groups)
     return KvPlan(tuple(groups), widest * page, batch)
