@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Serve tiny models of the fleet's architectures with every drafter and cache, and compare their answers.
 
-Not run on a GPU yet. Needs one GPU (``--cards 2``: two), torch, numpy and an installed vLLM of 0.24 or 0.33
+Needs one GPU (``--cards 2``: two), torch, numpy and an installed vLLM of 0.24 or 0.33
 with its carries; downloads nothing and imports nothing of this project but its tiny models::
 
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --plan             # no GPU
-    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --budget 1400 --jobs 4
+    python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --budget 560 --fork --jobs 9
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --only hybrid nvfp4
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.24.0 --report           # no GPU
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.32.0 --device cpu --only dense ngram
@@ -17,8 +17,9 @@ fails a cell:
 
 - it does not boot, dies, hangs, or is refused where it must serve; or is served where it must be refused;
 - runner, drafter, attention backend, format of the caches, graphs or sinks are not those asked for;
-- a token of a greedy answer is not the one of an eager engine with a cache of 16 bits and no drafter, and no
-  near tie of it; the same for one prompt cold and from the prefix cache, which has to hold some of it;
+- a token of a greedy answer is not the one of the format's reference, an eager engine with the same cache and
+  no drafter, and no near tie of it; the same for one prompt cold and from the prefix cache, which has to hold
+  some of it. How far a reference is from the one of 16 bits is reported, and fails only where it is gross;
 - counters are not exactly what synthetic acceptance predicts; or its blindly accepted drafts look right.
 
 A cell that nothing on record promises to serve may be refused with an error before it serves: that is noted.
@@ -49,14 +50,17 @@ from fleet.processes import Forks, Interpreters
 from fleet.report import table
 from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of
 from fleet.tensors import kept_checkpoint
+from fleet.turns import Turns
 from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleet.report import Row
+
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
-RULES = 2  # part of a record's key: raised when what engines are asked changes
+RULES = 3  # part of a record's key: raised when what engines are asked changes
 TAIL = 6000  # characters of a log that are kept
 
 
@@ -125,21 +129,26 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def judged(
-    cell: Cell, args: argparse.Namespace, known: dict[str, dict[str, Any]]
-) -> tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]:
-    """Return a row of the report: the cell, its record, what its reference's engine wrote, and its faults."""
-    line = known[key(cell, args)]
-    other = known.get(key(matrix.reference(cell, args.version, device=args.device), args))
-    right = other["seen"] if other is not None and judge.outcome(other) == "served" else None
+def judged(cell: Cell, args: argparse.Namespace, known: dict[str, dict[str, Any]]) -> Row:
+    """Return a row of the report: the cell, its record, its references' answers, and its faults."""
+
+    def answered(one: Cell) -> dict[str, Any] | None:
+        line = known.get(key(one, args))
+        return line["seen"] if line is not None and judge.outcome(line) == "served" else None
+
+    line, own = known[key(cell, args)], matrix.reference(cell, args.version, device=args.device)
+    right, base = answered(own), matrix.plain(cell, args.version, device=args.device)
+    plain = answered(base) if cell == own != base else None
     wanted = matrix.expectation(cell, args.version, device=args.device)
-    return cell, line, right, judge.faults(cell, line, right, wanted, asked_of(cell, args))
+    found = judge.faults(cell, line, right, wanted, asked_of(cell, args), plain=plain)
+    return cell, line, right, plain, found
 
 
-def rows(args: argparse.Namespace) -> list[tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]]:
+def rows(args: argparse.Namespace) -> list[Row]:
     """Return the report's rows: every cell on record, references included."""
     known, every = records(args), selected(args)
     every += [matrix.reference(cell, args.version, device=args.device) for cell in every]
+    every += [matrix.plain(cell, args.version, device=args.device) for cell in every]
     return [judged(cell, args, known) for cell in dict.fromkeys(every) if key(cell, args) in known]
 
 
@@ -147,7 +156,7 @@ def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
     """Return the cells that are left to run and their values, the most worth a second first."""
     done = {
         cell: judge.outcome(line) == "served"
-        for cell, line, _, found in rows(args)
+        for cell, line, *_, found in rows(args)
         if not (found and args.retry)
     }
     return matrix.ordered(selected(args), done, args.version, device=args.device)
@@ -191,9 +200,7 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     )  # fmt: skip
     if drafting:
         engine["speculative_config"] = drafting
-    near = ""
-    if cell == matrix.reference(cell, args.version, device=args.device):
-        near = "tied" if checkpoint(cell.shape).config["tie_word_embeddings"] else "head"
+    near = cell == matrix.reference(cell, args.version, device=args.device)
     return {"engine": engine, "levels": args.levels, "near": near, "images": images, "out": str(out)}
 
 
@@ -225,7 +232,7 @@ def execute(
     out, spec = folder / "seen.json", folder / "spec.json"
     spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
     log = args.out / "logs" / f"{cell.name}.log"
-    limit = args.seconds or 6 * matrix.seconds(cell, device=args.device) + 120
+    limit = args.seconds or 3 * matrix.seconds(cell, device=args.device) + 120
     started = time.monotonic()
     status = engines.run(spec, log, variables(cell, args, scratch), limit)
     seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
@@ -288,7 +295,7 @@ def report(args: argparse.Namespace) -> int:
     text = table(found, len(every), args.device)
     (args.out / "matrix.md").write_text(text + "\n", encoding="utf-8")
     say(text)
-    bad = [cell for cell, line, _, wrong in found if wrong and not judge.lacking(line, args.device)]
+    bad = [cell for cell, line, *_, wrong in found if wrong and not judge.lacking(line, args.device)]
     return 1 if bad or not found else 0
 
 
@@ -304,8 +311,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="serve-fleet-") as folder:
         scratch, started = Path(folder), time.monotonic()
         session = Session(args, scratch, starter(args, scratch), started, threading.Lock())
+        turns = Turns(cell for cell, _ in planned(args))
         with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
-            ran = list(pool.map(session.run, [cell for cell, _ in planned(args)]))
+            threads = [pool.submit(turns.work, session.run) for _ in range(args.jobs)]
+            ran = [one for thread in threads for one in thread.result()]
     if not all(ran):
         say(f"{len(ran) - sum(ran)} cells were left out: the budget is spent")
     return report(args)

@@ -25,7 +25,10 @@ def test_every_kind_of_the_fleet_is_among_the_cells() -> None:
         assert {cell.drafter for cell in every} == set(DRAFTERS)
         assert {cell.cache for cell in every} == set(matrix.CACHES)
         for cell in every:
-            assert matrix.reference(cell, version) in every
+            own = matrix.reference(cell, version)
+            assert own in every
+            assert (own.cache, own.drafter, own.eager) == (cell.cache, "none", True)
+            assert matrix.plain(cell, version) in every
     assert {cell.shape for cell in matrix.cells(V24, cards=2)} == {"hybrid", "gemma4", "moe"}
     assert all(cell.runner == "v1" and cell.eager for cell in matrix.cells(V24, device="cpu"))
 
@@ -45,9 +48,11 @@ def test_one_of_each_refusal_is_a_cell() -> None:
 def test_references_come_first_and_pairs_before_repetitions() -> None:
     order = [cell for cell, _ in matrix.ordered(matrix.cells(V24), {}, V24)]
     assert sorted(cell.name for cell in order) == sorted(cell.name for cell in matrix.cells(V24))
+    assert order[0] == Cell("hybrid")  # its kernels take longest to compile
     for place, cell in enumerate(order):
         assert matrix.reference(cell, V24) in order[: place + 1]
-    early, all_pairs = order[:80], {pair for cell in order for pair in matrix.groups(cell) if len(pair) == 2}
+        assert matrix.plain(cell, V24) in order[: place + 1]
+    early, all_pairs = order[:100], {pair for cell in order for pair in matrix.groups(cell) if len(pair) == 2}
     met = {pair for cell in early for pair in matrix.groups(cell) if len(pair) == 2}
     assert len(met) > 0.97 * len(all_pairs)
 

@@ -51,11 +51,15 @@ def dflash(target: Checkpoint, *, windows: bool) -> Checkpoint:
 
 
 def eagle3(target: Checkpoint) -> Checkpoint:
-    """Return an EAGLE3 head of one layer with an output head of its own."""
+    """Return an EAGLE3 head of one layer with an output head of its own.
+
+    Its auxiliary layers are named at the top of the configuration: model runner V2 reads them nowhere else,
+    and takes the model's default ones, which in few layers are two and not three.
+    """
     config = _common(
         architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_hidden_layers=1, head_dim=SIZE,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, draft_vocab_size=VOCABULARY,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [one + 1 for one in _layers_of(target)]},
+        eagle_aux_hidden_state_layer_ids=[one + 1 for one in _layers_of(target)],
     )  # fmt: skip
     tensors = _attention("midlayer.self_attn", HEADS, KV_HEADS, SIZE, norm="") | _mlp("midlayer.mlp")
     for name in "qkv":

@@ -25,14 +25,9 @@ METRICS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
 }
-NEAR = 3.0  # nats below the best token, up to which the reference keeps others
-NEAREST: dict[str, dict[str, Any]] = {
-    "": {},
-    # All but `TOKENS` have one logit, zero: among the best ones they would leave no place for two of these.
-    "head": {"logprob_token_ids": list(TOKENS)},
-    "tied": {"logprobs": 8},
-}
-"""How log probabilities of other tokens are asked for, by the kind of the output head."""
+# All but `TOKENS` have a logit of zero, or near it: among the best ones they would leave no place for these.
+NEAREST = {"logprob_token_ids": list(TOKENS)}
+"""How log probabilities of other tokens are asked for; vLLM adds the one that it chose."""
 
 
 def counters(engine: Any) -> dict[str, int]:
@@ -45,20 +40,21 @@ def counters(engine: Any) -> dict[str, int]:
     return found
 
 
-def answer(engine: Any, asked: list[Asked], *, near: str) -> list[dict[str, Any]]:
+def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any]]:
     """Return tokens of each request, sent together; with *near*, also how near others came at each place.
 
     Args:
         engine: vLLM's engine.
         asked: the requests.
-        near: key of `NEAREST`.
+        near: whether to tell how near other tokens came.
     """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
     wanted = [
         SamplingParams(
-            max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False, **NEAREST[near]
+            max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False,
+            **(NEAREST if near else {}),
         )
         for one in asked
     ]  # fmt: skip
@@ -89,8 +85,7 @@ def picture(seed: str) -> Any:
 
 def _near(place: dict[int, Any]) -> dict[str, float]:
     best = max(one.logprob for one in place.values())
-    gaps = {str(token): round(best - one.logprob, 4) for token, one in place.items()}
-    return {token: gap for token, gap in gaps.items() if not gap > NEAR}  # what is no number stays
+    return {str(token): round(best - one.logprob, 4) for token, one in place.items()}
 
 
 def main(spec: dict[str, Any]) -> None:

@@ -17,7 +17,17 @@ from fleet.drafters import DRAFTERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CACHES", "Cell", "Expectation", "cells", "expectation", "ordered", "reference", "seconds"]
+__all__ = [
+    "CACHES",
+    "Cell",
+    "Expectation",
+    "cells",
+    "expectation",
+    "ordered",
+    "plain",
+    "reference",
+    "seconds",
+]
 
 CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4", "turbo": "turboquant_k8v4"}
 PAIRED = {
@@ -43,7 +53,12 @@ WORTH = {
     "compressed": 1.5,
     "image": 1.5,
 }
-_FASTEST = 1 / 26.0  # of all cells' rates, by a unit of worth
+EAGER = {"hybrid": 40.0, "gemma4": 15.0, "image": 25.0, "moe": 15.0, "mla": 15.0}
+GRAPHS = {"hybrid": 200.0, "gemma4": 130.0, "moe": 75.0}
+FIRST = {"hybrid": 135.0, "gemma4": 50.0, "image": 50.0, "moe": 50.0, "mla": 60.0}
+"""Seconds of a cell by shape, eager and with graphs, and more of them for the first one of a shape."""
+LONG = 100.0  # a first engine that compiles for so long is started before all others
+_FASTEST = 1 / 10.0  # of all cells' rates, by a unit of worth
 SURE = {"serves": 1.0, "told": 0.4, "refused": 0.4}  # how much of a cell's value is counted on
 ON_TWO_CARDS = ("hybrid", "gemma4", "moe")
 
@@ -103,9 +118,14 @@ def main_runner(version: str) -> str:
 
 
 def reference(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
-    """Return the eager cell with a cache of 16 bits and no drafter whose answers judge those of *cell*."""
+    """Return the eager cell with the same cache and no drafter, whose answers judge those of *cell*."""
     runner = main_runner(version) if device == "cuda" else "v1"
-    return Cell(TWINS.get(cell.shape, cell.shape), runner=runner)
+    return Cell(TWINS.get(cell.shape, cell.shape), cache=cell.cache, runner=runner)
+
+
+def plain(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
+    """Return the reference with a cache of 16 bits, which tells what the cache's format changes."""
+    return replace(reference(cell, version, device=device), cache="bf16")
 
 
 @lru_cache(None)
@@ -171,14 +191,16 @@ def caches_prefixes(cell: Cell, *, device: str = "cuda") -> bool:
 
 
 def seconds(cell: Cell, *, device: str = "cuda") -> float:
-    """Return how long a cell is expected to take by itself, in seconds: boot, levels and the prefix.
+    """Return how long a cell is expected to take, in seconds: boot, levels and the prefix.
 
-    On an H200 a tiny pair booted in 16 s eager and in 41 s with graphs. On a CPU two busy cores are assumed.
+    Measured on an H200 with 16 cores, nine engines at once, forked from one process. A shape's first engine
+    compiles kernels for those after it. On a CPU two busy cores are assumed.
     """
     if device == "cpu":
         return 150.0
-    boot = 18.0 if cell.eager else 42.0
-    return boot + (6.0 if cell.drafter != "none" else 0.0) + (10.0 if cell.cards > 1 else 0.0) + 8.0
+    took = EAGER.get(cell.shape, 10.0) if cell.eager else GRAPHS.get(cell.shape, 50.0)
+    first = cell == Cell(cell.shape, runner=cell.runner)
+    return took + (FIRST.get(cell.shape, 35.0) if first else 0.0) + (10.0 if cell.cards > 1 else 0.0)
 
 
 @lru_cache(None)
@@ -207,21 +229,31 @@ def ordered(
 
     *done* says of each cell that ran if it was served: one that was refused has shown nothing else.
 
-    A cell's value is its shape's worth times what it is the first to have. A reference comes right before the
-    first cell that it judges.
+    A cell's value is its shape's worth times what it is the first to have. References come right before the
+    first cell that they judge, that of 16 bits first. A shape whose kernels compile for long starts at once.
     """
     left = {cell: inf for cell in asked if cell not in done}
     met = set().union(*(groups(cell) for cell, served in done.items() if served))
     known, found = set(done), []
+    slow = [
+        cell
+        for cell in left
+        if FIRST.get(cell.shape, 0.0) >= LONG and cell == plain(cell, version, device=device)
+    ]
     while left:
-        best = _best(left, met, known, version, device)
-        judge = reference(best, version, device=device)
-        for one in [best] if judge in known or judge == best else [judge, best]:
+        best = slow.pop() if slow else _best(left, met, known, version, device)
+        for one in [*_missing(best, known, version, device), best]:
             found.append((one, round(worth(one, met), 1)))
             known.add(one)
             met |= groups(one)
             left.pop(one, None)
     return found
+
+
+def _missing(cell: Cell, known: set[Cell], version: str, device: str) -> list[Cell]:
+    """Return the references of a cell that have not run, the cell itself left out."""
+    both = (plain(cell, version, device=device), reference(cell, version, device=device))
+    return [one for one in dict.fromkeys(both) if one not in known and one != cell]
 
 
 def _best(
@@ -246,9 +278,8 @@ def _best(
 
 
 def _rate(cell: Cell, known: set[Cell], version: str, device: str) -> float:
-    """Return the reciprocal of a cell's seconds, with its reference's where that has not run."""
-    judge = reference(cell, version, device=device)
-    more = 0.0 if judge in known or judge == cell else seconds(judge, device=device)
+    """Return the reciprocal of a cell's seconds, with those of references that have not run."""
+    more = sum(seconds(one, device=device) for one in _missing(cell, known, version, device))
     sure = SURE[expectation(cell, version, device=device).outcome]
     sure *= 1.0 if cell.runner == main_runner(version) else 0.8
     return sure / (seconds(cell, device=device) + more)

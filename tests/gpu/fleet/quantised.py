@@ -6,17 +6,19 @@ row and one global scale in float32. ModelOpt stores the global scale, compresse
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleet.tensors import Tensor
 
-__all__ = ["LINEAR", "config_of", "dequantised", "packed", "quantise"]
+__all__ = ["LINEAR", "common_scale", "config_of", "dequantised", "packed", "quantise"]
 
 LINEAR = re.compile(r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)\.weight$")
 GROUP, CODES, LARGEST_SCALE = 16, (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), 448.0
 INPUT_SCALE = 1.0 / 64  # of activations, for kernels that quantise them
+_SIGMAS = 8.0  # no value of a made-up matrix is as many standard deviations from zero
 
 
 def config_of(form: str) -> dict[str, Any]:
@@ -56,14 +58,24 @@ def _e4m3(array: Any) -> tuple[Any, Any]:
     return found, stands[found]
 
 
-def quantise(array: Any) -> tuple[Any, Any, Any, Any]:
+def common_scale(columns: int) -> float:
+    """Return the global scale of all matrices with so many columns, a power of two.
+
+    vLLM fuses queries, keys and values, and gates and ups, and takes one of their global scales for all of
+    them. A power of two is exact in 16 bits and inverted, so that weights in 16 bits are the same values.
+    """
+    largest = _SIGMAS * columns**-0.5
+    return float(2.0 ** math.ceil(math.log2(largest / (LARGEST_SCALE * CODES[-1]))))
+
+
+def quantise(array: Any, scale: float) -> tuple[Any, Any, Any, Any]:
     """Return codes (0 to 15), scales as bits of E4M3, the global scale, and what these stand for."""
     import numpy as np
 
     rows, columns = array.shape
     groups = array.reshape(rows, columns // GROUP, GROUP)
     largest = np.abs(groups).max(-1)
-    whole = np.float32(largest.max() / (LARGEST_SCALE * CODES[-1]))
+    whole = np.float32(scale)
     bits, scales = _e4m3(largest / CODES[-1] / whole)
     table = np.array(CODES, dtype=np.float32)
     sizes = np.abs(groups) / (scales[..., None] * whole)
@@ -78,7 +90,7 @@ def dequantised(name: str, tensor: Tensor) -> Any:
     from fleet.tensors import values
 
     array = values(name, tensor)
-    return quantise(array)[3] if LINEAR.search(name) else array
+    return quantise(array, common_scale(array.shape[-1]))[3] if LINEAR.search(name) else array
 
 
 def packed(form: str, name: str, tensor: Tensor) -> dict[str, tuple[str, Any]]:
@@ -97,7 +109,7 @@ def packed(form: str, name: str, tensor: Tensor) -> dict[str, tuple[str, Any]]:
         return {name: ("BF16", rounded(dequantised(name, tensor)))}
     if not form or not LINEAR.search(name):
         return {name: ("BF16", rounded(values(name, tensor)))}
-    codes, bits, whole, _ = quantise(values(name, tensor))
+    codes, bits, whole, _ = quantise(values(name, tensor), common_scale(tensor.shape[-1]))
     nibbles = codes[:, 0::2] | (codes[:, 1::2] << 4)
     base = name.removesuffix(".weight")
     if form == "modelopt":

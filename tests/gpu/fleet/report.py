@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleet.judge import compared, lacking, outcome, reason
+from fleet.judge import compared, lacking, outcome, pooled, reason
 
 if TYPE_CHECKING:
     from fleet.matrix import Cell
 
+    # The cell, its record, what its reference's engine wrote, the same of 16 bits, and its faults.
+    Row = tuple[Cell, dict[str, Any], dict[str, Any] | None, dict[str, Any] | None, list[str]]
+
 __all__ = ["table"]
 
-_HEAD = "| cell | outcome | verdict | boot s | s | others of compared | accepted | cached | says |"
+_HEAD = (
+    "| cell | outcome | verdict | boot s | s | others of compared | of 16 bits | accepted | cached | says |"
+)
 
 
 def _beside(seen: dict[str, Any], right: dict[str, Any] | None) -> str:
@@ -25,6 +30,13 @@ def _beside(seen: dict[str, Any], right: dict[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
+def _beside_plain(seen: dict[str, Any], plain: dict[str, Any] | None) -> str:
+    if plain is None:
+        return ""
+    some = pooled(seen, plain)
+    return f"{some.others}/{some.tokens} ({some.worst:.2f})"
+
+
 def _accepted(seen: dict[str, Any]) -> str:
     totals = {"drafted": 0, "accepted": 0}
     for line in seen["levels"].values():
@@ -33,9 +45,8 @@ def _accepted(seen: dict[str, Any]) -> str:
     return f"{totals['accepted']}/{totals['drafted']}" if totals["drafted"] else ""
 
 
-def _row(
-    cell: Cell, line: dict[str, Any], right: dict[str, Any] | None, found: list[str], *, lacks: bool
-) -> str:
+def _row(row: Row, *, lacks: bool) -> str:
+    cell, line, right, plain, found = row
     seen = line.get("seen") or {}
     came = outcome(line)
     served = came == "served"
@@ -47,6 +58,7 @@ def _row(
         str(seen.get("boot_seconds", "")),
         f"{line['seconds']:.0f}",
         _beside(seen, right) if served else "",
+        _beside_plain(seen, plain) if served else "",
         _accepted(seen) if served else "",
         str(seen["warm"]["cached"]) if served else "",
         says.replace("|", "\\|")[:300],
@@ -54,21 +66,20 @@ def _row(
     return f"| {' | '.join(columns)} |"
 
 
-def table(
-    rows: list[tuple[Cell, dict[str, Any], dict[str, Any] | None, list[str]]], asked: int, device: str
-) -> str:
+def table(rows: list[Row], asked: int, device: str) -> str:
     """Return the matrix as Markdown, and the tally under it.
 
     Args:
-        rows: of each cell that ran, the cell, its record, what its reference's engine wrote, and its faults.
+        rows: of each cell that ran, the cell, its record, what its reference's engine wrote, of a format's
+            own reference what the one of 16 bits wrote, and its faults.
         asked: how many cells there are.
         device: ``cuda`` or ``cpu``.
     """
     without = {cell for cell, line, *_ in rows if lacking(line, device)}
     lines = [
         _HEAD,
-        "|---|---|---|---:|---:|---|---|---:|---|",
-        *(_row(*row, lacks=row[0] in without) for row in rows),
+        "|---|---|---|---:|---:|---|---|---|---:|---|",
+        *(_row(row, lacks=row[0] in without) for row in rows),
     ]
     failed = sum(bool(found) and cell not in without for cell, *_, found in rows)
     passed = len(rows) - failed - len(without)

@@ -234,10 +234,10 @@ def gpt_oss() -> Checkpoint:
             f"{at}.self_attn.sinks": Tensor((heads,), ONES),
             f"{at}.mlp.router.weight": Tensor((EXPERTS, HIDDEN), ROUTER),
             f"{at}.mlp.router.bias": Tensor((EXPERTS,), ZEROS),
-            f"{at}.mlp.experts.gate_up_proj": Tensor((EXPERTS, HIDDEN, 2 * middle)),
-            f"{at}.mlp.experts.gate_up_proj_bias": Tensor((EXPERTS, 2 * middle), "0.1"),
-            f"{at}.mlp.experts.down_proj": Tensor((EXPERTS, middle, HIDDEN), EXPERT),
-            f"{at}.mlp.experts.down_proj_bias": Tensor((EXPERTS, HIDDEN), "0.1"),
+            f"{at}.mlp.experts.routed_experts.gate_up_proj": Tensor((EXPERTS, HIDDEN, 2 * middle)),
+            f"{at}.mlp.experts.routed_experts.gate_up_proj_bias": Tensor((EXPERTS, 2 * middle), "0.1"),
+            f"{at}.mlp.experts.routed_experts.down_proj": Tensor((EXPERTS, middle, HIDDEN), EXPERT),
+            f"{at}.mlp.experts.routed_experts.down_proj_bias": Tensor((EXPERTS, HIDDEN), "0.1"),
         }
     return Checkpoint(config, tensors)
 

@@ -1,0 +1,105 @@
+"""A session over the fleet's cells: what is planned, judged and reported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import serve_fleet
+from fleet import judge, matrix, report
+from fleet_records import CELL, RIGHT, V24, V33, layer, other, record, seen, view
+
+if TYPE_CHECKING:
+    from fleet.matrix import Cell
+
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+def args(folder: Path, *words: str) -> Any:
+    return serve_fleet.arguments(["--out", str(folder), "--version", V24, "--levels", "1", "8", *words])
+
+
+def put(asked: Any, cell: Cell, what: dict[str, Any]) -> None:
+    line = {**record(what), "key": serve_fleet.key(cell, asked), "cell": cell.name}
+    with (asked.out / "matrix.jsonl").open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+
+
+def test_what_ran_is_not_planned_again_unless_it_failed_and_is_retried(tmp_path: Path) -> None:
+    asked = args(tmp_path, "--only", "dense", "fp8", "graphs", "v1")
+    judge_cell = matrix.reference(CELL, V24)
+    assert CELL in dict(serve_fleet.planned(asked))
+    put(asked, judge_cell, RIGHT)
+    put(asked, CELL, other(seen(), 4000))
+    assert CELL not in dict(serve_fleet.planned(asked))
+    retried = args(tmp_path, "--only", "dense", "fp8", "graphs", "v1", "--retry")
+    assert CELL in dict(serve_fleet.planned(retried))
+    put(asked, CELL, seen())
+    assert CELL not in dict(serve_fleet.planned(retried))
+    assert CELL in dict(serve_fleet.planned(args(tmp_path, "--levels", "1")))
+    with (tmp_path / "matrix.jsonl").open("a") as stream:
+        stream.write('{"key": "cut o')
+    assert CELL not in dict(serve_fleet.planned(asked))
+
+
+def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
+    asked = args(tmp_path, "--report")
+    own, plain = matrix.reference(CELL, V24), matrix.plain(CELL, V24)
+    for cell, cache in ((own, "fp8"), (plain, "auto")):
+        whole = seen(counted={}, views=[view(drafter="", captured=0)], wheel=V24)
+        whole["views"][0]["layers"] = {"model.layers.0.self_attn.attn": layer(cache=cache)}
+        put(asked, cell, whole)
+    put(asked, CELL, seen(wheel=V24))
+    assert serve_fleet.report(asked) == 0
+    put(asked, CELL, other(seen(wheel=V24), 4000))
+    assert serve_fleet.report(asked) == 1
+    text = (tmp_path / "matrix.md").read_text()
+    assert text.startswith(f"wheel: {V24}\n")
+    assert f"| {CELL.name} | served | FAIL |" in text
+    assert f"| {own.name} | served | pass | 9.0 | 30 | 0/40 (0.00), 0/292 (0.00) | 0/332 (0.00) |" in text
+    assert "2 passed, 1 failed" in text
+    assert report.table([], 3, "cuda").endswith("0 passed, 0 failed, 0 without a kernel, 3 not run")
+
+
+def test_a_kernel_that_a_cpu_lacks_is_no_fault_of_the_cell_and_on_a_card_it_is() -> None:
+    tail = "kernel[grid](\nTypeError: 'function' object is not subscriptable\n"
+    line = record({"stage": "boot"}, 1, tail)
+    assert judge.lacking(line, "cpu")
+    assert not judge.lacking(line, "cuda")
+    assert not judge.lacking(record({"stage": "boot"}, 1, "ValueError: shapes differ"), "cpu")
+    assert not judge.lacking(record(seen()), "cpu")
+    row = (CELL, line, None, None, ["exit status 1"])
+    assert "| no kernel |" in report.table([row], 1, "cpu")
+    assert "| FAIL |" in report.table([row], 1, "cuda")
+
+
+def test_the_plan_needs_no_gpu_and_keeps_to_its_budget(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--version", V33, "--plan", "--budget", "300", "--only", "hybrid"]
+    done = subprocess.run(
+        [sys.executable, str(GPU / "serve_fleet.py"), *words], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert 3 < len(lines) < 12
+    assert float(lines[-1].split()[0]) <= 300
+    assert lines[0].endswith("hybrid-none-bf16-v2-eager")
+
+
+def test_a_cell_that_the_budget_does_not_hold_is_not_started(tmp_path: Path, monkeypatch: Any) -> None:
+    started: list[str] = []
+
+    def execute(cell: Cell, *_: Any) -> dict[str, Any]:
+        started.append(cell.name)
+        return {"key": "k", "cell": cell.name, "status": 0, "seconds": 1.0, "seen": None, "tail": ""}
+
+    monkeypatch.setattr(serve_fleet, "execute", execute)
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--version", V24, "--budget", "5"])
+    assert serve_fleet.main() == 1
+    assert started == []
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "1000", "--only", CELL.name])
+    assert serve_fleet.main() == 1  # what came to no end is no pass
+    both = [matrix.plain(CELL, V24).name, matrix.reference(CELL, V24).name]
+    assert started == [*both, CELL.name]
