@@ -102,7 +102,7 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 
 FILE     ?= tests/unit
 # Three at a time on two cores: one waits for the fault matrix. tests/conftest.py says which test goes where.
-PARALLEL := --numprocesses 3 --dist loadscope
+PARALLEL := --numprocesses 4 --dist loadscope
 
 test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test), or all unit tests that are not slow
 	$(BIN)/pytest --quiet $(if $(filter tests/unit,$(FILE)),$(PARALLEL) -m 'not slow and not walk') $(FILE) $(ARGS)
