@@ -37,6 +37,8 @@ def lacking() -> str:
         return f"not installed: {', '.join(missing)} (Debian: systemd-container, mmdebstrap)"
     if _unified() is None:
         return "no hierarchy of cgroups v2 is mounted"
+    if ROOT.is_relative_to("/tmp"):
+        return f"a container, which has a /tmp of its own, does not see the clone in {ROOT}"
     return ""
 
 
