@@ -65,7 +65,7 @@ class Launch(NamedTuple):
 
     @property
     def config(self) -> tuple[int, int, dict[str, int]]:
-        """What `nvfp4_launch_config` returns for it."""
+        """Return rows, tile and options of Triton, as `nvfp4_launch_config` does."""
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return self.rows, self.tile, options | ({"maxnreg": self.registers} if self.registers else {})
 

@@ -62,7 +62,7 @@ def nvfp4_halved(rows):
 
 @triton.jit
 def nvfp4_interleaved(rows):
-    """What `nvfp4_halved` was made of."""
+    """Put the columns of `nvfp4_halved` back in their order."""
     halves = tl.reshape(rows, (rows.shape[0], 2, rows.shape[1] // 2))
     return tl.reshape(tl.permute(halves, (0, 2, 1)), (rows.shape[0], rows.shape[1]))
 

@@ -52,7 +52,7 @@ from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of
 from fleet.tensors import kept_checkpoint
 from fleet.turns import Turns
 from pair.sessions import engines_end_on_sigterm
-from serve_pair import Run, environment, say
+from serve_pair import Run, environment, on_cpu, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,12 +212,7 @@ def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, 
         "NCCL_NVLS_ENABLE": "0",  # multicast needs a daemon that lent machines may lack
         "VLLM_CACHE_ROOT": str(scratch / cell.name / "cache"),  # engines side by side write no common file
     }
-    if args.device == "cpu":
-        del found[
-            "PYTHONPYCACHEPREFIX"
-        ]  # the environment's own bytecode is sound, and takes a minute to make
-        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return found
+    return on_cpu(found) if args.device == "cpu" else found
 
 
 def execute(

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from pair.sessions import engines_end_on_sigterm
-from serve_pair import Run, environment, run_engine, say
+from serve_pair import Run, environment, on_cpu, run_engine, say
 from trained.cells import CELLS, SECONDS, Cell, Setting, expected_windows, reference, specification
 from trained.judge import answer_table, faults, outcome, reason, table
 
@@ -162,12 +162,7 @@ def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, 
     trees = dict(one.split("=", 1) for one in args.tree)
     if cell.tree in trees:
         found["PYTHONPATH"] = os.pathsep.join([trees[cell.tree], found["PYTHONPATH"]])
-    if args.device == "cpu":
-        del found[
-            "PYTHONPYCACHEPREFIX"
-        ]  # the environment's own bytecode is sound, and takes a minute to make
-        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return found
+    return on_cpu(found) if args.device == "cpu" else found
 
 
 def execute(cell: Cell, args: argparse.Namespace, setting: Setting, scratch: Path) -> dict[str, Any]:

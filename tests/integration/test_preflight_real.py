@@ -194,7 +194,7 @@ def layout(
 
 
 def without(config: dict[str, Any], drafter: tuple[Attention, ...], options: KvOptions) -> KvPlan:
-    """What is planned where the drafter's layers are dealt out as any others."""
+    """Plan the KV cache without the drafter's own group: its layers are dealt out as any others."""
     return plan_kv(*layout(config, drafter), replace(options, together=False))
 
 

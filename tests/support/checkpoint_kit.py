@@ -39,6 +39,18 @@ QWEN_27B = {
         "dtype": "bfloat16",
     },
 }
+NEMOTRON = {
+    "hybrid_override_pattern": "MEM*-",
+    "hidden_size": 2688,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+}
 QWEN_35B = {
     **QWEN_27B,
     "architectures": ["Qwen3_5MoeForConditionalGeneration"],

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from checkpoint_kit import DENSE, QWEN_27B, QWEN_35B
+from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, QWEN_35B
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, NativeBuildError, UnknownNameError
@@ -114,18 +114,6 @@ def test_each_recipe_that_vllms_order_gives_to_flashinfer_lists_its_attention(pa
     assert unserved(structs.replace(spec, recipes=with_too_much), served) == ["gemma-4-31b-mtp"]
 
 
-NEMOTRON = {
-    "hybrid_override_pattern": "MEM*-",
-    "hidden_size": 2688,
-    "num_attention_heads": 32,
-    "head_dim": 128,
-    "num_key_value_heads": 2,
-    "mamba_num_heads": 64,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "conv_kernel": 4,
-}
 SHAPES = {
     "llama-3.3-70b": {**DENSE, "num_attention_heads": 64, "num_key_value_heads": 8},
     "nemotron-3-nano": NEMOTRON,

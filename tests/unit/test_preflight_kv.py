@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
+from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, NEMOTRON, QWEN_27B, QWEN_35B
 
 from sparkwright.serve.preflight.kv_plan import (
     CPU_BLOCK,
@@ -135,19 +135,7 @@ def test_latent_attention_has_one_vector():
 
 
 def test_mamba_states():
-    nemotron = {
-        "hybrid_override_pattern": "MEM*-",
-        "hidden_size": 2688,
-        "num_attention_heads": 32,
-        "head_dim": 128,
-        "num_key_value_heads": 2,
-        "mamba_num_heads": 64,
-        "mamba_head_dim": 64,
-        "ssm_state_size": 128,
-        "n_groups": 8,
-        "conv_kernel": 4,
-    }
-    shape = model_shape(nemotron)
+    shape = model_shape(NEMOTRON)
     (states,) = shape.states
     assert (shape.attention[0].layers, states.layers) == (1, 2)
     assert states.bytes(0, 2) == 3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4

@@ -27,7 +27,7 @@ METRICS = {
 }
 # All but `TOKENS` have a logit of zero, or near it: among the best ones they would leave no place for these.
 NEAREST = {"logprob_token_ids": list(TOKENS)}
-"""How log probabilities of other tokens are asked for; vLLM adds the one that it chose."""
+"""Sampling parameters that ask for the log probabilities of other tokens; vLLM adds the chosen one's."""
 
 
 def counters(engine: Any) -> dict[str, int]:

@@ -75,7 +75,7 @@ CELLS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells share.
+    """The settings that all cells share.
 
     Attributes:
         model: folder of the target.

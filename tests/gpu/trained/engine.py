@@ -100,7 +100,7 @@ def near(place: dict[int, Any]) -> dict[str, float]:
 
 
 class Record:
-    """What was seen of an engine, in the file that is rewritten after each stage."""
+    """The record of one engine: a file that is rewritten after each stage."""
 
     def __init__(self, out: Path) -> None:
         self.out, self.seen = out, {"stage": "start", "waves": {}}

@@ -42,7 +42,7 @@ Steps = list[list[int]]
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What was accepted over some requests.
+    """Accepted drafts of some requests, counted.
 
     Attributes:
         requests: that made a step.

@@ -32,7 +32,7 @@ SAVED_EACH, SHOWN = 60.0, 50
 
 @dataclass(frozen=True)
 class Plan:
-    """How a training runs.
+    """The settings of a training.
 
     Attributes:
         seconds: of answers and training together.
@@ -128,7 +128,7 @@ def batches(target: Target, plan: Plan, seed: int) -> Iterator[list[list[int]]]:
 def make_data(target: Target, plan: Plan, file: Path) -> list[tuple[list[int], int]]:
     """Return texts and the lengths of their prompts; let the target answer for its share of the seconds.
 
-    What *file* has is taken as it is: answers are not gone on with once they are written.
+    Where *file* exists, its answers are returned, and no more are generated.
     """
     if file.exists():
         return [(row["tokens"], row["prompt"]) for row in map(json.loads, file.read_text().splitlines())]
