@@ -368,7 +368,7 @@ def check_splitting() -> None:
     expect(not wrong, f"{len(wrong)} cases are read wrongly: {wrong[:3]}")
     expect(not missed, f"planted faults are not found: {missed}")
     expect(not (strayed := splitting.strayed()), f"written by padding, or otherwise than before: {strayed}")
-    expect(not (odd := splitting.odd_numbers() + splitting.odd_halves()), f"segments or halves: {odd}")
+    expect(not (odd := splitting.odd()), f"segments, halves or warps: {odd}")
 
 
 def probe() -> None:

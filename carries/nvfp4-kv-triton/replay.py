@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from unittest import mock
 
 import compiling
 import torch
+from attending import Shape, attention_error
 from ptx import InlineAssembly
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from vllm.triton_utils import tl, triton
@@ -133,6 +135,36 @@ def options_of_decode(family: int, *, cuda: bool) -> set[str]:
     with mock.patch.object(kv, "current_platform", platform):
         _, _, options = kv.nvfp4_launch_config(128, torch.bfloat16, 4, 1, 16, has_window=False)
     return set(options)
+
+
+# Segments, queries, heads, a window, the card; and the warps that decode is launched with.
+WARPS = (
+    ((64, 1, 128, None, 90), 2),
+    ((33, 1, 128, None, 90), 4),
+    ((64, 4, 128, None, 90), 4),  # drafts
+    ((64, 1, 96, None, 90), 4),
+    ((64, 1, 128, 20, 90), 4),
+    ((64, 1, 128, None, 120), 4),  # none of these was timed with two
+)
+
+
+def odd_warps() -> list[str]:
+    """Launches by two warps where that was not measured to gain, or by four where it was."""
+    found = []
+    for (segments, queries, head_size, window, family), wanted in WARPS:
+        shape = Shape(head_size=head_size, queries=(queries,), lengths=(40,), window=window)
+        shape = shape._replace(segmented=True, dtype=torch.bfloat16)
+        platform = SimpleNamespace(
+            is_cuda=lambda: True, is_device_capability_family=lambda other, own=family: other == own
+        )
+        with (
+            mock.patch.object(kv, "current_platform", platform),
+            mock.patch.object(reader, "nvfp4_segments", return_value=segments),
+        ):
+            warps = launch_of(partial(attention_error, shape), invariant=False)["num_warps"]
+        if warps != wanted:
+            found.append(f"{segments} segments, {shape} on family {family}: {warps} warps")
+    return found
 
 
 class Launched(Exception):  # noqa: N818 - it ends a run

@@ -160,6 +160,13 @@ def strayed() -> list[str]:
     return [name for name, bad in found.items() if bad]
 
 
+def odd() -> list[str]:
+    """Numbers of segments, orders of columns and numbers of warps that are not those to be chosen."""
+    import replay
+
+    return odd_numbers() + odd_halves() + replay.odd_warps()
+
+
 def odd_numbers() -> list[str]:
     """Numbers of segments, for cards of 48 and 132 multiprocessors, that do not fit the buffers or the batch.
 
