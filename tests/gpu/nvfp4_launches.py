@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Time other launches of the NVFP4 reader: warps, tokens of a tile, stages, registers, rows of queries.
+"""Time other launches of the NVFP4 reader: rows, tokens of a tile, warps, stages, registers, segments.
 
 What `nvfp4_launch_config` of a patched tree chooses is timed beside them, by turns, as graphs, L2 flushed
 before each. A launch that does not compile, does not fit the card or gives another output is left out::
 
     python3 tests/gpu/nvfp4_launches.py --tree TREE --part compile --share 0/4 &    # fills Triton's cache
-    python3 tests/gpu/nvfp4_launches.py --tree TREE --part time --out OUT/launches.jsonl
+    python3 tests/gpu/nvfp4_launches.py --tree TREE --part time --out OUT/launches.jsonl --only "heads of 256"
     python3 tests/gpu/nvfp4_launches.py --tree TREE --part check --launch 16 64 4 4 96
     python3 tests/gpu/nvfp4_launches.py --tree TREE --part speed --launch 16 64 4 4 96 --fa2 FA2 --out OUT
 
-``check`` and ``speed`` are those of `nvfp4_split.py` with ``--launch`` in place of what the tree chooses for
-blocks of as many rows, with heads up to 128.
+``--only`` is a regular expression for the names of cases. ``check`` and ``speed`` are those of
+`nvfp4_split.py` with ``--launch`` in place of what the tree chooses for blocks of as many rows, with heads up
+to 128.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from contextlib import ExitStack
 from itertools import product
@@ -34,14 +36,30 @@ from nvfp4_split import BLOCK, LIMIT, Case, Layer, Step, away, check, load, shar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+WIDE, DRAFTS = 256, 16  # heads of a model such as Qwen3.6-27B; the most queries of a request that are drafts
+
+
+def case(queries: int, context: int, batch: int, size: int = 128) -> Case:
+    """Return *batch* requests with *context* tokens and *queries* new ones each, with heads of *size*."""
+    heads, kv_heads = {128: (32, 8), 256: (24, 4), 512: (32, 4)}[size]
+    lengths = (context + queries,) * batch
+    return Case((queries,) * batch, lengths, heads=heads, kv_heads=kv_heads, size=size)
+
+
+BEST = ((32, 4, 5, 0), (64, 4, 3, 168))  # of decode with heads of 256, tried in other numbers of segments
+
+# Where the reader is slow first.
 CASES = [
-    *(Case((1,) * batch, (context + 1,) * batch) for context, batch in ((32768, 1), (32768, 8), (4096, 1))),
-    Case((1,) * 64, (32769,) * 64),
-    *(Case((16,) * batch, (32784,) * batch) for batch in (1, 8)),
-    Case((1,), (32769,), heads=24, kv_heads=4, size=256),
-    Case((1,) * 8, (32769,) * 8, heads=24, kv_heads=4, size=256),
+    *(case(16, context, batch, 256) for context, batch in ((32768, 8), (4096, 64))),
+    *(case(1, context, batch, 256) for context, batch in ((4096, 64), (32768, 64), (32768, 8), (32768, 1))),
+    *(case(1, context, batch) for context, batch in ((32768, 1), (131072, 1), (32768, 2), (32768, 4))),
+    case(16, 32768, 1, 256),
+    case(1024, 32768, 1),
+    *(case(query, 32768, 8, 512) for query in (1, 16)),
+    *(case(1, context, batch) for context, batch in ((32768, 8), (4096, 1), (32768, 64))),
+    *(case(16, 32768, batch) for batch in (1, 8)),
 ]
-SEGMENTS = (16, 24, 48)  # instead of as many as the code chooses
+SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # instead of as many as the code chooses
 
 
 class Launch(NamedTuple):
@@ -54,6 +72,7 @@ class Launch(NamedTuple):
         stages: stages of the pipeline.
         registers: the most of a thread; 0 for as many as ptxas takes.
         segments: parts that a context is split into; 0 for as many as the code chooses.
+        halves: whether tiles are read by halves; None for what the code chooses.
     """
 
     rows: int
@@ -62,6 +81,7 @@ class Launch(NamedTuple):
     stages: int
     registers: int
     segments: int = 0
+    halves: bool | None = None
 
     @property
     def config(self) -> tuple[int, int, dict[str, int]]:
@@ -70,21 +90,30 @@ class Launch(NamedTuple):
         return self.rows, self.tile, options | ({"maxnreg": self.registers} if self.registers else {})
 
 
-def launches(case: Case) -> list[Launch]:
-    """Return the launches to be tried for *case*."""
-    if max(case.queries) > 1:
+def launches(case: Case, room: int) -> list[Launch]:
+    """Return the launches to be tried for *case*, in at most *room* segments: as many as the buffers hold."""
+    queries, numbers = max(case.queries), [0, *(number for number in SEGMENTS if number <= room)]
+    if case.size > WIDE:
+        rows = (16,) if queries == 1 else (16, 32, 64)
+        return [Launch(*one) for one in product(rows, (16, 32), (4, 8), (3, 5), (0,))]
+    if case.size == WIDE and queries > 1:
+        plain = [*product((32,), (32, 64), (8,), (3, 5)), *product((64, 128), (32, 64), (4, 8), (2, 3, 5))]
+        return [Launch(*one, 0, 0, halves) for one in plain for halves in (False, True)]
+    if case.size == WIDE:
+        some = [Launch(16, *one) for one in product((32, 64), (2, 4, 8), (3, 5), (0, 168))]
+        parts = [(number, half) for number in numbers for half in (False, True)]
+        return some + [Launch(16, *one, *part) for part in parts for one in BEST]
+    if queries > DRAFTS:
+        return [Launch(*one, 0) for one in product((64, 128), (64, 128), (4, 8), (3, 5))]
+    if queries > 1:
         return [Launch(*one) for one in product((32, 64), (32, 64, 128), (4, 8), (3, 5), (0, 168))]
-    if case.size > 128:
-        return [Launch(16, *one) for one in product((32, 64), (4, 8), (3, 5), (0, 168))]
     some = [
         *product((64, 128), (4, 8), (3, 4, 5, 6), (0, 96, 128)),
         *product((64,), (2,), (3, 5), (0, 128, 168)),
         *product((32,), (2, 4), (3, 5), (0, 96)),
     ]
-    # The buffers of the tree hold as many segments for one request; those of more would be written behind.
-    single = len(case.queries) == 1
-    numbers = [Launch(16, 64, 4, 5, 128, segments) for segments in SEGMENTS if single]
-    return [*(Launch(16, *one) for one in some), *numbers]
+    parts = [Launch(16, 64, *one, number) for number in numbers[1:] for one in ((4, 5, 128), (2, 5, 0))]
+    return [*(Launch(16, *one) for one in some), *parts]
 
 
 class Bench:
@@ -95,6 +124,7 @@ class Bench:
         self.reader, self.case = reader, case
         self.layer = Layer(reader, kv, case, blocks, plain=False, seed=1)
         self.step = Step(case, blocks, 2, lengths=case.queries if short else None)
+        self.room = self.layer.buffers[1].numel() // (sum(case.queries) * case.heads)
         self.right = torch.zeros_like(self.step.query)
         self.layer.attend(case, self.step, self.right)
 
@@ -112,6 +142,7 @@ class Bench:
         def changed() -> torch.Tensor:
             chosen = {"nvfp4_launch_config": launch.config, "nvfp4_split_options": {}}
             chosen |= {"nvfp4_segments": launch.segments} if launch.segments else {}
+            chosen |= {} if launch.halves is None else {"nvfp4_by_halves": launch.halves}
             with ExitStack() as stack:
                 for name, value in chosen.items():
                     stack.enter_context(mock.patch.object(self.reader, name, return_value=value))
@@ -135,9 +166,9 @@ def measure(reader: Any, kv: Any, cases: list[Case], out: Path) -> None:
     clock = Clock()
     for case in cases:
         bench = Bench(reader, kv, case, short=False)
-        good = [launch for launch in launches(case) if bench.works(launch)]
+        good = [launch for launch in launches(case, bench.room) if bench.works(launch)]
         runs = {"tree": bench.run(None)} | {str(tuple(launch)): bench.run(launch) for launch in good}
-        taken = clock.times({name: clock.graph(run) for name, run in runs.items()}, rounds=11, seconds=3.0)
+        taken = clock.times({name: clock.graph(run) for name, run in runs.items()}, rounds=11, seconds=2.0)
         rows = sorted((time.median, time.low, time.high, name) for name, time in taken.items())
         say(f"{case}: tree {taken['tree'].median}; " + "; ".join(f"{row[0]} {row[3]}" for row in rows[:6]))
         with out.open("a", encoding="utf-8") as file:
@@ -168,8 +199,10 @@ def main() -> int:
         "--launch", type=int, nargs=5, help="rows, tile, warps, stages, registers (0: no limit)"
     )
     parser.add_argument("--fa2", type=Path, help="speed: _vllm_fa2_C.abi3.so of upstream's wheel")
+    parser.add_argument("--only", default="", help="compile, time: regular expression for the names of cases")
     parser.add_argument("--share", default="0/1", help="compile I/N: every N-th launch from I on")
     args = parser.parse_args()
+    cases = [one for one in CASES if re.search(args.only, str(one))]
     reader, kv = load(args.tree)
     if args.launch:
         replaced(reader, Launch(*args.launch))
@@ -181,11 +214,11 @@ def main() -> int:
         speed(reader, kv, timed(), args.out, library=args.fa2 is not None)
         return 0
     if args.part == "time":
-        measure(reader, kv, CASES, args.out)
+        measure(reader, kv, cases, args.out)
         return 0
-    for case in CASES:
+    for case in cases:
         bench = Bench(reader, kv, case, short=True)
-        for launch in share(launches(case), args.share):
+        for launch in share(launches(case, bench.room), args.share):
             bench.works(launch)
         del bench
     return 0

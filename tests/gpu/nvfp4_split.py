@@ -12,7 +12,8 @@ Parts: ``check`` compares with attention in float64 over the decoded cache. ``sa
 once for compute-sanitizer; with ``--planted`` the buffers are too small. ``compile`` fills Triton's cache of
 kernels for ``speed``, so that several processes can share that work (``--share I/N``). ``fa2`` has the
 driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before each: split,
-unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel.
+unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with ``--only`` those of
+`timed` and `FURTHER` that a regular expression is found in, such as ``"heads of 512"``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import enum
 import json
 import logging
+import re
 import sys
 import types
 from contextlib import contextmanager
@@ -259,6 +261,8 @@ CHECKED = (
     Case((5, 1), (700, 400), heads=14, kv_heads=2),  # seven queries a KV head
     Case((5, 1), (700, 400), heads=8, kv_heads=8),
     Case(*MIXED, dtype=torch.float16),
+    Case((1, 1), (4097, 700), heads=14, kv_heads=2, sinks=True, softcap=5.0),  # by two warps in 64 segments
+    Case((1, 1, 1), (2000, 97, 1), dtype=torch.float16),
     Case((5, 9), (700, 400), heads=8, kv_heads=2, dtype=torch.float32),
     Case((200, 16), (2000, 3000)),  # a chunk of a prefill beside drafts
 )
@@ -338,6 +342,32 @@ def timed() -> list[Case]:
         Case((q,) * batch, (context + q,) * batch, heads=24, kv_heads=4, size=256)
         for q, context, batch in steps
     ]
+
+
+FURTHER = (  # timed only where asked for
+    *(Case((1,), (length + 1,)) for length in (65536, 131072)),
+    *(Case((1,) * batch, (32769,) * batch) for batch in (2, 4)),
+    *(
+        Case((query,) * batch, (32768 + query,) * batch, heads=32, kv_heads=4, size=512)
+        for query in (1, 16)
+        for batch in (1, 8)
+    ),
+    *(Case((query,) * 64, (4096 + query,) * 64, heads=32, kv_heads=4, size=512) for query in (1, 16)),
+)
+
+
+def selected(only: str | None) -> list[Case]:
+    """Return the cases of `timed`, or those of all whose names the regular expression *only* is found in.
+
+    Raises:
+        ValueError: it is found in none.
+    """
+    if only is None:
+        return timed()
+    found = [case for case in (*timed(), *FURTHER) if re.search(only, str(case))]
+    if not found:
+        raise ValueError(f"no case has {only!r} in its name")
+    return found
 
 
 def fa2(layer: Layer, case: Case, step: Step, output: torch.Tensor) -> None:
@@ -432,6 +462,7 @@ def main() -> int:
     parser.add_argument("--fa2", type=Path, help="_vllm_fa2_C.abi3.so of upstream's wheel")
     parser.add_argument("--out", type=Path, help="folder for speed.jsonl")
     parser.add_argument("--share", default="0/1", help="I/N: every N-th case from I on")
+    parser.add_argument("--only", help="compile, speed: regular expression for the names of cases")
     parser.add_argument("--planted", action="store_true", help="sanitize: with buffers that are too small")
     parser.add_argument("--segments", type=int, default=7, help="sanitize: of every context")
     parser.add_argument("--seed", type=int, default=1)
@@ -444,7 +475,7 @@ def main() -> int:
     if args.part == "sanitize":
         sanitize(reader, kv, args.segments, planted=args.planted)
     elif args.part == "compile":
-        compile_only(reader, kv, share(timed(), args.share))
+        compile_only(reader, kv, share(selected(args.only), args.share))
     elif args.part == "fa2":
         sizes = [Case((1,), (64,)), Case((1,), (64,), heads=24, kv_heads=4, size=256)]
         for case in share([replace(one, queries=(q,)) for one in sizes for q in (16, 1)], args.share):
@@ -453,7 +484,7 @@ def main() -> int:
             fa2(layer, case, step, torch.zeros_like(step.query))
             torch.cuda.synchronize()
     else:
-        speed(reader, kv, timed(), args.out, library=args.fa2 is not None)
+        speed(reader, kv, selected(args.only), args.out, library=args.fa2 is not None)
     return 0
 
 

@@ -3,12 +3,13 @@
 
 None is part of a carry: what a card gains was not measured. Needs no card and imports nothing of vLLM::
 
-    python3 tests/gpu/nvfp4_variant.py --tree TREE --out VARIANT --variants warps
+    python3 tests/gpu/nvfp4_variant.py --tree TREE --out VARIANT --variants tall
     python3 tests/gpu/nvfp4_split.py --tree VARIANT --part check
     python3 tests/gpu/nvfp4_split.py --tree VARIANT --part speed --fa2 _vllm_fa2_C.abi3.so --out OUT
 
-- ``warps``: decode on a Hopper card with heads up to 128, without a window, takes two warps and no limit of
-  registers where its context is split into as many segments as there may be, as that of one request is.
+- ``tall``: on a Hopper card drafts and prefill with heads of 256 in 16 bits take up to 128 rows of Q in a
+  block instead of 32, so that a tile is decoded once for 16 drafts in six heads instead of four times: two
+  groups of four warps at 128 rows, one at 64, each with a wgmma of 64 rows.
 - ``rows``: every launch reads tiles by halves, low codes and high ones apart, as decode does. Q is loaded and
   the output stored in order, and each is permuted once in between, instead of being addressed out of order.
 """
@@ -35,24 +36,6 @@ class Edit(NamedTuple):
     new: str
 
 
-FEW_WARPS = '''def nvfp4_few_warps(
-    options: dict[str, int],
-    head_size: int,
-    max_query_len: int,
-    block_m: int,
-    segments: int,
-    has_window: bool,
-) -> dict[str, int]:
-    """Two warps and no limit of registers where decode is split into as many segments as there may be."""
-    decode = max_query_len == 1 and block_m == 16 and segments == MAX_SEGMENTS
-    narrow = triton.next_power_of_2(head_size) <= 128
-    if not (decode and narrow and _on_hopper()) or has_window:
-        return options
-    return {"num_warps": 2, "num_stages": options["num_stages"]}
-
-
-@triton.jit
-def store_nvfp4_segment('''
 ORDERS = '''@triton.jit
 def nvfp4_halved(rows):
     """Rows with their even columns first, then the odd ones."""
@@ -73,21 +56,25 @@ ARANGE = "tl.arange(0, HEAD_SIZE_PADDED)\n"
 BY_COLUMN = "nvfp4_columns(HEAD_SIZE_PADDED)\n"
 SCALED = "        if USE_FP8_Q_DESCALE or USE_NVFP4:\n"
 SCORES = "    if USE_NVFP4:\n        # Tiles hold values"
-CALL = """            )
-            launch_kwargs = nvfp4_few_warps(
-                launch_kwargs,
-                head_size,
-                max_seqlen_q,
-                BLOCK_M,
-                num_par_softmax_segments,
-                has_window=sliding_window_val > 0,
-            )
+LIMIT = "        return 64\n    long = "
+TALL = """        return 64
+    if head_size_padded == 256 and dtype.itemsize == 2 and _on_hopper():
+        return 128
+    long = """
+NARROW = '"num_warps": 4 if narrow or block_m == 16 else 8,'
+FEW = '"num_warps": 4 if narrow or block_m == 16 or tall and block_m == 64 else 8,'
+STAGES = '"num_stages": 3 if long and block_m == 16 else 5,'
+FEWER = '"num_stages": 3 if long and block_m == 16 or tall and block_m == 128 else 5,'
+OPTIONS = "    options = {\n"
+KNOWN = """    tall = head_size_padded == 256 and dtype.itemsize == 2 and _on_hopper()
+    options = {
 """
 VARIANTS = {
-    "warps": (
-        Edit(KV, "", "@triton.jit\ndef store_nvfp4_segment(", FEW_WARPS),
-        Edit(READER, "", "    nvfp4_launch_config,\n", "    nvfp4_few_warps,\n    nvfp4_launch_config,\n"),
-        Edit(READER, "launch_kwargs |= nvfp4_split_options(", "            )\n", CALL),
+    "tall": (
+        Edit(KV, "def nvfp4_most_rows(", LIMIT, TALL),
+        Edit(KV, "def nvfp4_launch_config(", OPTIONS, KNOWN),
+        Edit(KV, "def nvfp4_launch_config(", NARROW, FEW),
+        Edit(KV, "def nvfp4_launch_config(", STAGES, FEWER),
     ),
     "rows": (
         Edit(KV, "", "@triton.jit\ndef load_nvfp4_tile(", ORDERS),

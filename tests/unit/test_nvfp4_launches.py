@@ -35,29 +35,60 @@ def script() -> Iterator[Any]:
                 del sys.modules[name]
 
 
-def decode(script: Any, requests: int, **more: Any) -> Any:
-    return script.Case((1,) * requests, (32769,) * requests, **more)
-
-
 def test_a_limit_of_registers_is_an_option_only_where_there_is_one(script: Any) -> None:
     assert script.Launch(16, 64, 2, 5, 0).config == (16, 64, {"num_warps": 2, "num_stages": 5})
     limited = script.Launch(16, 64, 4, 5, 128, 48).config
     assert limited == (16, 64, {"num_warps": 4, "num_stages": 5, "maxnreg": 128})
 
 
-def test_numbers_of_segments_are_given_to_a_single_request_alone(script: Any) -> None:
-    segments = {one.segments for one in script.launches(decode(script, 1))}
-    assert segments == {0, *script.SEGMENTS}
-    for requests in (8, 64):
-        assert {one.segments for one in script.launches(decode(script, requests))} == {0}
+def test_numbers_of_segments_are_those_that_the_buffers_hold(script: Any) -> None:
+    for size in (128, 256):
+        one = script.case(1, 32768, 1, size)
+        for room, most in ((7, 6), (64, 64), (1, 0)):
+            assert max(launch.segments for launch in script.launches(one, room)) == most
 
 
-def test_launches_of_a_case_differ_and_have_its_rows(script: Any) -> None:
+def test_launches_of_a_case_differ_and_fit_its_queries(script: Any) -> None:
     for case in script.CASES:
-        found = script.launches(case)
+        found = script.launches(case, 64)
         assert len(set(found)) == len(found)
-        rows = {16} if max(case.queries) == 1 else {32, 64}
-        assert {one.rows for one in found} == rows
+        group = case.heads // case.kv_heads
+        assert all(launch.rows >= group for launch in found)  # a block takes whole queries
+        if max(case.queries) == 1:
+            assert {launch.rows for launch in found} == {16}
+
+
+def test_drafts_with_heads_of_256_are_tried_in_one_block_by_halves_and_not(script: Any) -> None:
+    case = script.case(16, 32768, 8, 256)
+    found = script.launches(case, 64)
+    for halves in (False, True):
+        assert any(one.rows >= 16 * 6 and one.halves is halves for one in found)
+        assert any(one.rows == 32 and one.halves is halves for one in found)
+
+
+@pytest.mark.parametrize(
+    ("launch", "given"), [((), {}), ((7,), {"segments": 7}), ((0, True), {"halves": True})]
+)
+def test_what_a_launch_leaves_open_stays_the_trees(
+    script: Any, launch: tuple[Any, ...], given: dict[str, Any]
+) -> None:
+    reader = SimpleNamespace(
+        nvfp4_launch_config=None,
+        nvfp4_split_options=None,
+        nvfp4_segments=lambda: 5,
+        nvfp4_by_halves=lambda: False,
+    )
+    bench = script.Bench.__new__(script.Bench)
+    seen: dict[str, Any] = {}
+
+    def attend(*_: Any) -> None:
+        seen.update(segments=reader.nvfp4_segments(), halves=reader.nvfp4_by_halves())
+
+    bench.reader, bench.case = reader, None
+    bench.step, bench.layer = SimpleNamespace(query=None), SimpleNamespace(attend=attend)
+    with mock.patch.object(script, "torch", mock.MagicMock()):
+        bench.run(script.Launch(16, 64, 4, 5, 0, *launch))()
+    assert seen == {"segments": 5, "halves": False} | given
 
 
 def tree() -> SimpleNamespace:

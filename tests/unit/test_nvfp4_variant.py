@@ -41,7 +41,7 @@ def test_all_variants_apply_together(tmp_path: Path) -> None:
     files = variant.write(tree(tmp_path / "tree"), tmp_path / "all", sorted(variant.VARIANTS))
     text = files[0].read_text(encoding="utf-8")
     assert "nvfp4_columns(" not in text[text.index("def store_nvfp4_segment(") :].partition("\ndef ")[0]
-    assert text.index("def nvfp4_few_warps(") < text.index("def store_nvfp4_segment(")
+    assert variant.TALL in text
     reader = files[1].read_text(encoding="utf-8")
     assert f"offs_d = {variant.BY_COLUMN}" not in reader
 
@@ -70,24 +70,29 @@ def test_rows_are_halved_and_interleaved_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "few"),
+    ("hopper", "queries", "size", "rows", "options"),
     [
-        ({}, True),
-        ({"max_query_len": 4}, False),
-        ({"segments": 33}, False),
-        ({"head_size": 256}, False),
-        ({"has_window": True}, False),
-        ({"block_m": 32}, False),
+        (True, 16, 256, 128, {"num_warps": 8, "num_stages": 3}),
+        (True, 8, 256, 64, {"num_warps": 4, "num_stages": 5}),
+        (True, 4, 256, 32, {"num_warps": 8, "num_stages": 5}),
+        (True, 1, 256, 16, {"num_warps": 4, "num_stages": 5}),
+        (True, 16, 512, 32, {"num_warps": 8, "num_stages": 5}),
+        (False, 16, 256, 32, {"num_warps": 8, "num_stages": 5}),
     ],
 )
-def test_two_warps_are_for_decode_in_most_segments(changes: dict[str, int], *, few: bool) -> None:
+def test_blocks_are_tall_for_many_rows_of_256_on_hopper(
+    tmp_path: Path, *, hopper: bool, queries: int, size: int, rows: int, options: dict[str, int]
+) -> None:
+    file = variant.write(tree(tmp_path / "tree"), tmp_path / "out", ["tall"])[0]
+    text = file.read_text(encoding="utf-8")
     names: dict[str, Any] = {
-        "MAX_SEGMENTS": 64,
-        "_on_hopper": lambda: True,
+        "torch": SimpleNamespace(dtype=object, float32=None),
+        "MAX_ROW_BYTES": 1024,
+        "_on_hopper": lambda: hopper,
         "triton": SimpleNamespace(next_power_of_2=lambda size: 1 << (size - 1).bit_length()),
     }
-    exec(variant.FEW_WARPS.removesuffix("@triton.jit\ndef store_nvfp4_segment("), names)  # noqa: S102 - ours
-    options = {"num_warps": 4, "num_stages": 5, "maxnreg": 128}
-    decode = {"head_size": 96, "max_query_len": 1, "block_m": 16, "segments": 64, "has_window": False}
-    found = names["nvfp4_few_warps"](options, **(decode | changes))
-    assert found == ({"num_warps": 2, "num_stages": 5} if few else options)
+    for name in ("nvfp4_most_rows", "nvfp4_launch_config"):
+        start = text.index(f"def {name}(")
+        exec(text[start:].partition("\n\n\n")[0], names)  # noqa: S102 - the project's own
+    found = names["nvfp4_launch_config"](size, SimpleNamespace(itemsize=2), 6, queries, 16, has_window=False)
+    assert (found[0], found[2]) == (rows, options)
