@@ -352,6 +352,7 @@ FURTHER = (  # timed only where asked for
         for query in (1, 16)
         for batch in (1, 8)
     ),
+    Case((1024,), (33792,), heads=24, kv_heads=4, size=256),
     *(Case((query,) * 64, (4096 + query,) * 64, heads=32, kv_heads=4, size=512) for query in (1, 16)),
 )
 
