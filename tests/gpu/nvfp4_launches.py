@@ -108,9 +108,9 @@ def launches(case: Case, room: int) -> list[Launch]:
     if queries > 1:
         return [Launch(*one) for one in product((32, 64), (32, 64, 128), (4, 8), (3, 5), (0, 168))]
     some = [
-        *product((64, 128), (4, 8), (3, 4, 5, 6), (0, 96, 128)),
-        *product((64,), (2,), (3, 5), (0, 128, 168)),
-        *product((32,), (2, 4), (3, 5), (0, 96)),
+        *product((64,), (2, 4), (3, 5), (0, 128, 168)),
+        *product((32,), (2, 4), (3, 5), (0,)),
+        *product((128,), (4, 8), (3, 5), (0,)),
     ]
     parts = [Launch(16, 64, *one, number) for number in numbers[1:] for one in ((4, 5, 128), (2, 5, 0))]
     return [*(Launch(16, *one) for one in some), *parts]
