@@ -69,10 +69,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
-    """Run one engine to its end; return its exit status, or None after a time-out."""
+def variables(run: str, scratch: Path) -> dict[str, str]:
+    """Return the environment of a run's engine."""
     from serve_pair import Run, environment
 
+    return environment(Run(run), scratch) | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 0.33 compiles it for a minute, and all requests here are greedy
+    }
+
+
+def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
+    """Run one engine to its end; return its exit status, or None after a time-out."""
     spec = {
         "run": run,
         "eager": run.endswith("-eager"),
@@ -85,10 +93,9 @@ def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
     }
     file = scratch / f"{run}.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
-    env = environment(Run(run), scratch) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     deadline = time.monotonic() + args.seconds
     words = [sys.executable, "-m", "pair.draft_engine", str(file)]
-    with session(words, args.out / f"{run}.log", env) as child:
+    with session(words, args.out / f"{run}.log", variables(run, scratch)) as child:
         while (status := child.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.2)
     return status

@@ -122,6 +122,7 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "version": args.version,
         "backend": matrix.backend(cell, args.version, device=args.device),
+        "drafter": matrix.of_drafter(cell, args.version, device=args.device),
         "device": args.device,
         "prefix": matrix.caches_prefixes(cell, device=args.device),
         "levels": args.levels,
@@ -196,7 +197,7 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
         engine |= {"tensor_parallel_size": cell.cards, "distributed_executor_backend": "mp"}
     drafting = speculative(
         cell.shape, cell.drafter, models, synthetic=cell.synthetic,
-        attention=backend if backend == "TRITON_ATTN" else None,
+        asked=matrix.of_drafter(cell, args.version, device=args.device),
     )  # fmt: skip
     if drafting:
         engine["speculative_config"] = drafting

@@ -44,6 +44,17 @@ def test_one_bad_position_of_the_drafter_fails(case: str, kind: str) -> None:
     assert failed(line(case, draft=GOOD | {kind: 1})) == [f"{case}: drafter's blocks are right"]
 
 
+@pytest.mark.parametrize(("run", "second"), [("v1-eager", "0"), ("v2-graphs", "1")])
+def test_an_engine_compiles_no_sampler_and_runs_where_it_was_told_to(
+    run: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    found = draft_kv.variables(run, tmp_path)
+    assert found["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"  # patches of the worker are made in one process
+    assert found["VLLM_USE_V2_MODEL_RUNNER"] == second
+
+
 def test_a_planted_fault_must_be_found() -> None:
     assert failed(line("planted", draft=GOOD)) == ["planted: drafter's blocks are harmed"]
 

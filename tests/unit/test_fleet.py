@@ -123,6 +123,29 @@ def test_what_booted_must_be_what_was_asked_for(change: dict[str, Any], words: s
     assert any(words in fault for fault in faults(seen(views=[view(**change)])))
 
 
+@pytest.mark.parametrize(
+    ("layers", "wanted"),
+    [
+        ({"model.layers.6.self_attn.attn": layer(cache="bfloat16")}, []),
+        ({"model.layers.6.self_attn.attn": layer(cache="auto")}, []),
+        ({"model.layers.6.self_attn.attn": layer(cache="fp8")}, ["the drafter's caches are fp8"]),
+        (
+            {"model.layers.6.self_attn.attn": layer("FLASH_ATTN", "auto")},
+            ["the drafter's layers are served by FLASH_ATTN"],
+        ),
+        ({}, ["no layer of the drafter was seen"]),
+    ],
+)
+def test_a_drafter_has_the_cache_that_it_was_asked_for(
+    layers: dict[str, dict[str, Any]], wanted: list[str]
+) -> None:
+    own = {f"model.layers.{place}.self_attn.attn": layer() for place in range(6)}
+    asked = {**ASKED, "drafter": {"attention_backend": "TRITON_ATTN", "kv_cache_dtype": "bfloat16"}}
+    what = record(seen(views=[view(layers=own | layers)]))
+    assert judge.faults(CELL, what, RIGHT, SERVES, asked) == wanted
+    assert judge.faults(CELL, what, RIGHT, SERVES, ASKED) == []
+
+
 def test_another_vllm_is_found() -> None:
     other_wheel = seen(vllm="0.24.0+spark.4.11111111")
     assert any("vLLM is 0.24.0+spark.4" in fault for fault in faults(other_wheel))

@@ -51,7 +51,7 @@ def test_drafters_fit_their_targets(shape: str) -> None:
 
 
 def test_speculation_is_asked_for_by_its_own_rules(tmp_path: Path) -> None:
-    asked = {"synthetic": False, "attention": "TRITON_ATTN"}
+    asked = {"synthetic": False, "asked": {"attention_backend": "TRITON_ATTN"}}
     assert speculative("dense", "none", tmp_path, **asked) is None
     windows = speculative("dense", "windows", tmp_path, **asked) or {}
     assert (windows["method"], windows["attention_backend"]) == ("dflash", "TRITON_ATTN")
@@ -59,6 +59,27 @@ def test_speculation_is_asked_for_by_its_own_rules(tmp_path: Path) -> None:
     assert config["layer_types"].count("sliding_attention") == 4
     assert "model" not in (speculative("hybrid", "mtp", tmp_path, **asked) or {})
     assert "gemma4-mtp" in (speculative("gemma4", "mtp", tmp_path, **asked) or {})["model"]
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "cache", "wanted"),
+    [
+        ("0.33.0", "dflash", "nvfp4", ("TRITON_ATTN", "bfloat16")),  # FlashInfer's attention is causal
+        ("0.33.0", "windows", "nvfp4", ("TRITON_ATTN", "bfloat16")),
+        ("0.33.0", "eagle3", "nvfp4", (None, None)),
+        ("0.33.0", "dflash", "fp8", ("TRITON_ATTN", None)),
+        ("0.24.0", "dflash", "nvfp4", ("TRITON_ATTN", None)),
+        ("0.24.0", "ngram", "nvfp4", (None, None)),
+    ],
+)
+def test_a_drafter_is_asked_for_a_cache_that_it_can_read(
+    version: str, kind: str, cache: str, wanted: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", version])
+    cell = Cell("dense", kind, cache, runner="v2")
+    spec = serve_fleet.specification(cell, asked, tmp_path, tmp_path / "seen.json")
+    found = spec["engine"]["speculative_config"]
+    assert (found.get("attention_backend"), found.get("kv_cache_dtype")) == wanted
 
 
 def test_tables_let_four_tokens_be_answers_alone() -> None:

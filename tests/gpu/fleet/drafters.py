@@ -122,7 +122,7 @@ def drafter(shape: str, kind: str) -> Checkpoint | None:
 
 
 def speculative(
-    shape: str, kind: str, folder: Path, *, synthetic: bool, attention: str | None
+    shape: str, kind: str, folder: Path, *, synthetic: bool, asked: dict[str, str]
 ) -> dict[str, Any] | None:
     """Write the drafter's checkpoint under *folder*; return vLLM's speculative configuration.
 
@@ -131,7 +131,7 @@ def speculative(
         kind: one of `DRAFTERS`.
         folder: where checkpoints are written, and found the next time.
         synthetic: accept two of three drafts without looking at them.
-        attention: backend of the drafter; None for the one that vLLM chooses.
+        asked: backend and cache of the drafter; empty for those that vLLM chooses.
     """
     if kind == "none":
         return None
@@ -142,8 +142,8 @@ def speculative(
         found["model"] = str(kept_checkpoint(folder / f"{shape}-{kind}", own))
     if kind == "ngram":
         found |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    if attention and kind != "ngram":
-        found["attention_backend"] = attention
+    if kind != "ngram":
+        found |= asked
     if synthetic:
         found |= {
             "rejection_sample_method": "synthetic",

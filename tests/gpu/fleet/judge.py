@@ -247,7 +247,21 @@ def _layer_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> li
         found.append("layers have no sinks")
     if cell.shape == "gemma4" and {one["size"] for one in own.values()} != {256, 512}:
         found.append(f"heads are of {sorted({one['size'] for one in own.values()})}")
-    return found
+    return found + _drafter_faults(view, own, asked.get("drafter", {}))
+
+
+def _drafter_faults(view: dict[str, Any], own: dict[str, Any], asked: dict[str, str]) -> list[str]:
+    """Check the backend and the cache of a drafter that was asked for a cache of its own."""
+    if "kv_cache_dtype" not in asked:
+        return []
+    layers = [one for name, one in view["layers"].items() if name not in own and one["kind"] == "Attention"]
+    if not layers:
+        return ["no layer of the drafter was seen"]
+    alike = {asked["kv_cache_dtype"]} | ({"auto"} if asked["kv_cache_dtype"] == "bfloat16" else set())
+    others = {one["cache"] for one in layers} - alike
+    found = [f"the drafter's caches are {', '.join(sorted(others))}"] if others else []
+    others = {one["backend"] for one in layers} - {asked["attention_backend"]}
+    return found + ([f"the drafter's layers are served by {', '.join(sorted(others))}"] if others else [])
 
 
 def _level_faults(cell: Cell, seen: dict[str, Any], levels: list[int]) -> list[str]:

@@ -23,6 +23,7 @@ __all__ = [
     "Expectation",
     "cells",
     "expectation",
+    "of_drafter",
     "ordered",
     "plain",
     "reference",
@@ -183,6 +184,18 @@ def backend(cell: Cell, version: str, *, device: str = "cuda") -> str | None:
     if cell.cache == "nvfp4" and series_of(version) != "0.24":
         return "FLASHINFER"
     return "TRITON_ATTN"
+
+
+def of_drafter(cell: Cell, version: str, *, device: str = "cuda") -> dict[str, str]:
+    """Return the backend and the cache that a drafter is asked for, where vLLM's own choice is not taken.
+
+    FlashInfer has no attention that is not causal, and alone reads NVFP4 in 0.33: a DFlash drafter there is
+    over 16 bits, which Triton reads.
+    """
+    of_target = backend(cell, version, device=device)
+    if of_target == "FLASHINFER" and cell.drafter in ("dflash", "windows"):
+        return {"attention_backend": "TRITON_ATTN", "kv_cache_dtype": "bfloat16"}
+    return {"attention_backend": of_target} if of_target == "TRITON_ATTN" else {}
 
 
 def caches_prefixes(cell: Cell, *, device: str = "cuda") -> bool:
