@@ -244,7 +244,9 @@ def attention_check(version: int, starts: list[Start]) -> Check:
         f"{one.tree}, {one.round}: {one.attention or 'none'}" for one in starts if one.attention != (version,)
     ]
     return Check(
-        f"FlashAttention {version} served", bool(starts) and not other, "; ".join(other) or "every start"
+        f"FlashAttention {version} served",
+        bool(starts) and not other,
+        "; ".join(other) or f"{len(starts)} starts",
     )
 
 
@@ -321,7 +323,10 @@ def table(starts: list[Start]) -> str:
 
 
 def begin(trees: list[tuple[str, str]], args: argparse.Namespace) -> tuple[list[Check], list[Start], Answers]:
-    """Start every tree in every round that is wanted; return failures, starts and each tree's answers."""
+    """Start every tree in every round that is wanted; return failures, starts and each tree's answers.
+
+    A tree that failed with an empty cache is not started again.
+    """
     from pair.models import write_models
 
     starts: list[Start] = []
@@ -330,9 +335,10 @@ def begin(trees: list[tuple[str, str]], args: argparse.Namespace) -> tuple[list[
     with tempfile.TemporaryDirectory(prefix="native-") as folder, engines_end_on_sigterm():
         write_models(Path(folder))
         for round_ in ROUNDS if "start" in args.only else ROUNDS[:1]:
+            healthy = [tree for tree in trees if round_ == ROUNDS[0] or tree[0] in answers]
             with ThreadPoolExecutor(len(trees) if args.together else 1) as pool:
-                under_way = [pool.submit(start, *tree, round_, args, Path(folder)) for tree in trees]
-            for (name, _), one in zip(trees, under_way, strict=True):
+                under_way = [pool.submit(start, *tree, round_, args, Path(folder)) for tree in healthy]
+            for (name, _), one in zip(healthy, under_way, strict=True):
                 try:
                     begun, answers[name] = one.result()
                     starts.append(begun)
