@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import statistics
 import subprocess
@@ -29,6 +30,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from pair.sessions import ended, engines_end_on_sigterm, stopped
 
 HERE = Path(__file__).resolve().parent
 LEVELS = [1, 3, 8, 17, 33, 64]
@@ -138,10 +142,11 @@ class Worker:
             start_new_session=True,
         )
 
-    def ready(self) -> bool:
-        """Wait for the boot; False when the process ended instead."""
+    def ready(self, seconds: float) -> bool:
+        """Wait *seconds* for the boot; False when the process ended instead, or did not boot in time."""
         assert self.process.stdout is not None
-        return bool(self.process.stdout.readline())
+        readable, _, _ = select.select([self.process.stdout], [], [], seconds)
+        return bool(readable) and bool(self.process.stdout.readline())
 
     def rate(self, c: int, seed: int) -> float:
         """Output tokens a second of one round.
@@ -197,10 +202,14 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
     """
     workers: list[Worker] = []
     found = []
+    sessions = contextlib.ExitStack()
     try:
-        workers += [Worker(name, tree, run, args, scratch) for name, tree in trees]
+        sessions.enter_context(engines_end_on_sigterm())
+        for name, tree in trees:
+            workers.append(Worker(name, tree, run, args, scratch))
+            sessions.enter_context(ended(workers[-1].process.pid))
         for worker in workers:
-            if not worker.ready():
+            if not worker.ready(args.boot_seconds):
                 raise ValueError(f"{worker.name} did not boot; see {run}-{worker.name}.log")
         for c in args.levels:
             rates: dict[str, list[float]] = {worker.name: [] for worker in workers}
@@ -217,8 +226,10 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
             )
             sys.stdout.flush()
     finally:
-        for worker in workers:
-            worker.end()
+        if not stopped():
+            for worker in workers:
+                worker.end()
+        sessions.close()
     return found
 
 
@@ -234,7 +245,6 @@ def main() -> int:
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     found, failed = [], 0
-    sys.path.insert(0, str(HERE))
     from pair.models import write_models
 
     with tempfile.TemporaryDirectory() as folder:

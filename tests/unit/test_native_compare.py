@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,9 +62,9 @@ def test_missing_answers_are_a_fault() -> None:
 
 def starts(upstream: int, native: int) -> list[Start]:
     return [
-        Start("stock", "cold", 30.0, 250.0, 3, upstream),
-        Start("native", "cold", 30.0, 35.0, 0, native),
-        Start("native", "warm", 30.0, 35.0, 9, 999),
+        Start("stock", "cold", 30.0, 150.0, 250.0, 3, upstream, ("_Z5splitv",), (2,)),
+        Start("native", "cold", 30.0, 35.0, 36.0, 0, native, ("_Z3oddv",) if native else (), (2,)),
+        Start("native", "warm", 30.0, 35.0, 36.0, 9, 999, (), (2,)),
     ]
 
 
@@ -95,10 +96,11 @@ def test_the_driver_s_cache_is_counted_with_its_folders(tmp_path: Path) -> None:
 def test_the_rates_are_compared_with_the_same_attention(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = []
+    asked, caches = [], []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command: list[str], env: dict[str, str], **_: Any) -> Any:
         asked.append(command)
+        caches.append(env["CUDA_CACHE_PATH"])
         return SimpleNamespace(returncode=1)
 
     monkeypatch.setattr(native_compare.subprocess, "run", run)
@@ -110,8 +112,10 @@ def test_the_rates_are_compared_with_the_same_attention(
         rounds="4",
         seconds=9,
         flash_attention=2,
+        caches=tmp_path / "caches",
     )
     assert not native_compare.rates(args).ok  # type: ignore[arg-type]
+    assert caches == [str(tmp_path / "caches" / "driver-a")]
     monkeypatch.setattr(sys, "argv", asked[0][1:])
     parsed = native_compare_rates_arguments()
     assert parsed.tree == ["a=/a", "b=/b"]
@@ -132,7 +136,7 @@ def test_an_engine_that_fails_is_a_failed_check_and_the_others_are_judged(
     def begin(name: str, *_: Any) -> Any:
         if name == "native":
             raise ValueError("native: no result")
-        return Start(name, "cold", 1.0, 2.0, 1, 1), ANSWERS
+        return Start(name, "cold", 1.0, 2.0, 3.0, 1, 1, (), (2,)), ANSWERS
 
     monkeypatch.setattr(native_compare, "start", begin)
     command = ["native_compare.py", "--tree", "stock=/a", "--tree", "native=/b", "--out", str(tmp_path)]
@@ -140,4 +144,96 @@ def test_an_engine_that_fails_is_a_failed_check_and_the_others_are_judged(
     assert native_compare.main() == 1
     report = json.loads((tmp_path / "report.json").read_text())
     wrong = [check["name"] for check in report["checks"] if not check["ok"]]
-    assert wrong == ["native, cold", "native, warm", "start", "outputs"]
+    assert wrong == ["native, cold", "start", "outputs"]
+
+
+def test_kernels_are_named_that_the_driver_compiled(tmp_path: Path) -> None:
+    assert native_compare.kernels(tmp_path) == ()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one").write_bytes(b"\x7fELF\0.text._Z5splitv\0.nv.info._Z5splitv\0.text._Z3oddv\0")
+    (tmp_path / "index").write_bytes(b"\0\1")
+    assert native_compare.kernels(tmp_path) == ("_Z3oddv", "_Z5splitv")
+    (fault,) = [one for one in native_compare.start_checks("stock", "native", starts(5, 1)) if not one.ok]
+    assert fault.detail == "0 files, 1 bytes _Z3oddv"
+
+
+def test_layers_tell_which_flash_attention_they_have() -> None:
+    def layer(version: int | None) -> Any:
+        return SimpleNamespace(impl=SimpleNamespace(vllm_flash_attn_version=version))
+
+    layers = {"a": layer(2), "b": layer(None), "c": SimpleNamespace()}
+    assert native_compare.attention_versions(layers) == [2]
+    assert native_compare.attention_versions({**layers, "d": layer(3)}) == [2, 3]
+
+
+def test_another_flash_attention_than_was_asked_for_is_a_fault() -> None:
+    healthy = starts(5, 0)
+    assert native_compare.attention_check(2, healthy).ok
+    assert not native_compare.attention_check(3, healthy).ok
+    assert not native_compare.attention_check(2, [*healthy, replace(healthy[0], attention=())]).ok
+    assert not native_compare.attention_check(2, []).ok
+
+
+ENGINE = """
+import json, os, pathlib, sys
+spec = json.loads(sys.argv[2])
+cache = pathlib.Path(os.environ["CUDA_CACHE_PATH"])
+assert os.environ["PYTHONPATH"].split(os.pathsep)[0] in ("/stock", "/native")
+assert os.environ["CUDA_CACHE_MAXSIZE"] == str(4 << 30)
+known = (cache / "kernel").exists()
+if "/stock" in os.environ["PYTHONPATH"]:
+    (cache / "kernel").write_bytes(b".text._Z5splitv")
+answers = [{"tokens": [1], "best": [{"1": -2.0}]}]
+times = {"boot_s": 1.0, "first_s": 2.0 if known else 90.0, "all_s": 3.0 if known else 200.0}
+if "{silent}" not in os.environ["PYTHONPATH"]:
+    pathlib.Path(spec["result"]).write_text(json.dumps({**times, "attention": [2], "answers": answers}))
+"""
+
+
+@pytest.mark.parametrize("together", [[], ["--together"]])
+def test_starts_run_with_a_cache_of_their_own_that_the_second_round_finds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, together: list[str]
+) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE)
+    caches = tmp_path / "caches"
+    (caches / "driver-stock").mkdir(parents=True)
+    (caches / "driver-stock" / "kernel").write_bytes(b"of an earlier session")
+    monkeypatch.setattr(native_compare, "__file__", str(script))
+    command = ["native_compare.py", "--tree", "stock=/stock", "--tree", "native=/native"]
+    command += [
+        "--out",
+        str(tmp_path / "out"),
+        "--caches",
+        str(caches),
+        "--only",
+        "start",
+        "outputs",
+        *together,
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    assert native_compare.main() == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    seen = [(one["tree"], one["round"], one["all_s"], one["bytes"]) for one in report["starts"]]
+    assert seen == [
+        ("stock", "cold", 200.0, 15),
+        ("native", "cold", 200.0, 0),
+        ("stock", "warm", 3.0, 15),
+        ("native", "warm", 200.0, 0),
+    ]
+    assert report["starts"][0]["kernels"] == ["_Z5splitv"]
+
+
+def test_an_engine_that_writes_no_result_is_told_with_what_the_driver_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE.replace("{silent}", "/stock"))
+    monkeypatch.setattr(native_compare, "__file__", str(script))
+    command = ["native_compare.py", "--tree", "stock=/stock", "--tree", "native=/native"]
+    monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path / "out"), "--only", "start"])
+    assert native_compare.main() == 1
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    fault = next(one for one in report["checks"] if one["name"] == "stock, cold")
+    assert "no result within 420 s, 15 bytes compiled by the driver" in fault["detail"]
+    assert [one["tree"] for one in report["starts"]] == ["native", "native"]
