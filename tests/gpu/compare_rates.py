@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from pair.sessions import ended, engines_end_on_sigterm, stopped
 
 HERE = Path(__file__).resolve().parent
 LEVELS = [1, 3, 8, 17, 33, 64]
@@ -159,14 +160,11 @@ class Worker:
         return float(answer["tokens"] / answer["seconds"])
 
     def end(self) -> None:
-        """Close the questions, and the process with them."""
+        """Close the questions, and the process with them; what is left of it `ended` kills."""
         if self.process.stdin:
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
-        with contextlib.suppress(ProcessLookupError):  # the engine's own processes go with it
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
         self.log.close()
@@ -197,8 +195,12 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
     """
     workers: list[Worker] = []
     found = []
-    try:
-        workers += [Worker(name, tree, run, args, scratch) for name, tree in trees]
+    with contextlib.ExitStack() as stack:
+        for name, tree in trees:
+            workers.append(Worker(name, tree, run, args, scratch))
+            stack.callback(workers[-1].process.wait)  # its memory is free for the next run
+            stack.enter_context(ended(workers[-1].process.pid))
+            stack.callback(workers[-1].end)
         for worker in workers:
             if not worker.ready():
                 raise ValueError(f"{worker.name} did not boot; see {run}-{worker.name}.log")
@@ -216,9 +218,6 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
                 f"{run} c={c}: {found[-1].ratio:.3f} [{found[-1].low:.3f}, {found[-1].high:.3f}]\n"
             )
             sys.stdout.flush()
-    finally:
-        for worker in workers:
-            worker.end()
     return found
 
 
@@ -237,12 +236,14 @@ def main() -> int:
     sys.path.insert(0, str(HERE))
     from pair.models import write_models
 
-    with tempfile.TemporaryDirectory() as folder:
+    with engines_end_on_sigterm(), tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
         for run in args.runs:
             try:
                 found += compare(run, trees, args, Path(folder))
             except ValueError as error:
+                if stopped():
+                    break  # a killed engine is no outcome
                 failed += 1
                 sys.stdout.write(f"{run}: FAILED: {error}\n")
     slower = [one for one in found if one.high < args.least]
