@@ -40,7 +40,7 @@ PROMPT_TOKENS = 96
 
 @dataclass(frozen=True)
 class Ratio:
-    """How the second tree's rate compares with the first's at one level; rates in output tokens a second."""
+    """The second tree's rate beside the first's at one level; rates in output tokens a second."""
 
     run: str
     c: int
@@ -53,7 +53,7 @@ class Ratio:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -145,7 +145,7 @@ class Worker:
         return bool(self.process.stdout.readline())
 
     def rate(self, c: int, seed: int) -> float:
-        """Output tokens a second of one round.
+        """Return the output tokens a second of one round.
 
         Raises:
             ValueError: the worker ended, or gave another number of tokens than was asked for.
@@ -171,7 +171,7 @@ class Worker:
 
 
 def summary(run: str, c: int, first: list[float], second: list[float]) -> Ratio:
-    """The paired ratio of two lists of rates, with its bootstrap interval."""
+    """Return the paired ratio of two lists of rates, with its bootstrap interval."""
     ratios = [b / a for a, b in zip(first, second, strict=True)]
     source = random.Random(c)
     medians = sorted(statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(2000))

@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pair.install import Check
-from pair.sessions import session
+from pair.sessions import ended, engines_end_on_sigterm, session
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("start", "outputs", "rates")
@@ -224,8 +224,16 @@ def rates(args: argparse.Namespace) -> Check:
     command += [word for tree in args.tree for word in ("--tree", tree)]
     command += ["--runs", f"{args.runner}-graphs", "--levels", *args.levels, "--rounds", args.rounds]
     command += ["--boot-seconds", str(args.seconds), "--engine", json.dumps(options(args.flash_attention))]
-    status = subprocess.run(command, check=False).returncode
+    status = run(command)
     return Check("rates", status == 0, f"exit status {status}; see rates/table.md")
+
+
+def run(command: list[str]) -> int:
+    """Run a script that starts engines, which end with this one; return its exit status."""
+    with engines_end_on_sigterm():
+        child = subprocess.Popen(command, start_new_session=True)
+        with ended(child.pid):
+            return child.wait()
 
 
 def table(starts: list[Start]) -> str:

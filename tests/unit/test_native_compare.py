@@ -97,11 +97,11 @@ def test_the_rates_are_compared_with_the_same_attention(
 ) -> None:
     asked = []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command: list[str]) -> int:
         asked.append(command)
-        return SimpleNamespace(returncode=1)
+        return 1
 
-    monkeypatch.setattr(native_compare.subprocess, "run", run)
+    monkeypatch.setattr(native_compare, "run", run)
     args = SimpleNamespace(
         tree=["a=/a", "b=/b"],
         out=tmp_path,
