@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from drafters import Drafter, target
 from probekit import expect
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
@@ -22,8 +23,17 @@ SHAPES = {
 MEMORY = 1 << 24
 
 
+def planned(config: Any, *, hybrid: bool) -> list[kv.KVCacheGroupSpec]:
+    """Return the KV cache groups of a target with the drafter of *config*."""
+    drafter = Drafter(config)
+    groups = get_kv_cache_groups(drafter.vllm_config, {**target(hybrid=hybrid), **drafter.kv_specs()})
+    of_drafter = [group for group in groups if drafter.layers.keys() & set(group.layer_names)]
+    expect(len(of_drafter) == 1, f"the drafter's layers are in {len(of_drafter)} KV cache groups")
+    return groups
+
+
 def of_shape(drafter: Any, **counts: int) -> dict[str, kv.KVCacheSpec]:
-    """KV of a target with so many layers of each kind; those of `same` are like the drafter's."""
+    """Return KV of a target with so many layers of each kind; those of `same` are like the drafter's."""
     like = next(iter(drafter.kv_specs().values()))
     shared = {"block_size": like.block_size, "dtype": like.dtype, "indexes_kv_by_block_stride": True}
     all_heads = like.num_kv_heads * like.head_size
@@ -47,7 +57,7 @@ def of_shape(drafter: Any, **counts: int) -> dict[str, kv.KVCacheSpec]:
 
 
 def planned_beside(drafter: Any, **counts: int) -> list[kv.KVCacheGroupSpec]:
-    """The KV cache groups of a target of that shape with the drafter."""
+    """Return the KV cache groups of a target of that shape with the drafter."""
     specs = {**of_shape(drafter, **counts), **drafter.kv_specs()}
     groups = get_kv_cache_groups(drafter.vllm_config, dict(specs))
     names = sorted(name for group in groups for name in group.layer_names)
@@ -56,7 +66,7 @@ def planned_beside(drafter: Any, **counts: int) -> list[kv.KVCacheGroupSpec]:
 
 
 def check_one_group(what: str, drafter: Any, counts: dict[str, int], wanted: tuple[int, int]) -> None:
-    """All draft layers share a group, and each layer of a group has memory of its own."""
+    """Expect all draft layers in one group, and memory of its own for each layer of a group."""
     groups = planned_beside(drafter, **counts)
     names = [set(group.layer_names) for group in groups]
     holding = sum(not drafter.layers.keys().isdisjoint(one) for one in names)
@@ -73,7 +83,7 @@ def check_one_group(what: str, drafter: Any, counts: dict[str, int], wanted: tup
 
 
 def check_other_plans(one: Any, five: Any) -> None:
-    """Plans stay upstream's for a drafter of *one* layer, and for *five* of another method or in stages."""
+    """Expect upstream's plans for a drafter of *one* layer, and for *five* of another method or in stages."""
     sizes = [len(group.layer_names) for group in planned_beside(one, slides=2, same=6)]
     expect(sizes == [2, 2, 2, 2, 1], f"beside a drafter of one layer, groups have {sizes} layers")
     dealt = [2] * 6 + [1]

@@ -21,7 +21,6 @@ import json
 import os
 import random
 import select
-import signal
 import statistics
 import subprocess
 import sys
@@ -43,7 +42,7 @@ PROMPT_TOKENS = 96
 
 @dataclass(frozen=True)
 class Ratio:
-    """How the second tree's rate compares with the first's at one level; rates in output tokens a second."""
+    """The second tree's rate beside the first's at one level; rates in output tokens a second."""
 
     run: str
     c: int
@@ -56,7 +55,7 @@ class Ratio:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -149,7 +148,7 @@ class Worker:
         return bool(readable) and bool(self.process.stdout.readline())
 
     def rate(self, c: int, seed: int) -> float:
-        """Output tokens a second of one round.
+        """Return the output tokens a second of one round.
 
         Raises:
             ValueError: the worker ended, or gave another number of tokens than was asked for.
@@ -164,21 +163,18 @@ class Worker:
         return float(answer["tokens"] / answer["seconds"])
 
     def end(self) -> None:
-        """Close the questions, and the process with them."""
+        """Close the questions, and the process with them; what is left of it `ended` kills."""
         if self.process.stdin:
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
-        with contextlib.suppress(ProcessLookupError):  # the engine's own processes go with it
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
         self.log.close()
 
 
 def summary(run: str, c: int, first: list[float], second: list[float]) -> Ratio:
-    """The paired ratio of two lists of rates, with its bootstrap interval."""
+    """Return the paired ratio of two lists of rates, with its bootstrap interval."""
     ratios = [b / a for a, b in zip(first, second, strict=True)]
     source = random.Random(c)
     medians = sorted(statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(2000))
@@ -202,12 +198,12 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
     """
     workers: list[Worker] = []
     found = []
-    sessions = contextlib.ExitStack()
-    try:
-        sessions.enter_context(engines_end_on_sigterm())
+    with contextlib.ExitStack() as stack:
         for name, tree in trees:
             workers.append(Worker(name, tree, run, args, scratch))
-            sessions.enter_context(ended(workers[-1].process.pid))
+            stack.callback(workers[-1].process.wait)  # its memory is free for the next run
+            stack.enter_context(ended(workers[-1].process.pid))
+            stack.callback(workers[-1].end)
         for worker in workers:
             if not worker.ready(args.boot_seconds):
                 raise ValueError(f"{worker.name} did not boot; see {run}-{worker.name}.log")
@@ -225,11 +221,6 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
                 f"{run} c={c}: {found[-1].ratio:.3f} [{found[-1].low:.3f}, {found[-1].high:.3f}]\n"
             )
             sys.stdout.flush()
-    finally:
-        if not stopped():
-            for worker in workers:
-                worker.end()
-        sessions.close()
     return found
 
 
@@ -247,12 +238,14 @@ def main() -> int:
     found, failed = [], 0
     from pair.models import write_models
 
-    with tempfile.TemporaryDirectory() as folder:
+    with engines_end_on_sigterm(), tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
         for run in args.runs:
             try:
                 found += compare(run, trees, args, Path(folder))
             except ValueError as error:
+                if stopped():
+                    break  # a killed engine is no outcome
                 failed += 1
                 sys.stdout.write(f"{run}: FAILED: {error}\n")
     slower = [one for one in found if one.high < args.least]

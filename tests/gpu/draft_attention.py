@@ -80,7 +80,7 @@ PARTS = ["attention", "refuse", "compare", *SERVING]
 
 @dataclass
 class Work:
-    """Where things are, and what was found."""
+    """The places of a run, and its findings."""
 
     args: argparse.Namespace
     scratch: Path
@@ -127,13 +127,13 @@ class Work:
         return self.start(name, [module, str(file)], seconds, runner)
 
     def lines(self, name: str, file: str = "lines.jsonl") -> list[dict[str, Any]]:
-        """What the processes of *name* wrote."""
+        """Return what the processes of *name* wrote."""
         path = self.out / file
         texts = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [line for line in map(json.loads, texts) if line.get("run", name) == name]
 
     def log(self, name: str) -> str:
-        """What the process of *name* said."""
+        """Return what the process of *name* said."""
         return (self.out / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
 
@@ -165,7 +165,7 @@ def ended(name: str, status: int | None, log: str) -> list[Check]:
 
 
 def attention(work: Work) -> list[Check]:
-    """What the backends compute."""
+    """Check what the backends compute."""
     from pair.judge import faults
 
     device = work.args.device

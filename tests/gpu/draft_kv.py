@@ -174,7 +174,7 @@ def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[C
 
 
 def read_lines(out: Path) -> list[dict[str, Any]]:
-    """What all runs wrote."""
+    """Return what all runs wrote."""
     file = out / "lines.jsonl"
     return (
         [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []

@@ -37,7 +37,7 @@ from typing import Any
 from pair.models import write_models, write_window_drafter
 from pair.scoring import CASES, LosslessCase, Score, scored, shortfalls
 from pair.sessions import engines_end_on_sigterm
-from serve_pair import BAD_SIGNS, Run, environment, run_engine, say
+from serve_pair import BAD_SIGNS, Run, environment, run_engine, say, say_faults
 
 LEVELS = [1, 2, 3, 8, 17, 33, 64]
 WINDOW = 64
@@ -188,12 +188,7 @@ def main() -> int:
     }
     (args.out / "report.json").write_text(json.dumps({"faults": found, "scores": totals}, indent=1) + "\n")
     say(text)
-    for name, some in found.items():
-        for fault in some:
-            say(f"FAIL {name}: {fault}")
-    failed = sum(map(bool, found.values()))
-    say(f"{len(found) - failed} passed, {failed} failed")
-    return 1 if failed or not found else 0
+    return say_faults(found)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pair.install import Check
-from pair.sessions import engines_end_on_sigterm, session
+from pair.sessions import ended, engines_end_on_sigterm, session
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("start", "outputs", "rates")
@@ -306,9 +306,16 @@ def rates(args: argparse.Namespace) -> Check:
     command += [word for tree in args.tree for word in ("--tree", tree)]
     command += ["--runs", f"{args.runner}-graphs", "--levels", *args.levels, "--rounds", args.rounds]
     command += ["--boot-seconds", str(args.seconds), "--engine", json.dumps(options(args.flash_attention))]
-    environment = os.environ | driver_cache(args, args.tree[0].split("=", 1)[0])
-    status = subprocess.run(command, env=environment, check=False).returncode
+    status = run(command, driver_cache(args, args.tree[0].split("=", 1)[0]))
     return Check("rates", status == 0, f"exit status {status}; see rates/table.md")
+
+
+def run(command: list[str], variables: dict[str, str]) -> int:
+    """Run a script that starts engines, which end with this one, with *variables*; return its exit status."""
+    with engines_end_on_sigterm():
+        child = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
+        with ended(child.pid):
+            return child.wait()
 
 
 def table(starts: list[Start]) -> str:

@@ -90,7 +90,7 @@ def arguments() -> argparse.Namespace:
 
 
 def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the processes of *part* are told, by their names."""
+    """Return what the processes of *part* are told, by their names."""
     common = {
         "part": part,
         "device": args.device,
@@ -120,7 +120,7 @@ def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, A
 
 
 def command(name: str, spec: dict[str, Any], args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """How a process is started, and its environment."""
+    """Return the command that starts a process, and its environment."""
     file = args.out / f"{name}.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
     env = os.environ | {

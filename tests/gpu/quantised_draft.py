@@ -54,7 +54,7 @@ from pair.mixes import (
     write_pairs,
 )
 from pair.sessions import engines_end_on_sigterm
-from serve_pair import BAD_SIGNS, Run, environment, run_engine, say
+from serve_pair import BAD_SIGNS, Run, environment, run_engine, say, say_faults
 
 LEVELS = [1, 2, 3, 5, 8, 16, 17, 31, 33, 47, 64]
 QUICK_LEVELS = [1, 3, 17]
@@ -194,12 +194,7 @@ def main() -> int:
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
     (args.out / "report.json").write_text(json.dumps({"faults": found}, indent=1) + "\n", encoding="utf-8")
     say(text)
-    for name, some in found.items():
-        for fault in some:
-            say(f"FAIL {name}: {fault}")
-    failed = sum(map(bool, found.values()))
-    say(f"{len(found) - failed} passed, {failed} failed")
-    return 1 if failed or not found else 0
+    return say_faults(found)
 
 
 if __name__ == "__main__":

@@ -42,12 +42,15 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pair import install
 from pair.install import Check
 from pair.models import write_models
 from pair.sessions import session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 HERE = Path(__file__).resolve().parent
 LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 25, 31, 32, 33, 47, 63, 64, 65]
@@ -94,6 +97,16 @@ def say(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def say_faults(found: Mapping[str, Sequence[str]]) -> int:
+    """Print the faults of each case and how many cases have some; return the script's exit status."""
+    for name, some in found.items():
+        for fault in some:
+            say(f"FAIL {name}: {fault}")
+    failed = sum(map(bool, found.values()))
+    say(f"{len(found) - failed} passed, {failed} failed")
+    return 1 if failed or not found else 0
 
 
 def arguments() -> argparse.Namespace:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from world import ended, wait_until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import compare_rates
@@ -106,35 +103,3 @@ def test_an_engine_that_hangs_while_booting_is_not_waited_for(
     made = worker(tmp_path, monkeypatch)  # it said that it is ready, and says no more
     assert not made.ready(0.2)
     made.end()
-
-
-SCRIPT = """
-import argparse, pathlib, sys
-import compare_rates as rates
-folder = pathlib.Path(sys.argv[1])
-rates.__file__ = str(folder / "engine.py")
-args = argparse.Namespace(
-    out=folder, tokens=10, gpu_memory_utilization=0.3, engine={}, boot_seconds=300, levels=[1], rounds=2
-)
-rates.compare("v1-graphs", [("one", "/a"), ("two", "/b")], args, folder)
-(folder / "after").touch()
-"""
-
-
-def test_sigterm_ends_both_engines(tmp_path: Path) -> None:
-    (tmp_path / "engine.py").write_text(
-        "import os, sys, time\nprint(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(300)\n"
-    )
-    (tmp_path / "script.py").write_text(SCRIPT)
-    path = str(Path(compare_rates.__file__).parent)
-    script = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env={**os.environ, "PYTHONPATH": path}
-    )
-    logs = [tmp_path / f"v1-graphs-{name}.log" for name in ("one", "two")]
-    try:
-        assert wait_until(lambda: all(log.is_file() and log.read_text().endswith("\n") for log in logs))
-    finally:
-        script.terminate()
-    assert script.wait(60) == 143
-    assert all(wait_until(lambda log=log: ended(int(log.read_text()))) for log in logs)
-    assert not (tmp_path / "after").exists()

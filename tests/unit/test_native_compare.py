@@ -98,12 +98,12 @@ def test_the_rates_are_compared_with_the_same_attention(
 ) -> None:
     asked, caches = [], []
 
-    def run(command: list[str], env: dict[str, str], **_: Any) -> Any:
+    def run(command: list[str], env: dict[str, str]) -> int:
         asked.append(command)
         caches.append(env["CUDA_CACHE_PATH"])
-        return SimpleNamespace(returncode=1)
+        return 1
 
-    monkeypatch.setattr(native_compare.subprocess, "run", run)
+    monkeypatch.setattr(native_compare, "run", run)
     args = SimpleNamespace(
         tree=["a=/a", "b=/b"],
         out=tmp_path,

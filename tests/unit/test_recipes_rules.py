@@ -84,6 +84,14 @@ TABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
             {"speculative": DFLASH, "traits": ("hybrid",)},
         ],
     ),
+    "hybrid-steps-without-drafts": (
+        {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "traits": ("hybrid",)},
+        [
+            {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
+            {"speculative": MTP, "traits": ("hybrid",)},
+            {"traits": ("hybrid",)},
+        ],
+    ),
     "nvfp4-kv-mla": (
         {"flags": {"kv-cache-dtype": "nvfp4"}, "traits": ("mla",), "capability": "10.0"},
         [{"flags": {"kv-cache-dtype": "nvfp4"}, "capability": "10.0"}],

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_pair
-from pair import install, load, models
-from pair.load import Counters, Observed
+from pair import install, models
 from world import ended, wait_until
 
-LEVEL = 17
 CARRIES = ["dflash-query-buffers", "tie-weights"]
 VERSION = "0.24.0+spark.0123abcd"
 NATIVE = ["_C_stable_libtorch", "spinloop"]
@@ -35,112 +32,6 @@ SOURCE_CARRY = {
     "source": "vllm-flash-attn",
     "paths": [],
 }
-
-
-def healthy(level: int = LEVEL) -> Observed:
-    received = {request.name: request.output for client in load.workload(level) for request in client}
-    return Observed(
-        level=level,
-        seconds=1.0,
-        received=received,
-        chunks=10 * len(received),
-        counters=load.expected(level),
-        peak=level,
-        sizes=level,
-        replays=100,
-        canary=True,
-    )
-
-
-def altered(seen: Observed, **counters: Any) -> Observed:
-    return replace(seen, counters=replace(seen.counters, **counters))
-
-
-# --- what is asked
-
-
-@pytest.mark.parametrize("level", [1, 2, 17, 64, 65])
-def test_a_levels_requests_fit_and_end_at_different_steps(level: int) -> None:
-    clients = load.workload(level)
-    requests = [request for client in clients for request in client]
-    assert len(clients) == level
-    assert len({request.name for request in requests}) == 2 * level
-    assert len({client[-1].drafts for client in clients}) == level  # the live batch walks down one by one
-    assert max(request.prompt + request.output for request in requests) < models.MAX_MODEL_LEN
-    assert min(request.prompt for request in requests) >= 1
-
-
-def test_outputs_end_within_accepted_drafts_too_and_both_kinds_of_sampling_are_asked() -> None:
-    requests = [request for client in load.workload(8) for request in client]
-    assert {(request.output - 1) % (load.ACCEPTED + 1) for request in requests} == {0, 1, 2}
-    assert {request.temperature for request in requests} == {0.0, 1.0}
-
-
-@pytest.mark.parametrize("level", [1, 5, 64])
-def test_the_prediction_is_what_a_step_by_step_count_gives(level: int) -> None:
-    drafts = accepted = generated = 0
-    for request in (request for client in load.workload(level) for request in client):
-        left = request.output - 1  # the prefill gives one
-        while left > 0:
-            drafts, accepted, left = drafts + 1, accepted + 2, left - 3
-        generated += request.output
-    counted = load.expected(level)
-    assert (counted.drafts, counted.accepted, counted.generated) == (drafts, accepted, generated)
-    assert counted.draft_tokens == 3 * drafts
-    assert counted.per_position == (drafts, drafts, 0)
-    assert math.isclose(counted.acceptance_length, 3.0)
-
-
-def test_counters_are_read_as_differences() -> None:
-    before = Counters(5, 15, 10, (5, 5, 0), 20, 2, 1)
-    assert replace(before, drafts=8, per_position=(7, 6, 0)).since(before) == Counters(
-        3, per_position=(2, 1, 0)
-    )
-
-
-# --- what must come of it
-
-
-@pytest.mark.parametrize("level", [1, 17, 65])
-def test_a_healthy_level_has_no_faults(level: int) -> None:
-    assert load.faults(healthy(level), graphs=True) == []
-    assert load.faults(replace(healthy(level), replays=0), graphs=False) == []
-
-
-def lost(seen: Observed) -> Observed:
-    return replace(seen, received={k: v for k, v in seen.received.items() if k != "17-3-1"})
-
-
-def short(seen: Observed) -> Observed:
-    return replace(seen, received=seen.received | {"17-3-1": seen.received["17-3-1"] - 1})
-
-
-@pytest.mark.parametrize(
-    ("sick", "words"),
-    [
-        (lost(healthy()), "request 17-3-1 did not finish"),
-        (short(healthy()), "request 17-3-1 gave"),
-        (replace(healthy(), received=healthy().received | {"x": 1}), "request x was never asked"),
-        (replace(healthy(), errors=("request 17-0-0: EngineDeadError()",)), "EngineDeadError"),
-        (replace(healthy(), chunks=2 * LEVEL), "nothing was streamed"),
-        (altered(healthy(), drafts=load.expected(LEVEL).drafts + 1), "drafts rose by"),
-        (altered(healthy(), accepted=load.expected(LEVEL).accepted - 1), "accepted rose by"),
-        (altered(healthy(), per_position=(1, 1, 1)), "per_position rose by"),
-        (altered(healthy(), generated=0), "generated rose by 0"),
-        (altered(healthy(), preempted=1), "preempted rose by 1"),
-        (replace(healthy(), peak=16), "at most 16 requests ran at once instead of 17"),
-        (replace(healthy(), replays=0), "no CUDA graph was replayed"),
-        (replace(healthy(), canary=False), "did not answer"),
-    ],
-)
-def test_each_planted_fault_is_found(sick: Observed, words: str) -> None:
-    found = load.faults(sick, graphs=True)
-    assert len(found) == 1
-    assert words in found[0]
-
-
-def test_a_replayed_graph_is_a_fault_in_eager_mode() -> None:
-    assert load.faults(healthy(), graphs=False) == ["100 CUDA graphs were replayed in eager mode"]
 
 
 # --- what is installed

@@ -77,7 +77,7 @@ def encode(x: torch.Tensor, scale: float) -> Packed:
 
 
 def decode(packed: Packed, scale: float) -> torch.Tensor:
-    """What the bytes mean (… x head size, float64)."""
+    """Return the values that the bytes mean (… x head size, float64)."""
     values = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=torch.float64)
     values = values.to(packed.codes.device)
     steps = torch.tensor([*SCALES, float("nan")] * 2, dtype=torch.float64, device=packed.codes.device)

@@ -42,7 +42,7 @@ class Case:
 
 
 def cases(device: str) -> list[Case]:
-    """What is packed: each head size, block, layout and type, both kinds of data."""
+    """Return what is packed: each head size, block, layout and type, both kinds of data."""
     full = device != "cpu"
     tokens, heads = (4096, 8) if full else (29, 2)
     b, h, f = torch.bfloat16, torch.float16, torch.float32
@@ -162,7 +162,7 @@ def pack(case: Case, seed: int, device: torch.device, record: Recorder) -> None:
 
 
 def difference(places: torch.Tensor, found: torch.Tensor, wanted: torch.Tensor, layer: Layer) -> str:
-    """Where and how bytes differ, in words."""
+    """Say where and how bytes differ."""
     first = [
         f"offset {int(place) - GUARD} is {int(found[place]):#04x}, not {int(wanted[place]):#04x}"
         for place in places[:3]

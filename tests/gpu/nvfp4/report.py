@@ -165,7 +165,7 @@ def serving(lines: list[Line]) -> str:
 
 
 def capacity(lines: list[Line]) -> str:
-    """What pools of equal size hold, by the boot logs."""
+    """Return what pools of equal size hold, by the boot logs."""
     rows = [(line["run"], f"{line['gib']:g}", f"{line['tokens']:,}") for line in of_kind(lines, "capacity")]
     return markdown(("engine", "pool, GiB", "tokens"), rows) if rows else ""
 

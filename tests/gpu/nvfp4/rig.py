@@ -258,7 +258,7 @@ class Layer:
         self.raw.view(torch.uint8).fill_(POISON)
 
     def guards_held(self) -> bool:
-        """Whether the guards have the bytes that `poison` wrote."""
+        """Tell if the guards have the bytes that `poison` wrote."""
         edges = torch.cat([self.raw[:GUARD], self.raw[-GUARD:]]).view(torch.uint8)
         return bool((edges == POISON).all())
 

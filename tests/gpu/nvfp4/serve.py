@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pair.models import write_models
+from pair.sessions import ended, engines_end_on_sigterm
 
 if TYPE_CHECKING:
     from nvfp4.record import Recorder
@@ -111,15 +111,20 @@ class Process:
 
     name: str
     child: subprocess.Popen[bytes]
-    log: Path
+    guard: contextlib.ExitStack
     begun: float
 
     def end(self) -> int:
-        """Kill what is left of it; its exit status."""
+        """Kill what is left of it; its exit status.
+
+        Raises:
+            SystemExit: SIGTERM has arrived.
+        """
         status = self.child.poll()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.wait()
+        try:
+            self.guard.close()
+        finally:
+            self.child.wait()
         return -1 if status is None else status
 
 
@@ -128,21 +133,28 @@ def processes(
 ) -> dict[str, int]:
     """Run commands, *at_once* of them together; exit status by name, -1 for one that took too long."""
     waiting, running, done = list(commands.items()), list[Process](), {}
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            name, (command, env) = waiting.pop(0)
-            log = logs / f"{name}.log"
-            with log.open("wb") as stream:
-                child = subprocess.Popen(
-                    command, stdout=stream, stderr=subprocess.STDOUT, env=env, start_new_session=True
-                )
-            running.append(Process(name, child, log, time.monotonic()))
-        time.sleep(0.2)
-        for one in list(running):
-            if one.child.poll() is not None or time.monotonic() - one.begun > seconds:
-                done[one.name] = one.end()
-                running.remove(one)
+    with engines_end_on_sigterm():
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name, (command, env) = waiting.pop(0)
+                running.append(started(name, command, env, logs / f"{name}.log"))
+            time.sleep(0.2)
+            for one in list(running):
+                if one.child.poll() is not None or time.monotonic() - one.begun > seconds:
+                    done[one.name] = one.end()
+                    running.remove(one)
     return done
+
+
+def started(name: str, command: list[str], env: dict[str, str], log: Path) -> Process:
+    """Start a process in a session of its own, which ends with this script."""
+    guard = contextlib.ExitStack()
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+    guard.enter_context(ended(child.pid))
+    return Process(name, child, guard, time.monotonic())
 
 
 def run(spec: dict[str, Any], record: Recorder) -> None:

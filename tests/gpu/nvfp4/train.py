@@ -47,7 +47,7 @@ SMALL = Sizes(layers=1, hidden=64, heads=2, kv_heads=1, head=64, batch=2, length
 
 
 def configuration(sizes: Sizes) -> dict[str, Any]:
-    """What vLLM reads as ``config.json``."""
+    """Return what vLLM reads as ``config.json``."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,

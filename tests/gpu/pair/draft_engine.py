@@ -63,7 +63,7 @@ class Told:
 
 @dataclass
 class Case:
-    """What one case sent, and what it found."""
+    """The requests of one case, and its findings."""
 
     told: dict[str, Told] = field(default_factory=dict)
     steps: int = 0

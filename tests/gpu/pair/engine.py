@@ -106,7 +106,7 @@ def counters() -> Counters:
 
 
 async def settled(before: Counters, wanted: Counters) -> Counters:
-    """What the counters rose by: as soon as it is *wanted*, or what it is when time is up.
+    """Return what the counters rose by: as soon as it is *wanted*, or what it is when time is up.
 
     The last step's counters may arrive a moment after its tokens.
     """
@@ -148,7 +148,7 @@ async def ask(engine: AsyncLLM, request: Request) -> tuple[int, int]:
 
 
 async def answers(engine: AsyncLLM, seconds: float = CANARY_SECONDS) -> bool:
-    """Whether the engine serves one more request in time."""
+    """Tell if the engine serves one more request in time."""
     try:
         async with asyncio.timeout(seconds):
             tokens, _ = await ask(engine, CANARY)
@@ -171,7 +171,7 @@ async def replays(engine: AsyncLLM) -> int:
 
 @dataclass
 class Tally:
-    """What the clients of one level received."""
+    """Return what the clients of one level received."""
 
     received: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)

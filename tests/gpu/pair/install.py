@@ -139,7 +139,7 @@ def _stray_check(installed: Installed) -> Check:
 
 
 def _stated(installed: Installed, name: str) -> Any:
-    """What the wheel says of itself in the file called *name*; `None` where it says nothing."""
+    """Return what the wheel says of itself in the file called *name*; `None` where it says nothing."""
     file = installed.info / "sparkwright" / name
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 

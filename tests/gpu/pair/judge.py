@@ -10,7 +10,7 @@ ALLOWED = 1e-2  # relative; bfloat16 rounds by 2e-3, and the probabilities are r
 
 
 def faults(line: dict[str, Any]) -> list[str]:
-    """What is wrong with a case, in words."""
+    """Return what is wrong with a case, in words."""
     if line["fault"]:
         return [line["fault"]]
     found = []

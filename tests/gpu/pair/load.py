@@ -116,7 +116,7 @@ def _request(level: int, client: int, turn: int, steps: int) -> Request:
 
 
 def expected(level: int) -> Counters:
-    """What vLLM must count while it serves `workload` of *level*."""
+    """Return what vLLM must count while it serves `workload` of *level*."""
     requests = [request for client in workload(level) for request in client]
     drafts = sum(request.drafts for request in requests)
     return Counters(

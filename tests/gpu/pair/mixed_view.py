@@ -75,7 +75,7 @@ class MixedView(PairView):
         return rows[0] if rows else []
 
     def mix_seen(self) -> dict[str, Any]:
-        """What was seen since `mix_watch`."""
+        """Return what was seen since `mix_watch`."""
         layers = self.vllm_config.compilation_config.static_forward_context
         targets = self.vllm_config.model_config.get_num_layers(self.vllm_config.parallel_config)
         names = [name for name, layer in layers.items() if hasattr(layer, "kv_cache_dtype")]

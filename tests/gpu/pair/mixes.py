@@ -56,12 +56,12 @@ class Case:
 
     @property
     def stored(self) -> str:
-        """What the drafter's layers store."""
+        """Return the format that the drafter's layers store."""
         return self.draft or self.target
 
     @property
     def mixed(self) -> bool:
-        """Whether layers of different formats share memory, so that new blocks must be zeroed."""
+        """Tell if layers of different formats share memory, so that new blocks must be zeroed."""
         return self.windows and self.target != "auto"
 
     @property
@@ -143,7 +143,7 @@ def closeness(one: list[float], other: list[float]) -> float:
 
 
 def faults(case: Case, line: dict[str, Any], others: dict[str, dict[str, Any]]) -> list[str]:
-    """What is wrong with a case by its last line, in words; an empty list is a pass.
+    """Return what is wrong with a case by its last line, in words; an empty list is a pass.
 
     Args:
         case: the case.
@@ -158,7 +158,7 @@ def faults(case: Case, line: dict[str, Any], others: dict[str, dict[str, Any]]) 
 
 
 def _layer_faults(case: Case, line: dict[str, Any]) -> list[str]:
-    """Whether each layer stores what it was told to, and drafts are read by a backend that can."""
+    """Check that each layer stores what it was told to, and that a backend that can reads the drafts."""
     found = []
     for name, layer in line["layers"].items():
         wanted = case.stored if layer["draft"] else case.target
@@ -190,7 +190,7 @@ def _number_faults(case: Case, line: dict[str, Any]) -> list[str]:
 
 
 def _zero_faults(case: Case, line: dict[str, Any]) -> list[str]:
-    """What was zeroed, checked on the card block by block."""
+    """Check what was zeroed, on the card and block by block."""
     zeroed = line["zeroed"]
     if not case.mixed:
         return [f"{zeroed['blocks']} blocks were zeroed without need"] if zeroed["blocks"] else []
@@ -203,7 +203,7 @@ def _zero_faults(case: Case, line: dict[str, Any]) -> list[str]:
 def _closeness_faults(
     case: Case, drafts: dict[str, list[float]], reference: dict[str, list[float]]
 ) -> list[str]:
-    """Whether drafts are those of a 16-bit drafter, nearly; those for another prompt are the control."""
+    """Check that drafts are nearly those of a 16-bit drafter; those for another prompt are the control."""
     near = closeness(drafts["first"], reference["first"])
     control = closeness(drafts["second"], reference["first"])
     found = []

@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 __all__ = ["STOPPED", "ended", "engines_end_on_sigterm", "session", "stopped"]
 
@@ -32,8 +32,26 @@ def _end(*_: object) -> None:
 
 
 def _kill(leader: int) -> None:
+    """Kill the session of *leader*, and what it started in other sessions, as parts of a script do."""
+    below = _descendants(leader)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+    for process in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _descendants(leader: int) -> list[int]:
+    """Return the processes that *leader* started, and those that they started."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = children.get(leader, [])
+    for one in found:  # grows meanwhile
+        found += children.get(one, [])
+    return found
 
 
 def stopped() -> bool:

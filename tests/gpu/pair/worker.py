@@ -28,7 +28,7 @@ class PairView:
     vllm_config: Any
 
     def pair_boot(self) -> dict[str, Any]:
-        """What booted. From here on, replays of CUDA graphs are counted."""
+        """Return what booted. From here on, replays of CUDA graphs are counted."""
         _count_replays()
         runner = self.model_runner
         drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkwright.serve.preflight.budget import GIB, UTILIZATION, Demand
-from sparkwright.serve.preflight.drafter import PAGES_CARRY, WINDOWS_CARRY, before, drafter_layers
+from sparkwright.serve.preflight.draft_runner import keeps_one_group
+from sparkwright.serve.preflight.drafter import PAGES_CARRY, before, drafter_layers
 from sparkwright.serve.preflight.kv_plan import (
     BLOCK,
     CPU_BLOCK,
@@ -68,7 +69,7 @@ def kv_options(
         ranks=max(1, _flag(recipe, "tensor-parallel-size", 1)),
         saves=engine is None or PAGES_CARRY in engine.carries,
         together=engine is not None
-        and WINDOWS_CARRY in engine.carries
+        and keeps_one_group(engine)
         and recipe.speculative.get("method") == "dflash",
     )
 

@@ -21,7 +21,6 @@ _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default
 _LARGER = 1.001
 PAGES_CARRY = "kv-page-nvfp4"
-WINDOWS_CARRY = "dflash-sliding-window"
 _PAGES_SINCE = "0.33"
 _READ_UNTIL = "0.25"
 _FLOATS = {"BF16", "F16", "F32"}

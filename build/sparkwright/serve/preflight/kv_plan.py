@@ -178,11 +178,33 @@ def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptio
     Raises:
         UnknownFormatError: the size of a type of cache is not known here.
     """
+    if options.together:
+        drafter = tuple(replace(layer, window=0) for layer in drafter)
+    groups, drafted, kept = _kinds(target, drafter, options)
+    whole = _merged([*groups, *drafted, *kept])
+    if options.together and _is_split(drafted, whole):
+        return _pool([*_merged(groups), *drafted, *_merged(kept)], options, drafted[0].layers)
+    return _pool(whole, options)
+
+
+def deals_out_drafter(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptions) -> bool:
+    """Tell if upstream's planning deals the layers of a DFlash *drafter*, without windows, to several groups.
+
+    Raises:
+        UnknownFormatError: the size of a type of cache is not known here.
+    """
+    groups, drafted, kept = _kinds(target, tuple(replace(layer, window=0) for layer in drafter), options)
+    whole = _merged([*groups, *drafted, *kept])
+    return not _has_one_table(whole) and _is_split(drafted, whole)
+
+
+def _kinds(
+    target: ModelShape, drafter: tuple[Attention, ...], options: KvOptions
+) -> tuple[list[KvGroup], list[KvGroup], list[KvGroup]]:
+    """Return the kinds of layers: the target's attention, the drafter's, and states."""
     block = _block(target, options)
     groups = [_group("", layer, options.dtype, block, options) for layer in target.attention if layer.layers]
     draft_dtype = options.draft_dtype or options.dtype
-    if options.together:
-        drafter = tuple(replace(layer, window=0) for layer in drafter)
     drafted = _merged([_group("drafter's ", layer, draft_dtype, block, options) for layer in drafter])
     held = (2 if options.prefix_caching else 1) + options.drafts
     first = next(iter([*groups, *drafted]), None)
@@ -191,10 +213,12 @@ def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptio
         own = states.bytes(options.drafts, value_bytes(options.model_dtype), options.ranks)
         page = max(own, first.page) if first else own
         kept.append(KvGroup("states", states.layers, page, own, 0, states=held, key=("states", page)))
-    whole = _merged([*groups, *drafted, *kept])
-    if options.together and _is_split(drafted, whole):
-        return _pool([*_merged(groups), *drafted, *_merged(kept)], options, drafted[0].layers)
-    return _pool(whole, options)
+    return groups, drafted, kept
+
+
+def _has_one_table(groups: list[KvGroup]) -> bool:
+    """Tell if all layers share one block table, so that none has to have the size of another."""
+    return len({group.window for group in groups}) == 1 and not any(group.states for group in groups)
 
 
 def _is_split(drafted: list[KvGroup], groups: list[KvGroup]) -> bool:
@@ -245,8 +269,7 @@ def _pool(groups: list[KvGroup], options: KvOptions, least: int = 0) -> KvPlan:
     batch = options.batch
     if not groups:
         return KvPlan((), 1, batch)
-    if len({group.window for group in groups}) == 1 and not any(group.states for group in groups):
-        # One block table for all: nothing has to have the size of anything else.
+    if _has_one_table(groups):
         whole = replace(groups[0], layers=sum(group.layers for group in groups))
         return KvPlan((whole,), sum(group.page * group.layers for group in groups), batch)
     page = _page(groups, saves=options.saves)

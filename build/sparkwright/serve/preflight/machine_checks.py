@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from sparkwright.recipes import incompatibilities
 from sparkwright.serve.preflight.budget import GIB
 from sparkwright.serve.preflight.completeness import missing_shards
 from sparkwright.serve.preflight.engine import runs_on
 from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.shape import model_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 _OLDEST_DRIVER = 580
 _ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
 _SPARE = 2 * GIB
+_BY_CHECKPOINT = {"hybrid-steps-without-drafts"}  # others have checks that read sizes
 
 
 def check_card(recipe: Recipe, host: HostFacts) -> Iterator[Finding]:
@@ -108,12 +112,26 @@ def check_ports(host: HostFacts, address: str, ports: Iterable[int]) -> Iterator
             )
 
 
-def check_rules(recipe: Recipe, host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
-    """Yield a finding for each combination of options that is known not to work in that vLLM on that card."""
+def check_rules(
+    recipe: Recipe, host: HostFacts, engine: EngineFacts, target: Checkpoint | None = None
+) -> Iterator[Finding]:
+    """Yield a finding for each combination of options that is known not to work in that vLLM on that card.
+
+    Args:
+        recipe: the recipe.
+        host: the machine.
+        engine: facts about vLLM.
+        target: the model; for a hybrid one, `_BY_CHECKPOINT` hold where the recipe does not say so, too.
+    """
     if not engine.version:
         return
     capability = host.card.capability if host.card else ""
-    for rule in incompatibilities(recipe, engine.version, capability, engine.carries):
+    broken = incompatibilities(recipe, engine.version, capability, engine.carries)
+    if target is not None and "hybrid" not in recipe.traits and model_shape(target.text).hybrid:
+        said = structs.replace(recipe, traits=(*recipe.traits, "hybrid"))
+        more = incompatibilities(said, engine.version, capability, engine.carries)
+        broken = (*broken, *(rule for rule in more if rule.name in _BY_CHECKPOINT))
+    for rule in broken:
         yield Finding(
             f"rule {rule.name}",
             "refuse",

@@ -21,6 +21,7 @@ from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, fin
 from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_offline
 from sparkwright.serve.preflight.completeness import check_files
 from sparkwright.serve.preflight.demand import kv_options, make_demand, stated_bytes
+from sparkwright.serve.preflight.draft_runner import check_draft_runner
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
     check_drafter,
@@ -120,7 +121,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
     yield from check_card(facts.recipe, host)
     yield from check_ports(host, request.address, (request.port,) if request.port else ())
     if facts.engine is not None:
-        yield from check_rules(facts.recipe, host, facts.engine)
+        yield from check_rules(facts.recipe, host, facts.engine, facts.target)
         yield from check_wheel(host, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
     yield from check_compilers(host, request, facts.engine)
@@ -145,6 +146,7 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
         if recipe.speculative and (facts.drafter is not None or not recipe.drafter):
             yield from check_drafter(recipe, facts.target, facts.drafter)
             yield from _draft_cache(facts, facts.target)
+            yield from check_draft_runner(facts)
     if facts.drafter is not None:
         yield from check_files(facts.drafter, weights=weights, tokenizer=False)
 
