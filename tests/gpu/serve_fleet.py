@@ -110,7 +110,7 @@ def records(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def selected(args: argparse.Namespace) -> list[Cell]:
-    """Return the cells of ``--first``, and those with all of ``--only`` and none of ``--skip`` in their names."""
+    """Return the cells of ``--first``, and those named with all of ``--only`` and none of ``--skip``."""
     return [
         cell
         for cell in matrix.cells(args.version, device=args.device, cards=args.cards)
