@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
 RULES = 3  # part of a record's key: raised when what engines are asked changes
 TAIL = 6000  # characters of a log that are kept
+GRACE = 30.0  # seconds after the budget's end in which a cell may come to its own
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -75,9 +76,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cards", type=int, choices=[1, 2], default=1)
     parser.add_argument("--only", nargs="*", default=[], help="only cells whose names hold all of these")
     parser.add_argument("--skip", nargs="*", default=[], help="no cells whose names hold one of these")
+    parser.add_argument("--first", nargs="*", default=[], help="names of cells that come before all others")
     parser.add_argument("--levels", nargs="+", type=int, default=list(LEVELS))
     parser.add_argument(
-        "--budget", type=float, default=float("inf"), help="seconds after which no cell starts"
+        "--budget", type=float, default=float("inf"), help="seconds for all cells, from the start"
     )
     parser.add_argument("--jobs", type=int, default=1, help="engines at once")
     parser.add_argument("--seconds", type=int, default=0, help="time for a cell; by what is expected if 0")
@@ -108,13 +110,28 @@ def records(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def selected(args: argparse.Namespace) -> list[Cell]:
-    """Return the cells with all of ``--only`` and none of ``--skip`` in their names."""
+    """Return the cells of ``--first``, and those named with all of ``--only`` and none of ``--skip``."""
     return [
         cell
         for cell in matrix.cells(args.version, device=args.device, cards=args.cards)
-        if all(part in cell.name.split("-") or part == cell.name for part in args.only)
-        and not any(part in cell.name.split("-") for part in args.skip)
+        if cell.name in args.first
+        or (
+            all(part in cell.name.split("-") or part == cell.name for part in args.only)
+            and not any(part in cell.name.split("-") for part in args.skip)
+        )
     ]
+
+
+def first_cells(args: argparse.Namespace) -> list[Cell]:
+    """Return the cells that ``--first`` names, in its order.
+
+    Raises:
+        SystemExit: there is no cell of such a name.
+    """
+    known = {cell.name: cell for cell in matrix.cells(args.version, device=args.device, cards=args.cards)}
+    if missing := [name for name in args.first if name not in known]:
+        raise SystemExit(f"there is no cell named {', '.join(missing)}")
+    return [known[name] for name in args.first]
 
 
 def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
@@ -160,7 +177,7 @@ def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
         for cell, line, *_, found in rows(args)
         if not (found and args.retry)
     }
-    return matrix.ordered(selected(args), done, args.version, device=args.device)
+    return matrix.ordered(selected(args), done, args.version, device=args.device, first=first_cells(args))
 
 
 def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path) -> dict[str, Any]:
@@ -217,9 +234,9 @@ def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, 
 
 
 def execute(
-    cell: Cell, args: argparse.Namespace, scratch: Path, engines: Forks | Interpreters
+    cell: Cell, args: argparse.Namespace, scratch: Path, engines: Forks | Interpreters, left: float
 ) -> dict[str, Any]:
-    """Run one cell's engine to its end, and return its record."""
+    """Run one cell's engine, no longer than `GRACE` after the *left* seconds, and return its record."""
     folder, classes = scratch / cell.name, scratch / "modelinfos"
     (folder / "cache").mkdir(parents=True, exist_ok=True)
     classes.mkdir(exist_ok=True)
@@ -228,7 +245,7 @@ def execute(
     out, spec = folder / "seen.json", folder / "spec.json"
     spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
     log = args.out / "logs" / f"{cell.name}.log"
-    limit = args.seconds or 3 * matrix.seconds(cell, device=args.device) + 120
+    limit = min(args.seconds or 3 * matrix.seconds(cell, device=args.device) + 120, left + GRACE)
     started = time.monotonic()
     status = engines.run(spec, log, variables(cell, args, scratch), limit)
     seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
@@ -254,7 +271,7 @@ class Session:
         busy = max(1.0, 2 * self.args.jobs / (os.cpu_count() or 1))  # an engine that boots takes two cores
         if matrix.seconds(cell, device=self.args.device) * busy > left:
             return False
-        line = execute(cell, self.args, self.scratch, self.engines)
+        line = execute(cell, self.args, self.scratch, self.engines, left)
         with self.lock, (self.args.out / "matrix.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
         say(f"{cell.name}: {judge.outcome(line)} after {line['seconds']:.0f} s {judge.reason(line)[:150]}")

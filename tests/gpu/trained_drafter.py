@@ -61,7 +61,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--judged", type=int, default=PROMPTS, help="held-out prompts to measure it on")
     serve = verbs.add_parser("serve", help="run the engines")
     serve.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="stock, patched")
-    serve.add_argument("--only", nargs="+", default=[], help="cells whose names hold one of these")
+    serve.add_argument(
+        "--only", nargs="+", default=[], help="cells whose names hold one of these, in their order"
+    )
     serve.add_argument("--jobs", type=int, default=4, help="engines at once")
     serve.add_argument("--budget", type=float, default=400, help="seconds after which no cell is begun")
     serve.add_argument("--seconds", type=float, default=200, help="time for a cell")
@@ -136,20 +138,15 @@ def asked_of(args: argparse.Namespace) -> list[list[int]]:
 
 
 def planned(args: argparse.Namespace) -> list[Cell]:
-    """Return the cells that are left to run, by worth."""
+    """Return the cells that are left to run, by worth, or in the order of ``--only``."""
     done = {
         name
         for name, line in records(args.out, "cells.jsonl").items()
         if not args.retry or outcome(line) == "served"
     }
     trees = {"patched", *(one.split("=", 1)[0] for one in args.tree)}
-    return [
-        cell
-        for cell in CELLS
-        if cell.name not in done
-        and cell.tree in trees
-        and (not args.only or any(part in cell.name for part in args.only))
-    ]
+    found = [cell for part in args.only or [""] for cell in CELLS if part in cell.name and cell.tree in trees]
+    return [cell for cell in dict.fromkeys(found) if cell.name not in done]
 
 
 def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, str]:

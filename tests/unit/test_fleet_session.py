@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_fleet
@@ -103,3 +107,39 @@ def test_a_cell_that_the_budget_does_not_hold_is_not_started(tmp_path: Path, mon
     assert serve_fleet.main() == 1  # what came to no end is no pass
     both = [matrix.plain(CELL, V24).name, matrix.reference(CELL, V24).name]
     assert started == [*both, CELL.name]
+
+
+def test_a_cell_that_hangs_is_ended_shortly_after_the_budget(tmp_path: Path, monkeypatch: Any) -> None:
+    class Hanging:
+        limits: ClassVar[list[float]] = []
+
+        def run(self, _spec: Path, log: Path, _env: dict[str, str], seconds: float) -> None:
+            self.limits.append(seconds)
+            log.write_text("still at it\n")
+
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(serve_fleet, "specification", lambda *_: {})
+    for budget, limit in (("90", 90 + serve_fleet.GRACE), ("1000", 3 * matrix.seconds(CELL) + 120)):
+        asked = args(tmp_path, "--budget", budget)
+        scratch = tmp_path / budget
+        session = serve_fleet.Session(asked, scratch, Hanging(), time.monotonic(), threading.Lock())  # type: ignore[arg-type]
+        assert session.run(CELL)
+        assert limit - 5 < Hanging.limits[-1] <= limit
+    line = json.loads((tmp_path / "matrix.jsonl").read_text().splitlines()[-1])
+    assert judge.outcome(line) == "crashed"
+
+
+def test_cells_that_are_named_come_first_after_their_references_and_though_they_are_skipped(
+    tmp_path: Path,
+) -> None:
+    names = ["gemma4-windows-bf16-v1-graphs-synthetic", "dense-none-turbo-v1-eager"]
+    asked = args(tmp_path, "--skip", "turbo", "synthetic", "--first", *names)
+    order = [cell.name for cell, _ in serve_fleet.planned(asked)]
+    assert order[:5] == [
+        "hybrid-none-bf16-v1-eager", "gemma4-none-bf16-v1-eager", names[0],
+        "dense-none-bf16-v1-eager", names[1],
+    ]  # fmt: skip
+    assert len(order) == len(set(order))
+    assert [name for name in order if "turbo" in name or "synthetic" in name] == names
+    with pytest.raises(SystemExit, match="no cell named dense-none"):
+        serve_fleet.planned(args(tmp_path, "--first", "dense-none"))

@@ -62,3 +62,17 @@ def test_threads_run_every_cell_once_and_one_that_raises_holds_none_back() -> No
     assert len(failed) == 1
     with pytest.raises(OSError, match="hybrid-none"):
         failed[0].result()
+
+
+def test_a_single_thread_goes_on_after_a_cell_that_raises_and_raises_at_the_end() -> None:
+    turns, ran = Turns(CELLS), []
+
+    def run(cell: Cell) -> bool:
+        ran.append(cell)
+        if cell.shape == "hybrid":
+            raise OSError(cell.name)
+        return True
+
+    with pytest.raises(OSError, match="hybrid-none"):
+        turns.work(run)
+    assert ran == [CELLS[0], CELLS[1], CELLS[2], CELLS[3], CELLS[4]]

@@ -270,3 +270,15 @@ def test_the_chart_has_both_trees_and_torch_where_it_computed_them(tmp_path: Pat
     assert "no windows: beside a long request: 3.50 patched, 1.25 stock<" in chart
     assert "+2.25 [2.25, 2.25]" in chart
     assert "warm" not in chart
+
+
+def test_cells_that_are_named_are_planned_in_the_order_of_their_names(tmp_path: Path) -> None:
+    given = ["serve", "--out", str(tmp_path), "--model", "m", "--drafter", "d"]
+    asked = trained_drafter.arguments(
+        [*given, "--only", "full-fp8-patched", "none-fp8", "window-bf16", "none"]
+    )
+    names = [cell.name for cell in trained_drafter.planned(asked)]
+    assert names == [
+        "full-fp8-patched", "none-fp8-patched", "window-bf16-patched",
+        "none-bf16-patched", "none-nvfp4-patched",
+    ]  # fmt: skip

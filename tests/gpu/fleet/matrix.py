@@ -236,14 +236,20 @@ def worth(cell: Cell, met: set[tuple[str, ...]]) -> float:
 
 
 def ordered(
-    asked: Iterable[Cell], done: dict[Cell, bool], version: str, *, device: str = "cuda"
+    asked: Iterable[Cell],
+    done: dict[Cell, bool],
+    version: str,
+    *,
+    device: str = "cuda",
+    first: Iterable[Cell] = (),
 ) -> list[tuple[Cell, float]]:
     """Return the cells of *asked* that are not *done*, each with its value, most value per second first.
 
     *done* says of each cell that ran if it was served: one that was refused has shown nothing else.
 
     A cell's value is its shape's worth times what it is the first to have. References come right before the
-    first cell that they judge, that of 16 bits first. A shape whose kernels compile for long starts at once.
+    first cell that they judge, that of 16 bits first. A shape whose kernels compile for long starts at once,
+    and after it the cells of *first* in their order.
     """
     left = {cell: inf for cell in asked if cell not in done}
     met = set().union(*(groups(cell) for cell, served in done.items() if served))
@@ -253,8 +259,10 @@ def ordered(
         for cell in left
         if FIRST.get(cell.shape, 0.0) >= LONG and cell == plain(cell, version, device=device)
     ]
+    leading = [*slow, *(cell for cell in first if cell in left and cell not in slow)]
     while left:
-        best = slow.pop() if slow else _best(left, met, known, version, device)
+        leading = [cell for cell in leading if cell in left]
+        best = leading.pop(0) if leading else _best(left, met, known, version, device)
         for one in [*_missing(best, known, version, device), best]:
             found.append((one, round(worth(one, met), 1)))
             known.add(one)

@@ -46,11 +46,19 @@ class Turns:
             self._changed.notify_all()
 
     def work(self, run: Callable[[Cell], bool]) -> list[bool]:
-        """Run cells until none is left; return what *run* said of each."""
-        found = []
+        """Run cells until none is left; return what *run* said of each.
+
+        Raises:
+            Exception: the first one that *run* raised, after all other cells.
+        """
+        found, wrong = [], []
         while (cell := self.take()) is not None:
             try:
                 found.append(run(cell))
+            except Exception as error:  # noqa: BLE001 - one cell's error must not cost the others their thread
+                wrong.append(error)
             finally:
                 self.end(cell)
+        if wrong:
+            raise wrong[0]
         return found

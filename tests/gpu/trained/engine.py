@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.engine import NEAR, counters
+from fleet.engine import counters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Row = dict[str, Any]
+NEAR = 3.0
+"""Nats below the best token, up to which a reference keeps others."""
 ALONE = 4
 """Prompts that are asked one after the other."""
 BESIDE = 8
