@@ -141,7 +141,8 @@ def options_of_decode(family: int, *, cuda: bool) -> set[str]:
 WARPS = (
     ((64, 1, 128, None, 90), 2),
     ((33, 1, 128, None, 90), 4),
-    ((64, 4, 128, None, 90), 4),  # drafts
+    ((64, 4, 128, None, 90), 2),  # drafts of 4 by two heads each, in 16 rows
+    ((64, 16, 128, None, 90), 4),
     ((64, 1, 96, None, 90), 4),
     ((64, 1, 128, 20, 90), 4),
     ((64, 1, 128, None, 120), 4),  # none of these was timed with two

@@ -31,7 +31,8 @@ CASES = (
         Shape(queries=(16, 2), lengths=(33, 65)),
     ),  # one token in the last tile, which most queries do not see
     (2, Shape(queries=(16, 16), lengths=(33, 48), cold=True)),
-    (3, Shape(head_size=96, queries=(1, 1), lengths=(100, 40))),  # by halves, of padded heads
+    (3, Shape(head_size=96, queries=(1, 1), lengths=(100, 40))),  # of padded heads
+    (1, Shape(head_size=96, queries=(16, 2), lengths=(33, 65))),
     (3, MIXED),
     (5, MIXED),  # as many as there are tiles
     (64, MIXED),  # more than there are tiles
@@ -46,7 +47,12 @@ CASES = (
     (3, Shape(head_size=256, heads=2, kv_heads=2, queries=(1, 1), lengths=(70, 40), dtype=torch.float16)),
     (1, Shape(head_size=128, heads=8, kv_heads=1, queries=(1, 1), lengths=(70, 40), window=20)),
 )
-FOR_FAULTS = CASES[:3]
+FOR_FAULTS = CASES[:4]
+# Read as on a Hopper card, in blocks of 128 rows of which 96 are queries.
+TALL = tuple(
+    (n, Shape(head_size=256, heads=6, kv_heads=1, queries=(16,), lengths=(40,), dtype=torch.float16))
+    for n in (1, 2)
+)
 
 
 class Fault(NamedTuple):
@@ -87,22 +93,45 @@ FAULTS = (
         "query_abs_pos = context_len + query_pos[:, None]",
         "query_abs_pos = context_len + query_pos[:, None] + 1",
     ),
-    # Columns of Q, and of the output, in an order that is not that of a tile by halves.
-    Fault(reader, "offs_d = nvfp4_columns(HEAD_SIZE_PADDED)", "offs_d = tl.arange(0, HEAD_SIZE_PADDED)"),
-    Fault(kv, "return column % HALF * 2 + column // HALF", "return column"),
+    # Columns of Q, and of outputs with and without a split, in an order that is not that of a tile by halves.
+    Fault(reader, "Q = nvfp4_halved(Q)", "Q = nvfp4_interleaved(Q)"),
+    Fault(reader, "acc = nvfp4_interleaved(acc)", "acc += 0.0"),
+    Fault(kv, "acc = nvfp4_interleaved(acc)", "acc += 0.0"),
+    # Launches that were slower, or not measured.
+    Fault(kv, "return split or block_m > 16 or", "return block_m > 0 or"),
+    Fault(kv, "return head_size_padded == 256 and", "return head_size_padded > 128 and"),
 )
-# Heads, queries a KV head, queries, rows of a block, split; and whether tiles are read by halves.
+# Heads, rows of a block, split; and whether tiles are read by halves.
 BY_HALVES = (
-    ((128, 4, 1, 16, False), True),
-    ((96, 8, 1, 16, True), True),
-    ((256, 6, 1, 16, True), True),
-    ((256, 6, 1, 16, False), False),
-    ((128, 4, 4, 16, True), False),  # as many rows are stored as a block has
-    ((128, 16, 1, 16, True), False),
-    ((128, 4, 16, 64, True), False),
+    ((128, 16, False), True),
+    ((128, 64, False), True),
+    ((96, 16, True), True),
+    ((256, 16, True), True),
+    ((256, 32, False), True),
+    ((256, 16, False), False),
+    ((512, 16, False), False),
+)
+# The card, heads, their type, queries, by six heads each; rows of a block, warps and stages.
+BLOCKS = (
+    ((90, 256, torch.bfloat16, 16), (128, 8, 3)),
+    ((90, 192, torch.float16, 8), (64, 4, 5)),
+    ((90, 256, torch.bfloat16, 4), (32, 8, 5)),
+    ((90, 256, torch.bfloat16, 1), (16, 4, 5)),
+    ((90, 256, torch.float32, 16), (16, 4, 3)),
+    ((90, 512, torch.bfloat16, 16), (32, 8, 5)),
+    ((90, 128, torch.bfloat16, 16), (64, 4, 5)),
+    ((120, 256, torch.bfloat16, 16), (32, 8, 5)),
 )
 USED = {
-    kv: ((reader, "reduce_nvfp4_segments"), (reader, "store_nvfp4_segment")),
+    kv: tuple(
+        (reader, name)
+        for name in (
+            "reduce_nvfp4_segments",
+            "store_nvfp4_segment",
+            "nvfp4_by_halves",
+            "nvfp4_launch_config",
+        )
+    ),
     reader: ((triton_attn, "unified_attention"),),
 }
 
@@ -123,6 +152,8 @@ def error(segments: int, shape: Shape, where: ModuleType = reader) -> float:
 def wrong() -> list[str]:
     """Cases that are not read as attention in float64 gives them."""
     errors = {(segments, shape): error(segments, shape) for segments, shape in CASES}
+    with mock.patch.object(kv, "_on_hopper", return_value=True):
+        errors |= {(segments, shape): error(segments, shape) for segments, shape in TALL}
     return [
         f"{n} segments, {shape}: error {e:.1e}" for (n, shape), e in errors.items() if not e < limit(shape)
     ]
@@ -133,7 +164,8 @@ def missed() -> list[str]:
     found = []
     for fault in FAULTS:
         with planted(fault) as where:
-            seen = any(not error(segments, shape, where) < limit(shape) for segments, shape in FOR_FAULTS)
+            seen = odd_halves() or odd_blocks()
+            seen = seen or any(not error(n, shape, where) < limit(shape) for n, shape in FOR_FAULTS)
         if not seen:
             found.append(fault.planted)
     return found
@@ -161,10 +193,10 @@ def strayed() -> list[str]:
 
 
 def odd() -> list[str]:
-    """Numbers of segments, orders of columns and numbers of warps that are not those to be chosen."""
+    """Numbers of segments, orders of columns, blocks and numbers of warps that are not those to be chosen."""
     import replay
 
-    return odd_numbers() + odd_halves() + replay.odd_warps()
+    return odd_numbers() + odd_halves() + odd_blocks() + replay.odd_warps()
 
 
 def odd_numbers() -> list[str]:
@@ -200,23 +232,33 @@ def odd_numbers() -> list[str]:
 
 
 def odd_halves() -> list[str]:
-    """Launches that read tiles by halves where it was not measured to gain, or do not where it was."""
-    return [
-        f"{launch}: not {wanted}" for launch, wanted in BY_HALVES if kv.nvfp4_by_halves(*launch) != wanted
-    ]
+    """Launches that read tiles by halves where it was measured to be slower, or do not where it is faster."""
+    chosen = reader.nvfp4_by_halves
+    return [f"{launch}: not {wanted}" for launch, wanted in BY_HALVES if chosen(*launch) != wanted]
+
+
+def odd_blocks() -> list[str]:
+    """Blocks of other rows, warps or stages than those that were timed."""
+    chosen, found = reader.nvfp4_launch_config, []
+    for (family, size, dtype, queries), wanted in BLOCKS:
+        with mock.patch.dict(chosen.__globals__, current_platform=_Card(132, family)):
+            rows, _, options = chosen(size, dtype, 6, queries, 16, has_window=False)
+        if (rows, options["num_warps"], options["num_stages"]) != wanted:
+            found.append(f"{rows} rows, {options} for {queries} queries with heads of {size} on {family}")
+    return found
 
 
 class _Card:
-    """What the platform says of a card that is not a Hopper."""
+    """What the platform says of a card; none is a Hopper unless its family is 90."""
 
-    def __init__(self, units: int) -> None:
-        self.units = units
+    def __init__(self, units: int, family: int = 120) -> None:
+        self.units, self.family = units, family
 
     def is_cuda(self) -> bool:
         return True
 
     def is_device_capability_family(self, family: int) -> bool:
-        return family == 120
+        return family == self.family
 
     def num_compute_units(self) -> int:
         return self.units

@@ -9,7 +9,8 @@ of the rest has stand-ins here. No wheel, no model, no network::
     compute-sanitizer --tool racecheck python3 tests/gpu/nvfp4_split.py --tree TREE --part sanitize
 
 Parts: ``check`` compares with attention in float64 over the decoded cache. ``sanitize`` reads small cases
-once for compute-sanitizer; with ``--planted`` the buffers are too small. ``compile`` fills Triton's cache of
+once for compute-sanitizer; with ``--planted`` the buffers are too small, and it fails unless memcheck ends a
+kernel. ``compile`` fills Triton's cache of
 kernels for ``speed``, so that several processes can share that work (``--share I/N``). ``fa2`` has the
 driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before each: split,
 unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with ``--only`` those of
@@ -22,11 +23,13 @@ import argparse
 import enum
 import json
 import logging
+import os
 import re
 import sys
 import types
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -45,6 +48,7 @@ CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LIMIT = 4e-3  # RMS of the error in terms of the output's, bfloat16
 FA2_HEADS = (128, 256)  # the sizes that it is timed with: the driver compiles each for minutes
 SCALES = (0.37, 0.02)  # the layer's, of K and of V
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"  # set: an allocation for each tensor
 
 
 class KVQuantMode(enum.IntEnum):
@@ -312,8 +316,24 @@ def check(reader: Any, kv: Any, seed: int) -> int:
     return faults
 
 
+def ended(run: Callable[[], None]) -> bool:
+    """Return whether *run* fails with an error of CUDA's, as it does once memcheck has ended a kernel."""
+    try:
+        run()
+    except RuntimeError as error:
+        if "CUDA" not in str(error):
+            raise
+        say(str(error))
+        return True
+    return False
+
+
 def sanitize(reader: Any, kv: Any, segments: int, *, planted: bool) -> None:
-    """Read small cases once, each tensor an allocation of its own; *planted* reads with buffers too small."""
+    """Read small cases once, each tensor an allocation of its own; *planted* reads with buffers too small.
+
+    Raises:
+        RuntimeError: tensors lie in blocks of torch's allocator, which memcheck does not see the ends of.
+    """
     for case in (
         Case((16, 1, 7), (300, 97, 33)),
         Case((4, 4), (150, 37), window=50, causal=False),
@@ -326,6 +346,8 @@ def sanitize(reader: Any, kv: Any, segments: int, *, planted: bool) -> None:
         size = case.heads * sum(case.queries) * segments
         count = size - 1 if planted else size
         layer.buffers = tuple(torch.empty(count * width, device="cuda") for width in (case.size, 1, 1))
+        if torch.cuda.memory_reserved():
+            raise RuntimeError(f"{UNCACHED} was set too late: tensors share allocations")
         with mock.patch.object(reader, "nvfp4_segments", return_value=segments):
             layer.attend(case, step, output)
         torch.cuda.synchronize()
@@ -468,14 +490,19 @@ def main() -> int:
     parser.add_argument("--segments", type=int, default=7, help="sanitize: of every context")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    if args.part == "sanitize":
+        os.environ[UNCACHED] = "1"  # torch reads it when it first allocates
     reader, kv = load(args.tree)
     if args.fa2:
         torch.ops.load_library(str(args.fa2))
     if args.part == "check":
         return check(reader, kv, args.seed) > 0
     if args.part == "sanitize":
-        sanitize(reader, kv, args.segments, planted=args.planted)
-    elif args.part == "compile":
+        found = ended(partial(sanitize, reader, kv, args.segments, planted=args.planted))
+        if found != args.planted:
+            say("FAIL: buffers that are too small were not found" if args.planted else "FAIL: a kernel ended")
+        return found != args.planted
+    if args.part == "compile":
         compile_only(reader, kv, share(selected(args.only), args.share))
     elif args.part == "fa2":
         sizes = [Case((1,), (64,)), Case((1,), (64,), heads=24, kv_heads=4, size=256)]
