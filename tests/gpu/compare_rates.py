@@ -126,6 +126,8 @@ class Worker:
             # Models this small wait for the CPU. A process between the questions and the engine wakes up now
             # in good time and now late, and the same engine's rates were two thirds of each other.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # All requests are greedy. Left on, model runner V2 imports FlashInfer, which may be missing.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "VLLM_CACHE_ROOT": str(scratch / f"cache-{name}"),
             "PYTHONPYCACHEPREFIX": str(scratch / f"bytecode-{name}"),
             "HF_HUB_OFFLINE": "1",

@@ -2,8 +2,8 @@
 """Compare natively compiled kernels with upstream's on one GPU: outputs, start without PTX, throughput.
 
 Needs a GPU, torch and two installed trees of one vLLM release, the first with upstream's binaries and the
-second with those of ``sparkwright wheel --kernels native --arch 9.0a``; downloads nothing. Not run on a
-card yet::
+second with those of ``sparkwright wheel --kernels native --arch 9.0a``, in which FlashAttention 2 needs a
+carry of its own; downloads nothing::
 
     python3 tests/gpu/native_compare.py --tree upstream=/opt/stock --tree native=/opt/native --out /tmp/native
 

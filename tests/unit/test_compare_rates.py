@@ -30,8 +30,11 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: str = "2
         assert command[2] == "--worker"
         spec = json.loads(command[3])
         assert (spec["tokens"], spec["engine"]) == (10, {"attention_backend": "FLASH_ATTN"})
+        # On, it makes model runner V2 import FlashInfer, which not every installation has.
+        assert options["env"]["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
         return started([sys.executable, "-c", ANSWERS % (seconds, tokens)], **options)
 
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
     monkeypatch.setattr(compare_rates.subprocess, "Popen", start)
     engine = {"attention_backend": "FLASH_ATTN"}
     args = SimpleNamespace(out=tmp_path, tokens=10, gpu_memory_utilization=0.3, engine=engine)

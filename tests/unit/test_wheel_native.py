@@ -227,6 +227,20 @@ def test_another_architecture_is_held_against_what_was_asked_alone(case: Case, t
     )
 
 
+@pytest.mark.parametrize(
+    ("images", "named"), [([("sm_90a", ["gemm"])], False), ([("compute_80", ["gemm"])], True)]
+)
+def test_a_binary_with_nothing_for_the_architecture_is_named(
+    case: Case, tmp_path: Path, images: list[Any], *, named: bool
+) -> None:
+    # FlashAttention 2's own build narrows 9.0a to 8.0 and PTX: that is what was asked of it.
+    binary = extension(tmp_path / "x.so", images=images)
+    wheel = rebuilt(case, tmp_path, binary, asked={images[0][0]: 1}, arch="9.0a", left_out=())
+    (check,) = (one for one in audit(wheel, case.expectation).checks if one.name == "kernels-native")
+    assert check.verdict == "pass"
+    assert (f"; nothing in {C} is for 9.0a itself" in check.detail) == named
+
+
 def test_a_binary_for_another_machine(case: Case, tmp_path: Path) -> None:
     other = "x86_64" if HERE == "aarch64" else "aarch64"
     binary = extension(tmp_path / "x.so")

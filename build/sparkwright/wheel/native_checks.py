@@ -20,7 +20,7 @@ from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
 from sparkwright.wheel.slim import needed_because
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sparkwright.lock.native import NativePin
     from sparkwright.native.inspection import Inspection, Python
@@ -66,7 +66,20 @@ def kernels_native(subject: AuditSubject, inspected: InspectedBinaries) -> Audit
         Tally(),
     )
     detail = f"{len(record.compiled)} binaries compiled for {record.arch}: {_shares(compiled)}"
+    if without := _without_native(record.compiled, inspected, record.arch):
+        detail += f"; nothing in {', '.join(without)} is for {record.arch} itself"
     return judge(name, faults, detail)
+
+
+def _without_native(compiled: Iterable[str], inspected: InspectedBinaries, arch: str) -> list[str]:
+    """Return the compiled binaries that have kernels, and none for *arch* itself.
+
+    Their own build narrows the list of architectures: FlashAttention 2 has 8.0 and PTX for 9.0a.
+    """
+    tallies = {one: inspected.tally(one, arch) for one in compiled if one in inspected.found}
+    return sorted(
+        one for one, tally in tallies.items() if tally.total and not tally.count(KernelClass.NATIVE)
+    )
 
 
 def _count_faults(one: BinaryKernels, inspection: Inspection) -> list[str]:
