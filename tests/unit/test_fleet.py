@@ -313,6 +313,22 @@ def test_a_hang_a_fault_and_a_late_or_silent_end_are_no_refusal(line: dict[str, 
     assert judge.faults(CELL, line, RIGHT, TOLD, ASKED)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ModuleNotFoundError: Could not import module 'MistralCommonBackend'.",
+        "ImportError: cannot import name 'x' from 'y'",
+        "torch.distributed.DistNetworkError: no socket. code: -98, name: EADDRINUSE, message: in use",
+    ],
+)
+@pytest.mark.parametrize("wanted", [Expectation("told"), Expectation("refused")])
+def test_a_missing_package_or_a_taken_port_is_no_refusal_of_vllms(words: str, wanted: Expectation) -> None:
+    own = judge.faults(CELL, record(None, 1, "ValueError: no NVFP4 here"), RIGHT, wanted, ASKED)
+    assert own == []
+    found = judge.faults(CELL, record(None, 1, words), RIGHT, wanted, ASKED)
+    assert "nothing is shown" in found[0]
+
+
 def test_answers_without_a_reference_pass_nowhere() -> None:
     assert judge.faults(CELL, record(seen()), None, TOLD, ASKED) == [
         "there is no reference to compare answers with"

@@ -54,6 +54,12 @@ CRASH = re.compile(
     re.IGNORECASE,
 )
 
+# Errors of the machine and its packages, which say nothing of what vLLM serves.
+SURROUNDINGS = re.compile(
+    r"ModuleNotFoundError|ImportError|No module named|Could not import module|EADDRINUSE|No space left",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -180,6 +186,8 @@ def _format_faults(cell: Cell, seen: dict[str, Any], plain: dict[str, Any] | Non
 
 
 def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
+    if SURROUNDINGS.search(reason(line)):
+        return [f"the installation or the machine ended it, and nothing is shown: {reason(line)}"]
     if wanted.outcome == "serves":
         return [f"it was refused: {reason(line)}"]
     if wanted.pattern and not re.search(wanted.pattern, reason(line)):
