@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
@@ -100,7 +101,11 @@ FAULTS = (
     # Launches that were slower, or not measured.
     Fault(kv, "return split or block_m > 16 or", "return block_m > 0 or"),
     Fault(kv, "return head_size_padded == 256 and", "return head_size_padded > 128 and"),
+    # Maxima and sums of the builder's heads alone.
+    Fault(kv, "output.numel() // GROUP_SIZE)", "output.numel() // head_size)"),
 )
+# Heads of a builder, as a target's are, and of a layer, as its drafter's are.
+LARGER = ((512, 256), (512, 128), (256, 128), (256, 64))
 # Heads, rows of a block, split; and whether tiles are read by halves.
 BY_HALVES = (
     ((128, 16, False), True),
@@ -123,14 +128,12 @@ BLOCKS = (
     ((120, 256, torch.bfloat16, 16), (32, 8, 5)),
 )
 USED = {
-    kv: tuple(
-        (reader, name)
-        for name in (
-            "reduce_nvfp4_segments",
-            "store_nvfp4_segment",
-            "nvfp4_by_halves",
-            "nvfp4_launch_config",
-        )
+    kv: (
+        (reader, "reduce_nvfp4_segments"),
+        (reader, "store_nvfp4_segment"),
+        (reader, "nvfp4_by_halves"),
+        (reader, "nvfp4_launch_config"),
+        (triton_attn, "nvfp4_segment_buffers"),
     ),
     reader: ((triton_attn, "unified_attention"),),
 }
@@ -164,7 +167,7 @@ def missed() -> list[str]:
     found = []
     for fault in FAULTS:
         with planted(fault) as where:
-            seen = odd_halves() or odd_blocks()
+            seen = odd_halves() or odd_blocks() or overrun()
             seen = seen or any(not error(n, shape, where) < limit(shape) for n, shape in FOR_FAULTS)
         if not seen:
             found.append(fault.planted)
@@ -196,7 +199,7 @@ def odd() -> list[str]:
     """Numbers of segments, orders of columns, blocks and numbers of warps that are not those to be chosen."""
     import replay
 
-    return odd_numbers() + odd_halves() + odd_blocks() + replay.odd_warps()
+    return odd_numbers() + overrun() + odd_halves() + odd_blocks() + replay.odd_warps()
 
 
 def odd_numbers() -> list[str]:
@@ -215,7 +218,7 @@ def odd_numbers() -> list[str]:
             with mock.patch.object(kv, "current_platform", _Card(units)):
                 output, maxima, sums = kv.nvfp4_segment_buffers(32, size, dtype, torch.device("meta"))
             rows = output.numel() // size
-            if not rows == maxima.numel() == sums.numel():
+            if not rows <= maxima.numel() == sums.numel():
                 found.append(f"buffers of {rows}, {maxima.numel()} and {sums.numel()} rows")
             for requests, queries in BATCHES:
                 blocks, taken = requests * -(-queries // 4) * 8, requests * queries * 32
@@ -228,6 +231,31 @@ def odd_numbers() -> list[str]:
                 if not least <= whole <= most or windowed > TILES_OF_40:
                     batch = f"{requests} x {queries}, heads of {size}, {units} multiprocessors"
                     found.append(f"{whole}, {windowed} in a window, for {batch}")
+    return found
+
+
+def overrun() -> list[str]:
+    """Batches of a layer that take more than the buffers of a builder for larger heads has."""
+    found, buffers = [], triton_attn.nvfp4_segment_buffers
+    for (builder, size), (units, family) in product(LARGER, ((48, 120), (132, 90))):
+        card = _Card(units, family)
+        with (
+            mock.patch.dict(buffers.__globals__, current_platform=card),
+            mock.patch.object(kv, "current_platform", card),
+        ):
+            output, maxima, _ = buffers(8, builder, torch.bfloat16, torch.device("meta"))
+            for requests, queries in (*BATCHES, (8, 125)):
+                rows = kv.nvfp4_launch_config(size, torch.bfloat16, 2, queries, 16, has_window=False)[0]
+                taken = requests * queries * 8
+                blocks = requests * -(-queries * 2 // rows) * 4
+                kv.nvfp4_segments.cache_clear()
+                segments = kv.nvfp4_segments(
+                    output.numel() // size, taken, blocks, rows, size, torch.bfloat16, 0
+                )
+                if segments > 1 and (
+                    taken * segments > maxima.numel() or taken * segments * size > output.numel()
+                ):
+                    found.append(f"{requests} x {queries}, heads of {size} in buffers for {builder}")
     return found
 
 
