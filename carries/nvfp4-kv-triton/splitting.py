@@ -277,7 +277,7 @@ def odd_blocks() -> list[str]:
 
 
 class _Card:
-    """What the platform says of a card; none is a Hopper unless its family is 90."""
+    """Stand in for vLLM's platform: a CUDA card of *units* multiprocessors; *family* 90 is Hopper."""
 
     def __init__(self, units: int, family: int = 120) -> None:
         self.units, self.family = units, family

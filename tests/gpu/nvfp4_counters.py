@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from nvfp4.layer import BLOCK, Layer, Step, load
 from nvfp4.rig import say
-from nvfp4_split import BLOCK, Layer, Step, load, timed
+from nvfp4_split import timed
 
 HEADS = 128
 

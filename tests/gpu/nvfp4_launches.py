@@ -29,9 +29,10 @@ from unittest import mock
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from nvfp4.layer import BLOCK, Case, Layer, Step, load
 from nvfp4.rig import say
 from nvfp4.timing import Clock
-from nvfp4_split import BLOCK, LIMIT, Case, Layer, Step, away, check, load, share, speed, timed
+from nvfp4_split import LIMIT, away, check, share, speed, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +125,7 @@ class Bench:
         self.reader, self.case = reader, case
         self.layer = Layer(reader, kv, case, blocks, plain=False, seed=1)
         self.step = Step(case, blocks, 2, lengths=case.queries if short else None)
-        self.room = self.layer.buffers[1].numel() // (sum(case.queries) * case.heads)
+        self.room = self.layer.room(case)
         self.right = torch.zeros_like(self.step.query)
         self.layer.attend(case, self.step, self.right)
 

@@ -102,3 +102,38 @@ def test_planted_buffers_lack_one_row(script: Any, *, planted: bool, missing: in
     sizes = [call.args[0] for call in script.torch.empty.call_args_list[:3]]
     rows = 24 * 32 * 64 - missing
     assert sizes == [rows * 128, rows, rows]
+
+
+@pytest.mark.parametrize(("planted", "launches"), [(False, 4), (True, 3)])
+def test_a_drafters_heads_are_read_in_buffers_of_the_trees_own(
+    script: Any, *, planted: bool, launches: int
+) -> None:
+    script.torch.cuda.memory_reserved.return_value = 0
+    layer = mock.Mock()
+    with (
+        mock.patch.object(script, "Layer", return_value=layer) as made,
+        mock.patch.object(script, "Step"),
+        mock.patch.object(script, "say"),
+    ):
+        script.sanitize(SimpleNamespace(nvfp4_segments=None), None, 64, planted=planted)
+    assert layer.attend.call_count == launches
+    beside = [call.args[2] for call in made.call_args_list if call.args[2].builder > call.args[2].size]
+    assert beside == ([] if planted else [script.BESIDE])
+
+
+def test_segments_fill_neither_the_outputs_nor_the_maxima(script: Any) -> None:
+    case = script.Case((2, 1), (40, 40), heads=4, size=128)
+    for outputs, maxima, most in ((12 * 128 * 7, 12 * 9, 7), (12 * 128 * 9, 12 * 7, 7)):
+        buffers = [SimpleNamespace(numel=lambda count=count: count) for count in (outputs, maxima, maxima)]
+        assert script.Layer.room(SimpleNamespace(buffers=buffers), case) == most
+
+
+def test_buffers_of_any_number_of_segments_have_a_maximum_for_each_row_of_outputs(script: Any) -> None:
+    layer = SimpleNamespace(
+        buffers=(SimpleNamespace(shape=(9, 8, 128)), None, None), reader=SimpleNamespace(nvfp4_segments=None)
+    )
+    with script.segmented(layer, 7):
+        assert layer.reader.nvfp4_segments() == 7
+    outputs, maxima, sums = (call.args[0][0] for call in script.torch.full.call_args_list)
+    assert outputs == 128 * maxima == 128 * sums
+    assert maxima >= 8 * 216 * 64  # the most tokens of a case, in the most segments
