@@ -60,6 +60,11 @@ if TYPE_CHECKING:
     from fleet.report import Row
 
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
+MADE = {
+    "code": {"cudagraph_mode": "NONE"},
+    "graphs": {"mode": 0, "cudagraph_mode": "FULL"},
+}
+"""Configurations of cells with CUDA graphs that have one of the two things that tell them from eager ones."""
 RULES = 3  # part of a record's key: raised when what engines are asked changes
 TAIL = 6000  # characters of a log that are kept
 GRACE = 30.0  # seconds after the budget's end in which a cell may come to its own
@@ -77,6 +82,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="only cells whose names hold all of these")
     parser.add_argument("--skip", nargs="*", default=[], help="no cells whose names hold one of these")
     parser.add_argument("--first", nargs="*", default=[], help="names of cells that come before all others")
+    parser.add_argument(
+        "--made",
+        choices=["both", *MADE],
+        default="both",
+        help="what cells with graphs have: compiled code, CUDA graphs, or both",
+    )
     parser.add_argument("--levels", nargs="+", type=int, default=list(LEVELS))
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds for all cells, from the start"
@@ -90,9 +101,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def _made(cell: Cell, args: argparse.Namespace) -> str:
+    """Return what a cell has of compiled code and CUDA graphs: ``none``, ``code``, ``graphs`` or ``both``."""
+    return "none" if cell.eager else str(args.made)
+
+
 def key(cell: Cell, args: argparse.Namespace) -> str:
     """Return the digest of all that decides what a cell's engine is asked."""
     parts = [RULES, asdict(cell), args.version, args.device, args.levels]
+    parts += [args.made] if _made(cell, args) in MADE else []
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -144,6 +161,7 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "prefix": matrix.caches_prefixes(cell, device=args.device),
         "levels": args.levels,
         "layers": layers_of(cell.shape),
+        "made": _made(cell, args),
     }
 
 
@@ -206,6 +224,8 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
             engine["additional_config"] = {"gdn_prefill_backend": "triton"}
         if cell.shape in WITH_EXPERTS:
             engine["moe_backend"] = "triton"
+    if (made := _made(cell, args)) in MADE:
+        engine["compilation_config"] = MADE[made]
     if images:
         # With the cache 0.24 processes a text apart from its images, which transformers 5.23 refuses.
         engine |= {"limit_mm_per_prompt": {"image": 1}, "mm_processor_cache_gb": 0}

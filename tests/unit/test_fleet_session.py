@@ -143,3 +143,34 @@ def test_cells_that_are_named_come_first_after_their_references_and_though_they_
     assert [name for name in order if "turbo" in name or "synthetic" in name] == names
     with pytest.raises(SystemExit, match="no cell named dense-none"):
         serve_fleet.planned(args(tmp_path, "--first", "dense-none"))
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "wanted"),
+    [
+        ("both", None, []),
+        ("code", {"cudagraph_mode": "NONE"}, ["9 graphs were captured"]),
+        ("graphs", {"mode": 0, "cudagraph_mode": "FULL"}, ["4 parts of the models were compiled"]),
+    ],
+)
+def test_compiled_code_and_graphs_are_asked_for_apart(
+    tmp_path: Path, made: str, asked: dict[str, Any] | None, wanted: list[str]
+) -> None:
+    alone = args(tmp_path, "--made", made)
+    eager = matrix.reference(CELL, V24)
+    assert serve_fleet.key(eager, alone) == serve_fleet.key(eager, args(tmp_path))
+    assert (serve_fleet.key(CELL, alone) == serve_fleet.key(CELL, args(tmp_path))) == (made == "both")
+    engine = serve_fleet.specification(CELL, alone, tmp_path, tmp_path / "out")["engine"]
+    assert engine.get("compilation_config") == asked
+    engine = serve_fleet.specification(eager, alone, tmp_path, tmp_path / "out")["engine"]
+    assert "compilation_config" not in engine
+    told = serve_fleet.asked_of(CELL, alone)
+
+    def found(**changes: Any) -> list[str]:
+        what = seen(views=[view(**{"compiled": 4, **changes})])
+        faults = judge.faults(CELL, record(what), RIGHT, matrix.expectation(CELL, V24), told)
+        return [fault for fault in faults if "graphs" in fault or "compiled" in fault]
+
+    assert found() == wanted
+    healthy = {"code": {"captured": 0}, "graphs": {"compiled": 0}}
+    assert found(**healthy.get(made, {})) == []

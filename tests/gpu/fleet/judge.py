@@ -154,8 +154,8 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and of
-            the target ``layers``.
+        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, ``made``,
+            and of the target ``layers``.
         plain: what the reference with a cache of 16 bits wrote, if the cell is to be compared with it too.
     """
     came = outcome(line)
@@ -217,8 +217,11 @@ def _runner_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> l
         name, module = RUNNERS[cell.runner]
         if not (view["runner"].endswith(name) and module in view["runner"]):
             found.append(f"the runner is {view['runner']}")
-        if cell.eager == bool(view["captured"]):
+        made = asked.get("made") or ("none" if cell.eager else "both")
+        if (made in ("graphs", "both")) != bool(view["captured"]):
             found.append(f"{view['captured']} graphs were captured")
+        if made in ("graphs", "code") and (made == "code") != bool(view["compiled"]):
+            found.append(f"{view['compiled']} parts of the models were compiled")
     part = PROPOSERS.get(cell.drafter)
     if (part is None) == bool(view["drafter"]) or (part and part not in view["drafter"].lower()):
         found.append(f"the drafter is {view['drafter'] or 'none'}")

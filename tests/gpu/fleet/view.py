@@ -47,6 +47,7 @@ class FleetView:
             "model": _name(model),
             "layers": layers,
             "captured": compilation_counter.num_cudagraph_captured,
+            "compiled": compilation_counter.num_graphs_seen,
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
             "block_size": config.cache_config.block_size,
             "prefix_cache": bool(config.cache_config.enable_prefix_caching),
