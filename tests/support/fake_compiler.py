@@ -21,7 +21,7 @@ KILLED = (
     "child = subprocess.run([sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)'])\n"
     "print(\"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\")\nsys.exit(9)\n"
 )
-"""What nvcc does when a compiler that it started is killed."""
+"""A stand-in for an nvcc whose compiler was killed."""
 
 ROOMY = MachineSnapshot(cores=4, total_mib=65536, available_mib=60000, pressure=Pressure())
 
