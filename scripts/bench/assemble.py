@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long `sparkwright.wheel.assemble` takes, beside ``wheel unpack`` and ``wheel pack``.
+"""Time `sparkwright.wheel.assemble` beside ``wheel unpack`` and ``wheel pack``.
 
     python scripts/bench/assemble.py [WHEEL]
 
@@ -49,14 +49,14 @@ def pinned_wheel() -> Path:
 
 
 def ours(plan: AssemblyPlan, folder: Path) -> float:
-    """Seconds that our assembler takes."""
+    """Return the seconds that our assembler takes."""
     started = time.perf_counter()
     assemble(plan, folder)
     return time.perf_counter() - started
 
 
 def theirs(plan: AssemblyPlan, folder: Path) -> tuple[float, float]:
-    """Seconds that ``wheel unpack`` and ``wheel pack`` take; writing the changes is not counted."""
+    """Return the seconds that ``wheel unpack`` and ``wheel pack`` take, without writing the changes."""
     command = [sys.executable, "-m", "wheel"]
     unpacking = process.run([*command, "unpack", "-d", folder, plan.upstream_wheel]).seconds
     tree = next(folder.iterdir())

@@ -1,4 +1,4 @@
-"""How wrong the verify client's figures are at several concurrencies, against the simulator's own notes.
+"""Measure the errors of the verify client's figures at several concurrencies, by the simulator's own notes.
 
     python scripts/bench/client.py [--levels 1,8,64] [--rate 400] [--tokens 256] [--beside FOLDER]
 
@@ -73,7 +73,7 @@ def show(title: str, floors: Sequence[Floor]) -> None:
 
 
 def load_other(folder: Path) -> Any:
-    """The module of *folder* that sends requests, with stand-ins for a progress bar that it never shows."""
+    """Return the module of *folder* that sends requests; stand-ins replace its unused progress bar."""
     path = folder / "benchmarks" / "lib" / "endpoint_request_func.py"
     spec = importlib.util.spec_from_file_location("other_client", path)
     if spec is None or spec.loader is None or not path.exists():
@@ -89,7 +89,7 @@ def load_other(folder: Path) -> Any:
 
 
 async def measure_other(folder: Path, levels: list[int], tokens: int, rate: float) -> list[Floor]:
-    """As `calibrate.calibrate`, with the other client."""
+    """Measure as `calibrate.calibrate`, with the other client."""
     other = load_other(folder)
     with tempfile.TemporaryDirectory(prefix="sparkwright-floor-") as name:
         place = Path(name)
@@ -99,7 +99,7 @@ async def measure_other(folder: Path, levels: list[int], tokens: int, rate: floa
 
 
 async def other_floor(other: Any, level: int, endpoint: Endpoint, place: Path, tokens: int) -> Floor:
-    """The other client's error, in a closed loop of *level* after a warm-up."""
+    """Return the other client's error, in a closed loop of *level* after a warm-up."""
     import aiohttp
 
     requests = max(100, 3 * level)
@@ -141,7 +141,7 @@ async def other_floor(other: Any, level: int, endpoint: Endpoint, place: Path, t
 
 
 def as_sample(request: str, done: Any) -> Sample:
-    """What the other client says of one request, in our terms."""
+    """Return what the other client says of one request, in our terms."""
     if not done.success:
         raise SystemExit(f"the other client failed: {done.error}")
     start = int(done.start_time * 1e9)

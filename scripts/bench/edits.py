@@ -29,7 +29,7 @@ def copy_checkout(original: Path, root: Path) -> None:
 
 
 def never_seen() -> str:
-    """A text that no earlier run has used: the store would know its results."""
+    """Return a text that no earlier run has used: the store would know its results."""
     return str(time.time_ns())
 
 

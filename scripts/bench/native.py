@@ -1,4 +1,4 @@
-"""What a change costs once kernels are compiled: how many compilers start, and how long a wheel takes.
+"""Count the compilers that a change starts once kernels are compiled, and time the wheel.
 
 Compiles everything first where the store has it not yet, which takes the better part of an hour on two cores.
 Whole processes, on a copy of the checkout; the events that the program logs tell what was compiled.
@@ -66,12 +66,12 @@ def wheel(root: Path, *options: str) -> Outcome:
 
 
 def logs(root: Path) -> list[Path]:
-    """The logs of events in *root*."""
+    """Return the logs of events in *root*."""
     return sorted((root / ".sparkwright" / "events").glob("*.jsonl"))
 
 
 def report(what: str, outcome: Outcome) -> None:
-    """One line."""
+    """Print one line."""
     print(
         f"{what:36} {outcome.seconds:7.1f} s, {len(outcome.units):3} units compiled, "
         f"{outcome.cpu_seconds:7.1f} s of CPU time, peak {outcome.peak_mib} MiB",

@@ -263,7 +263,7 @@ _Pair = tuple[PeerTime, CalibrationTruth]
 def pair(
     times: Sequence[PeerTime], truths: Sequence[CalibrationTruth], level: int
 ) -> tuple[list[_Pair], str]:
-    """Each request with its record, and how they were paired.
+    """Return each request with its record, and how they were paired.
 
     Args:
         times: of a program, in the order of batches where there are no ids.
@@ -295,7 +295,7 @@ def pair(
 
 
 def _record(by_id: dict[str, CalibrationTruth], request: str) -> CalibrationTruth:
-    """The record of a request; vLLM adds the number of the prompt to the id that it sends."""
+    """Return the record of a request; vLLM adds the number of the prompt to the id that it sends."""
     for name in (request, f"{request}-0"):
         if name in by_id:
             return by_id[name]
@@ -303,14 +303,14 @@ def _record(by_id: dict[str, CalibrationTruth], request: str) -> CalibrationTrut
 
 
 def _mixed(first: CalibrationTruth, second: CalibrationTruth) -> CalibrationTruth:
-    """A record with the time to the first token of one and the time per token of another."""
+    """Return a record with the time to the first token of one and the time per token of another."""
     begin = first.first_token_written_ns
     span = second.last_token_written_ns - second.first_token_written_ns
     return CalibrationTruth(first.id, first.received_ns, begin, begin + span, second.tokens)
 
 
 def errors_of(pairs: Sequence[_Pair], **of: Any) -> PeerErrors:
-    """The errors of *pairs*; *of* are the other fields."""
+    """Return the errors of *pairs*; *of* are the other fields."""
     ttft = [abs(one.ttft_ms - truth.ttft_ms) for one, truth in pairs]
     tpot = [100 * abs(one.tpot_ms / truth.tpot_ms - 1) for one, truth in pairs]
     found = [float(np.percentile(values, q)) for values in (ttft, tpot) for q in (50, 99)]
@@ -329,7 +329,7 @@ def _rounded(value: float) -> float:
 
 
 def table(errors: Sequence[PeerErrors]) -> str:
-    """The errors as a Markdown table, by concurrency and then in the order of `PEERS`."""
+    """Return the errors as a Markdown table, by concurrency and then in the order of `PEERS`."""
     lines = [
         "| c | client | TTFT error p50, ms | p99, ms | time per token p50, % | p99, % | CPU, s | load |",
         "|---|---|---|---|---|---|---|---|",

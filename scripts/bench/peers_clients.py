@@ -82,14 +82,14 @@ class Peer:
 
 
 def environments() -> Path:
-    """The folder of the environments."""
+    """Return the folder of the environments."""
     from sparkwright.store.paths import default_home
 
     return default_home() / "peers"
 
 
 def find_python(peer: Peer) -> Path | None:
-    """The interpreter that has *peer*, if there is one."""
+    """Return the interpreter that has *peer*, if there is one."""
     if peer.package:
         found = sorted(environments().glob(f"{peer.package}-*/bin/python"))
         return found[-1] if found else None
@@ -103,7 +103,7 @@ def find_python(peer: Peer) -> Path | None:
 
 
 def prepare(peer: Peer) -> Path | None:
-    """The interpreter that has *peer*; its environment is made where the package index has it."""
+    """Return the interpreter that has *peer*; its environment is made where the package index has it."""
     if (python := find_python(peer)) is not None or not peer.package:
         return python
     new = environments() / f".{peer.package}"
@@ -121,7 +121,7 @@ def prepare(peer: Peer) -> Path | None:
 
 
 def version_of(peer: Peer, python: Path) -> str:
-    """The version of *peer* that *python* has."""
+    """Return the version of *peer* that *python* has."""
     code = f"import importlib.metadata as m; print(m.version({peer.package or 'vllm'!r}))"
     if peer.name == "sparkwright":
         code = "import sparkwright; print(sparkwright.__version__)"
@@ -171,7 +171,7 @@ def _guidellm(job: PeerJob) -> list[str]:
 
 
 def _read_guidellm(job: PeerJob) -> list[PeerTime]:
-    """Times without those of the first requests, since it has no warm-up by a number of them."""
+    """Return times without those of the first requests, since it has no warm-up by a number of them."""
     report = json.loads((job.folder / "benchmarks.json").read_text())
     done = report["benchmarks"][0]["requests"]["successful"]
     done.sort(key=lambda request: request["info"]["timings"]["request_start"])
@@ -225,7 +225,7 @@ def _benchy(job: PeerJob) -> list[str]:
 
 
 def _benchy_home(job: PeerJob) -> dict[str, str]:
-    """A home folder in whose cache the program finds its book, since it would fetch it otherwise."""
+    """Return a home folder in whose cache the program finds its book, since it would fetch it otherwise."""
     import hashlib
 
     from sparkwright.verify.corpus.document import write_notes
@@ -238,7 +238,7 @@ def _benchy_home(job: PeerJob) -> dict[str, str]:
 
 
 def _read_benchy(job: PeerJob) -> list[PeerTime]:
-    """Times in the order in which batches were sent: the program reports no ids."""
+    """Return times in the order in which batches were sent: the program reports no ids."""
     (run,) = json.loads((job.folder / "result.json").read_text())["benchmarks"]
     pairs = zip(run["e2e_ttft"]["values"], run["tg_req_throughput"]["values"], strict=True)
     return [
@@ -296,6 +296,6 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def variables(peer: Peer, job: PeerJob) -> dict[str, str]:
-    """The variables of a run of *peer*: nothing is fetched or reported."""
+    """Return the variables of a run of *peer*: nothing is fetched or reported."""
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {**os.environ, **quiet, **peer.environment(job)}

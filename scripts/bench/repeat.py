@@ -24,7 +24,7 @@ CARRY = "tie-weights"
 
 
 def wheel(root: Path, *options: str) -> float:
-    """Seconds that one whole ``sparkwright wheel`` in *root* takes."""
+    """Return the seconds that one whole ``sparkwright wheel`` in *root* takes."""
     command = [sys.executable, "-m", "sparkwright", "wheel", "--quiet", "--root", str(root), *options]
     started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
@@ -32,7 +32,7 @@ def wheel(root: Path, *options: str) -> float:
 
 
 def report(what: str, seconds: list[float]) -> None:
-    """One line: the median and its range."""
+    """Print one line: the median and its range."""
     print(f"{what:44} {statistics.median(seconds):5.2f} s  ({min(seconds):.2f} to {max(seconds):.2f})")
 
 

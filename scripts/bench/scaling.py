@@ -1,4 +1,4 @@
-"""How compiling kernels scales: units of a release with 1 to 16 compilers at once, beside ninja.
+"""Measure how compiling kernels scales: units of a release with 1 to 16 compilers at once, beside ninja.
 
 FOLDER is what `scaling_pack.py` made. Each arm compiles all units into a store of its own:
 

@@ -1,4 +1,4 @@
-"""What `scaling.py` runs beside itself: an HTTP server for a shared store, and a scheduler with workers."""
+"""The servers that `scaling.py` starts: an HTTP server for a shared store, and a scheduler with workers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Built:
 
 
 def read_log(path: Path) -> list[Built]:
-    """Every object that the log tells of, in the order of their starts; of several builds the last."""
+    """Return every object that the log tells of, in the order of their starts; of several builds the last."""
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     if not head.startswith("# ninja log v"):
         raise SystemExit(f"{path} is no log of ninja's")
@@ -48,7 +48,7 @@ def read_log(path: Path) -> list[Built]:
 
 
 def longest_first(units: list[Built], jobs: int, factor: dict[str, float] | None = None) -> float:
-    """The makespan in the driver's order, where a duration is thought to be longer by its *factor*."""
+    """Return the makespan in the driver's order, where a duration is thought to be longer by its *factor*."""
     seconds = {unit.output: unit.seconds for unit in units}
     wrong = factor or dict.fromkeys(seconds, 1.0)
     waiting = [Waiting(name, Cost(seconds=seconds[name] * wrong[name], mib=0)) for name in seconds]
@@ -56,7 +56,7 @@ def longest_first(units: list[Built], jobs: int, factor: dict[str, float] | None
 
 
 def guessed(units: list[Built], jobs: int) -> float:
-    """The median makespan over many wrong guesses."""
+    """Return the median makespan over many wrong guesses."""
     dice = random.Random(0)  # noqa: S311 - a simulation
     return statistics.median(
         longest_first(units, jobs, {unit.output: 2 ** dice.uniform(-1, 1) for unit in units})

@@ -138,7 +138,7 @@ class Work:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -158,7 +158,7 @@ def arguments() -> argparse.Namespace:
 
 
 def ended(name: str, status: int | None, log: str) -> list[Check]:
-    """The process came to its end, and its log holds no sign of a fault."""
+    """Check that the process ended well, and that its log has no sign of a fault."""
     bad = [text.strip()[:200] for text in log.splitlines() if BAD_SIGNS.search(text)]
     end = Check("came to its end", status == 0, f"{name}: exit status {status}")
     return [end, Check("log", not bad, bad[0] if bad else "no sign of a fault")]
@@ -193,7 +193,7 @@ def attention(work: Work) -> list[Check]:
 
 
 def case_name(line: dict[str, Any]) -> str:
-    """A case in words."""
+    """Return a case in words."""
     causal = "causal" if line["causal"] else "non-causal"
     window = f"window {line['window']}" if line["window"] else "no window"
     heads = f"{line['heads']}/{line['kv_heads']}x{line['head_size']}"
@@ -219,7 +219,7 @@ def apart(left: list[float], right: list[float]) -> float:
 
 
 def compare(work: Work) -> list[Check]:
-    """The same weights with three kinds of windows."""
+    """Return the same weights with three kinds of windows."""
     checks, states, tokens = [], {}, {}
     for name in DRAFTERS:
         run = f"compare-{name}"
@@ -250,7 +250,7 @@ def compare(work: Work) -> list[Check]:
 
 
 def window_check(name: str, layers: list[dict[str, Any]]) -> Check:
-    """Windows and backend of the drafter *name*, one of `DRAFTERS`."""
+    """Return the windows and backend of the drafter *name*, one of `DRAFTERS`."""
     window = DRAFTERS[name]
     sliding = [kind == "sliding_attention" and window is not None for kind in WINDOW_LAYERS]
     wanted = [[window - 1, 0] if one and window else [-1, -1] for one in sliding]
@@ -280,7 +280,7 @@ def draft_layer_checks(serving: Serving, boot: dict[str, Any], end: dict[str, An
 
 
 def serve(work: Work, name: str) -> list[Check]:
-    """A drafter with windows at all levels."""
+    """Serve a drafter with windows at all levels."""
     serving = SERVING[name]
     status = work.engine(
         name,
@@ -325,7 +325,7 @@ def table(checks: dict[str, list[Check]]) -> str:
 
 
 def run_part(work: Work, part: str) -> list[Check]:
-    """One part; whatever it dies of is its failure."""
+    """Run one part; record any error as its failure."""
     started = time.monotonic()
     try:
         if part in SERVING:

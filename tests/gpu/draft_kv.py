@@ -48,7 +48,7 @@ STORE_CARRY = "dflash-context-store"
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,7 +182,7 @@ def read_lines(out: Path) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """The cases of all runs, for people."""
+    """Return the cases of all runs as text."""
     heads = (
         "run case requests restored-tokens preempted drafted positions never-written wrong worst-of-the-rest"
     )
@@ -205,7 +205,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def logic_checks() -> list[Check]:
-    """The comparison on made-up caches: silent on rounding, and it finds each kind of fault."""
+    """Check the comparison on made-up caches: it accepts rounding, and finds each kind of fault."""
     import torch
     from pair.draft_compare import POISON, compare
 

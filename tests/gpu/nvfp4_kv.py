@@ -58,7 +58,7 @@ def say(line: str) -> None:
 
 
 def names(text: str) -> list[str]:
-    """Names of parts, separated by commas."""
+    """Return names of parts, separated by commas."""
     chosen = [name for name in text.split(",") if name]
     if unknown := set(chosen) - set(PARTS):
         raise argparse.ArgumentTypeError(f"no part is called {', '.join(sorted(unknown))}")
@@ -66,7 +66,7 @@ def names(text: str) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -167,7 +167,7 @@ def stage(parts: list[str], args: argparse.Namespace) -> None:
 
 
 def reason(log: Path, status: int, wanted: int) -> str:
-    """The last line of a log that says something, where a process ended otherwise than it should."""
+    """Return the last line of a log that says something, where a process ended otherwise than it should."""
     if status == wanted:
         return ""
     if status == -1:

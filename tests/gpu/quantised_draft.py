@@ -62,7 +62,7 @@ BOOT_SECONDS = 300
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 
 def selected(args: argparse.Namespace) -> list[Case]:
-    """The cases that were asked for."""
+    """Return the cases that were asked for."""
     cases = of_series(QUICK if args.quick else CASES, args.series)
     return [
         case
@@ -123,7 +123,7 @@ def execute(
 
 
 def judge(case: Case, status: int | None, lines: list[dict[str, Any]], args: argparse.Namespace) -> list[str]:
-    """Everything that is wrong with one case."""
+    """Return every fault of one case."""
     own = [line for line in lines if line["run"] == case.name]
     kinds = {
         kind: [line for line in own if line["kind"] == kind] for kind in ("boot", "level", "view", "end")
@@ -147,7 +147,7 @@ def judge(case: Case, status: int | None, lines: list[dict[str, Any]], args: arg
 
 
 def table(cases: list[Case], lines: list[dict[str, Any]], found: dict[str, list[str]]) -> str:
-    """The cases, for people, as Markdown."""
+    """Return the cases as a Markdown table."""
     views = {line["run"]: line for line in lines if line["kind"] == "view"}
     boots = {line["run"]: line["seconds"] for line in lines if line["kind"] == "boot"}
     rows = [

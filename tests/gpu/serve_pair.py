@@ -110,7 +110,7 @@ def say_faults(found: Mapping[str, Sequence[str]]) -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -150,7 +150,7 @@ def run_engine(module: str, spec: Path, log: Path, env: dict[str, str], seconds:
 
 
 def environment(run: Run, scratch: Path) -> dict[str, str]:
-    """The engine's environment: offline, its model runner pinned, no stale bytecode or compiled graph."""
+    """Return the engine's environment: offline, one model runner, no stale bytecode or compiled graph."""
     path = [str(HERE), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "VLLM_USE_V2_MODEL_RUNNER": "1" if run.runner == "v2" else "0",
@@ -247,7 +247,7 @@ def boot_checks(
 
 
 def _mapped_check(binaries: dict[str, Any], installed: install.Installed) -> Check:
-    """The engine's process has each of our binaries from the installed file, and from nowhere else."""
+    """Check that the engine's process maps each of our binaries from the installed file alone."""
     files = {path: seen["files"] for path, seen in binaries.items()}
     expected = {
         path: [[str(installed.root / path), digest]]
@@ -313,7 +313,7 @@ def run_checks(
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """The levels of all runs, for people. A level is on the grid when its decode rows are a capture size."""
+    """Return the levels of all runs, as text. A level whose decode rows are a capture size is on the grid."""
     sizes = {line["run"]: line["view"]["capture_sizes"] for line in lines if line["kind"] == "boot"}
     head = f"{'run':10} {'c':>3} {'grid':>4} {'requests':>8} {'tokens':>7} {'seconds':>8} {'tok/s':>9}"
     rows = [head + f" {'accepted':>8} {'peak':>5} {'sizes':>5} {'replays':>8}  verdict"]

@@ -15,7 +15,14 @@ from sparkwright.base.events import subscribe
 from sparkwright.base.process import run
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.merge import merge_patchset
-from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
+from sparkwright.native.build import (
+    Builder,
+    build_extension,
+    compile_units,
+    configured,
+    device_code,
+    forecast,
+)
 from sparkwright.native.host import find_compiler
 from sparkwright.native.inspection import (
     Surroundings,
@@ -27,6 +34,7 @@ from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.pipeline import BuildOptions, BuildState, open_job
+from sparkwright.pipeline.device_code import not_native
 from sparkwright.pipeline.kernels import inputs_of
 from sparkwright.store import open_store
 from sparkwright.wheel.elf import HEADER_SIZE, machine_of
@@ -34,6 +42,7 @@ from sparkwright.wheel.elf import HEADER_SIZE, machine_of
 ROOT = Path(__file__).parents[2]
 KERNEL = "csrc/libtorch_stable/permute_cols.cu"
 TARGET = Target("aarch64", "12.1a")
+FA2 = "_vllm_fa2_C"
 
 
 def lacking() -> str:
@@ -181,3 +190,15 @@ def test_the_other_machine_gets_other_keys(job, builder, inputs):
     found = inspect(builder.store.file_path(built.sha256), chain.cuobjdump)
     assert found.elf.machine == "x86_64"
     assert built.key != builder.key(inputs, "spinloop")
+
+
+@pytest.mark.parametrize(("arch", "native"), [("12.1a", True), ("9.0a", False)])
+def test_flash_attention_2_is_named_where_its_own_build_leaves_the_card_out(
+    job, builder, inputs, arch, native
+):
+    if not inputs.sources["vllm-flash-attn"].at_hand:
+        pytest.skip(inputs.sources["vllm-flash-attn"].missing)
+    units = configured(builder, replace(inputs, target=Target("aarch64", arch))).configuration.units_of(FA2)
+    code = device_code(units)
+    assert code == ({"sm_121a": 52} if native else {"compute_80": 52, "sm_80": 52})
+    assert ("from PTX" in not_native(code, arch)) == (not native)

@@ -50,7 +50,7 @@ class Case:
 
 
 def make_case(folder: Path) -> Case:
-    """The healthy wheel, made in *folder*."""
+    """Return the healthy wheel, made in *folder*."""
     upstream = wheelkit.upstream_wheel(
         folder / "upstream", extra={BIG: wheelkit.elf(payload=b"big " * 400_000)}
     )
@@ -68,23 +68,23 @@ def make_case(folder: Path) -> Case:
 
 
 def verdicts(wheel: Path, expectation: Expectation) -> dict[str, str]:
-    """The verdict of each check."""
+    """Return the verdict of each check."""
     report = audit(wheel, expectation)
     return {check.name: check.verdict for check in report.checks}
 
 
 def failed(wheel: Path, expectation: Expectation) -> set[str]:
-    """The checks that fail."""
+    """Return the checks that fail."""
     return {name for name, verdict in verdicts(wheel, expectation).items() if verdict == "fail"}
 
 
 def put(name: str, content: bytes) -> Callable[[Files], object]:
-    """What gives the member *name* that *content*."""
+    """Return a change that gives the member *name* that *content*."""
     return lambda files: files.update({name: content})
 
 
 def swap(name: str, old: bytes, new: bytes) -> Callable[[Files], object]:
-    """What puts *new* for *old* in the member *name*, which has it."""
+    """Return a change that puts *new* for *old* in the member *name*, which has it."""
 
     def change(files: Files) -> None:
         assert old in files[name]

@@ -39,11 +39,11 @@ class Boot:
         return "\n".join((*self.front(), *self.config(), *self.memory(), *self.graphs(), *self.end())) + "\n"
 
     def api(self, where: str, line: str) -> str:
-        """A line of the front end's."""
+        """Return a line of the front end's."""
         return f"(APIServer pid=100) INFO 07-01 10:00:00 [{where}] {line}"
 
     def engine(self, where: str, line: str, level: str = "INFO") -> str:
-        """A line of the engine's."""
+        """Return a line of the engine's."""
         return f"(EngineCore pid=101) {level} 07-01 10:00:05 [{where}] {line}"
 
     def front(self) -> list[str]:

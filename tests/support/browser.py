@@ -122,20 +122,20 @@ class Page:
         await self.send("Emulation.setEmulatedMedia", media="print" if paper else "screen", features=[scheme])
 
     async def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         said = await self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
     async def shoot(self) -> bytes:
-        """A picture of the whole page (PNG)."""
+        """Return a picture of the whole page (PNG)."""
         size = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         said = await self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(said["data"])
 
     async def print(self) -> bytes:
-        """The page on paper (PDF)."""
+        """Return the page on paper (PDF)."""
         await self.send("Emulation.setEmulatedMedia", media="", features=[])
         said = await self.send("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
         return base64.b64decode(said["data"])
@@ -143,7 +143,7 @@ class Page:
 
 @contextlib.contextmanager
 def running_browser() -> Iterator[int]:
-    """A browser of its own for the length of the block: the port that it listens on."""
+    """Yield a browser of its own for the length of the block: the port that it listens on."""
     path = find_browser()
     assert path
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
@@ -167,7 +167,7 @@ def _port(file: Path, running: subprocess.Popen[bytes]) -> int:
 
 @contextlib.asynccontextmanager
 async def open_page(port: int, url: str) -> AsyncIterator[Page]:
-    """The browser's tab with *url* in it."""
+    """Yield the browser's tab with *url* in it."""
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
             tab = next(one for one in await answer.json() if one["type"] == "page")

@@ -173,7 +173,7 @@ DENSE = {
 
 
 def nvfp4_27b() -> list[Tensors]:
-    """The language model of a 27B in NVFP4, the heads and the vision part in 16 bits, in two files."""
+    """Return the language model of a 27B in NVFP4, the heads and the vision part in 16 bits, in two files."""
     body: Tensors = {}
     for layer in range(64):
         for name, shape in (
@@ -195,5 +195,5 @@ def nvfp4_27b() -> list[Tensors]:
 
 
 def dflash_27b() -> list[Tensors]:
-    """A DFlash drafter for it."""
+    """Return a DFlash drafter for it."""
     return [{"fc.weight": ("BF16", (5120, 5 * 5120)), "layers.0.mlp.up_proj.weight": ("BF16", (17408, 5120))}]

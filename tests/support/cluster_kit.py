@@ -86,7 +86,7 @@ class Host:
         self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs {slots}\n')
 
     def workers(self) -> list[psutil.Process]:
-        """The processes of its workers and what they started."""
+        """Return the processes of its workers and what they started."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -106,7 +106,7 @@ class Home:
 
 
 def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = False) -> Home:
-    """The machine that builds on *hosts*, with an empty store of its own."""
+    """Return the machine that builds on *hosts*, with an empty store of its own."""
     folder.mkdir()
     remote = open_remote(RemoteSettings(url=url, key_file=folder / "key.pem")) if url else None
     store = open_store(folder / "store", remote)

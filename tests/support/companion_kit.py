@@ -39,7 +39,7 @@ SPEC = CompanionSpec(
 
 
 def library(folder: Path, name: str, images: Sequence[tuple[str, Sequence[str]]] = IMAGES) -> Path:
-    """A module as FlashInfer's are: it calls tvm_ffi without needing it by name."""
+    """Return a module as FlashInfer's are: it calls tvm_ffi without needing it by name."""
     code = "int TVMFFICall(void); int run(void) { return TVMFFICall(); }"
     return elfkit.shared(folder / f"{name}.so", code, device=elfkit.device(list(images)))
 
@@ -47,7 +47,7 @@ def library(folder: Path, name: str, images: Sequence[tuple[str, Sequence[str]]]
 def module(
     store: Store, path: Path, arches: Mapping[str, int] | None = None, name: str = "sampling"
 ) -> CompiledModule:
-    """The library at *path* as a finished module in the store."""
+    """Return the library at *path* as a finished module in the store."""
     from sparkwright.base.digests import sha256_file
 
     sha256, size = sha256_file(path), path.stat().st_size
@@ -56,7 +56,7 @@ def module(
 
 
 def content(modules: Sequence[CompiledModule], target: Target = TARGET) -> CompanionContent:
-    """All that decides a companion of *modules*."""
+    """Return all that decides a companion of *modules*."""
     record = {
         "flashinfer": {"version": SPEC.version, "filename": SPEC.flashinfer.filename, "sha256": "0" * 64},
         "tvm_ffi": {"version": "0.1", "filename": "apache_tvm_ffi-0.1-py3-none-any.whl", "sha256": "0" * 64},
@@ -75,12 +75,12 @@ def content(modules: Sequence[CompiledModule], target: Target = TARGET) -> Compa
 
 
 def surroundings(folder: Path, symbol: str = "TVMFFICall") -> Surroundings:
-    """A tvm_ffi that defines *symbol*."""
+    """Return a tvm_ffi that defines *symbol*."""
     path = elfkit.shared(folder / "libtvm_ffi.so", f"int {symbol}(void) {{ return 1; }}")
     return Surroundings({path.name: path})
 
 
 def inspector(store: Store, folder: Path) -> Inspector:
-    """An inspector that reads the device code of `elfkit`."""
+    """Return an inspector that reads the device code of `elfkit`."""
     program = elfkit.reader(folder)
     return Inspector(store, lambda: program)

@@ -23,7 +23,7 @@ _MARK = b"=== a dump of device code ===\n"
 
 
 def compiler() -> str:
-    """The machine's C compiler, which every machine that builds Python packages has."""
+    """Return the machine's C compiler, which every machine that builds Python packages has."""
     found = shutil.which("cc") or shutil.which("gcc")
     assert found is not None, "these tests need a C compiler"
     return found
@@ -36,7 +36,7 @@ def shared(
     machine: str = "",
     device: bytes = b"",
 ) -> Path:
-    """A shared object of the C *code* at *path*.
+    """Return a shared object of the C *code* at *path*.
 
     Args:
         path: where to; folders are made.
@@ -69,7 +69,7 @@ def shared(
 
 
 def dump(images: Sequence[tuple[str, Sequence[str]]], *, newer: bool = False) -> bytes:
-    """What ``cuobjdump -symbols -ptx`` says of *images*: architecture and kernels of each.
+    """Return the output of ``cuobjdump -symbols -ptx`` on *images*: architecture and kernels of each.
 
     The words are those of cuobjdump 13.2, or with *newer* of 13.5.
     """
@@ -104,7 +104,7 @@ def device(images: Mapping[str, Sequence[str]] | Sequence[tuple[str, Sequence[st
 
 
 def reader(folder: Path) -> Path:
-    """A program that stands in for cuobjdump on binaries with a section made by `device`."""
+    """Return a program that stands in for cuobjdump on binaries with a section made by `device`."""
     program = folder / "cuobjdump"
     folder.mkdir(parents=True, exist_ok=True)
     program.write_text(

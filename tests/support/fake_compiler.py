@@ -21,13 +21,13 @@ KILLED = (
     "child = subprocess.run([sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)'])\n"
     "print(\"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\")\nsys.exit(9)\n"
 )
-"""What nvcc does when a compiler that it started is killed."""
+"""A stand-in for an nvcc whose compiler was killed."""
 
 ROOMY = MachineSnapshot(cores=4, total_mib=65536, available_mib=60000, pressure=Pressure())
 
 
 def until(path: Path, then: str = "") -> str:
-    """A compiler that writes a partial object, then waits for *path* to appear; it fails if it never does."""
+    """Return a compiler that writes a partial object and waits for *path*; without that file it fails."""
     return (
         "import os, sys, time\nopen(sys.argv[1], 'w').write('part')\n"
         f"end = time.monotonic() + 60\nwhile not os.path.exists({str(path)!r}):\n"
@@ -38,7 +38,7 @@ def until(path: Path, then: str = "") -> str:
 def make_job(
     folder: Path, name: str, script: str = WRITE, *, seconds: float = 1.0, mib: int = 100, **changes: object
 ) -> CompileJob:
-    """A job in *folder* that runs *script*, whose first argument is the object to make."""
+    """Return a job in *folder* that runs *script*, whose first argument is the object to make."""
     output = folder / "objects" / f"{name}.o"
     return CompileJob(
         name=name,

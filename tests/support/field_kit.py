@@ -114,5 +114,5 @@ def with_samples(observation: Observation, **changes: Any) -> Observation:
 
 
 def peer_python(name: str) -> Path | None:
-    """The interpreter that has a program of the field, if `scripts/bench/peers.py --prepare` made one."""
+    """Return the interpreter of another program, if `scripts/bench/peers.py --prepare` made one."""
     return find_python(PEERS[name])

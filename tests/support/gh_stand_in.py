@@ -50,7 +50,7 @@ def save(name: str, value) -> None:
 
 
 def base64(data: bytes) -> str:
-    """In lines, as GitHub sends it."""
+    """Return the text in lines, as GitHub sends it."""
     return "".join(binascii.b2a_base64(data[at : at + 57]).decode() for at in range(0, len(data), 57))
 
 

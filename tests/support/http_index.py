@@ -17,7 +17,7 @@ DATA = random.Random(1).randbytes(700_000)
 
 @dataclass
 class Fault:
-    """How to spoil one answer to a request for a file.
+    """A fault in one answer to a request for a file.
 
     Attributes:
         status: answer with this status and nothing else.
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass
 class Index:
-    """What the server holds, how it misbehaves, and what it was asked.
+    """The files and planted faults of the server, and the requests that it got.
 
     Attributes:
         addresses: where a file is to be had, by its name, if not here.
@@ -82,7 +82,7 @@ class _Server(http.server.ThreadingHTTPServer):
     index: Index
 
     def handle_error(self, request, client_address):
-        """A client that hangs up, or is killed, is part of the play."""
+        """Ignore a client that hangs up or is killed: tests do both."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

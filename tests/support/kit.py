@@ -1,4 +1,4 @@
-"""What the tests are built from: generated trees, carries, upstream repositories and environments."""
+"""Material of the tests: generated trees, carries, upstream repositories and environments."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def entry(content: Content) -> FileEntry:
 
 
 def make_tree(repository: Repository, files: Mapping[str, Content]) -> str:
-    """The id of a tree of *files* (path to content)."""
+    """Return the id of a tree of *files* (path to content)."""
     return import_files(repository, [(path, entry(content)) for path, content in files.items()])
 
 
 def read_tree(repository: Repository, tree: str) -> dict[str, str]:
-    """The text of every file of *tree*."""
+    """Return the text of every file of *tree*."""
     return {path: repository.blob(found.blob).decode() for path, found in repository.files(tree).items()}
 
 
 def write_diff(repository: Repository, before: Mapping[str, Content], after: Mapping[str, Content]) -> bytes:
-    """The ``-U0`` patch between two sets of files, as the product itself writes it."""
+    """Return the ``-U0`` patch between two sets of files, as the product itself writes it."""
     return repository.diff(make_tree(repository, before), make_tree(repository, after), context=0)
 
 
 def spec(name: str, **changes: Any) -> dict[str, Any]:
-    """The tables of a sound ``carry.toml``; a change to `None` leaves a key out."""
+    """Return the tables of a sound ``carry.toml``; a change to `None` leaves a key out."""
     tables: dict[str, Any] = {
         "format": CARRY_FORMAT,
         "name": name,
@@ -91,7 +91,7 @@ def write_carry(
     probing: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """A carry's folder below *root*, with *patches* by release; *changes* go to its TOML.
+    """Return a carry's folder below *root*, with *patches* by release; *changes* go to its TOML.
 
     *probing* goes to the table of its probe.
     """
@@ -115,7 +115,7 @@ def make_carry(
     after: Mapping[str, Content],
     **changes: Any,
 ) -> Carry:
-    """A carry of our own that makes *after* of *before*; unnamed files of *before* stay as they are."""
+    """Return a carry of our own that makes *after* of *before*; other files stay as they are."""
     whole = {
         path: content
         for path, content in {**before, **after}.items()
@@ -197,7 +197,7 @@ class UpstreamRepository:
         return self.git("rev-parse", "HEAD")
 
     def pull(self, number: int, base: str, commits: Sequence[Mapping[str, Content | None]]) -> str:
-        """A pull request of *commits* on *base*, as ``refs/pull/N/head``; returns its head."""
+        """Make a pull request of *commits* on *base*, as ``refs/pull/N/head``; return its head."""
         self.git("checkout", "--quiet", "--detach", base)
         for index, files in enumerate(commits):
             self.commit(f"work {index}", files)
@@ -239,14 +239,14 @@ def python(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What *process* wrote; it must end well."""
+    """Return what *process* wrote; it must end well."""
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return out
 
 
 def small_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """The words before a command that give it a disk of *size* at *folder*; skips where nobody may mount."""
+    """Return a command prefix that mounts a disk of *size* at *folder*; skip where that is denied."""
     folder.mkdir()
     mount = f'mount -t tmpfs -o size={size} tmpfs "$1" && shift && exec "$@"'
     words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(folder))

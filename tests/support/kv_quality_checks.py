@@ -19,7 +19,7 @@ DRAW = torch.Generator().manual_seed(0)
 
 
 def states(*shape: int) -> torch.Tensor:
-    """Keys as a model has them: channels of unlike size, and some large ones."""
+    """Return keys as a model has them: channels of unlike size, and some large ones."""
     x = torch.randn(*shape, generator=DRAW) * torch.randn(*shape, generator=DRAW).exp()
     x[..., 3] *= 20
     return x

@@ -94,7 +94,7 @@ IMAGES = [("sm_121a", ["gemm", "norm"]), ("sm_121a", ["more"]), ("compute_80", [
 
 
 def extension(path: Path, *flags: str | Path, images: Any = None, body: str = "void cuInit(void);") -> Path:
-    """One of ours, compiled: device code as asked, symbols that torch and the driver define."""
+    """Compile one of our extensions: device code as asked, symbols that torch and the driver define."""
     stand_ins = path.parent / "stand-ins"
     driver = elfkit.shared(stand_ins / "libcuda.so.1", "int none;", "-Wl,-soname,libcuda.so.1")
     torch = elfkit.shared(
@@ -108,7 +108,7 @@ def extension(path: Path, *flags: str | Path, images: Any = None, body: str = "v
 
 
 def make_case(folder: Path) -> Case:
-    """The healthy wheel, made in *folder*."""
+    """Return the healthy wheel, made in *folder*."""
     fa3 = elfkit.shared(folder / "fa3.so", "int a;", device=elfkit.device([("sm_90a", ["hopper"])]))
     code = "#include <stdlib.h>\nvoid f(void) { quick_exit(0); }"
     old = elfkit.shared(folder / "old.so", code, device=elfkit.device([("sm_120", ["gemm", "norm"])]))
@@ -163,5 +163,5 @@ def make_case(folder: Path) -> Case:
 
 
 def failed(wheel: Path, expectation: Expectation) -> dict[str, str]:
-    """The checks that fail, with what they say."""
+    """Return the checks that fail, with what they say."""
     return {check.name: check.detail for check in audit(wheel, expectation).failures}

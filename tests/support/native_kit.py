@@ -42,7 +42,7 @@ class Member:
 
 
 def make_wheel(files: Mapping[str, Member | bytes | str]) -> bytes:
-    """A zip of *files*, deflated; text becomes a file, bytes too."""
+    """Return a zip of *files*, deflated; text becomes a file, bytes too."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in files.items():
@@ -61,7 +61,7 @@ def as_member(content: Member | bytes | str) -> Member:
 
 
 def tree_of(files: Mapping[str, Member | bytes | str]) -> str:
-    """The git id of the tree of *files*."""
+    """Return the git id of the tree of *files*."""
     members = {path: as_member(content) for path, content in files.items()}
     modes = {path: "100755" if member.mode & 0o100 else "100644" for path, member in members.items()}
     return tree_id({path: TreeEntry(modes[path], blob_id(member.data)) for path, member in members.items()})
@@ -74,7 +74,7 @@ def offer(index: Index, filename: str, data: bytes, **changes: object) -> Packag
 
 
 def offer_toolkit(index: Index) -> Toolkit:
-    """A toolkit of small wheels on the *index*, for both machines."""
+    """Return a toolkit of small wheels on the *index*, for both machines."""
     builder: dict[str, dict[str, Package]] = {}
     target: dict[str, dict[str, Package]] = {}
     for machine in (HERE, OTHER):
@@ -165,7 +165,7 @@ _RELEASE: dict[str, Member | str] = {
 
 
 def native_tables(toolkit: Toolkit, **changes: object) -> NativePin:
-    """Tables for the small release's two sources."""
+    """Return tables for the small release's two sources."""
     pin = NativePin(
         release="1.2.0",
         arch="12.1a",
@@ -184,7 +184,7 @@ def with_native(lock: Lock, native: NativePin | None, **sources: Dependency) -> 
 
 
 def lock_text(lock: Lock) -> str:
-    """The lock as a file: TOML has no word for what is absent."""
+    """Return the lock as a file: TOML has no word for what is absent."""
 
     def present(value: Any) -> Any:
         if isinstance(value, dict):

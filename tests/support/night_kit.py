@@ -59,7 +59,7 @@ def culprit(**changes: Any) -> UpstreamCommit:
 
 
 def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) -> CarryNight:
-    """A carry with that judgement, and what the night's core says about one: evidence if it is red."""
+    """Return a carry with that judgement, and what the night's core says about one: evidence if it is red."""
     told: dict[str, Any] = {
         "name": name,
         "title": f"Repair {name}",
@@ -124,7 +124,7 @@ def strip(*judgements: Judgement) -> tuple[Mark, ...]:
 
 
 def eventful() -> Night:
-    """A night that has something of every kind."""
+    """Return a night that has something of every kind."""
     good, bad = Judgement.NEEDED, Judgement.CONFLICT
     carries = [
         carry(
@@ -186,7 +186,7 @@ def eventful() -> Night:
 
 
 def hostile() -> Night:
-    """A night whose every text from upstream is harmful."""
+    """Return a night whose every text from upstream is harmful."""
     bad = carry(
         "clamp",
         Judgement.CONFLICT,

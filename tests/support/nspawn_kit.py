@@ -30,7 +30,7 @@ _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 def lacking() -> str:
-    """The reason why no container can be booted here; empty if it can."""
+    """Return the reason why no container can be booted here; empty if it can."""
     if os.geteuid() != 0:
         return "only root can boot a container"
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
@@ -51,7 +51,7 @@ def _is_v2(path: Path) -> bool:
 
 
 def rootfs(folder: Path) -> Path:
-    """The root folder of a Debian of the host's release, made once below *folder*."""
+    """Return the root folder of a Debian of the host's release, made once below *folder*."""
     release = Path("/etc/os-release").read_text(encoding="utf-8")
     suite = next(line.removeprefix(_SUITE) for line in release.splitlines() if line.startswith(_SUITE))
     made = folder / f"{suite}-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:8]}"
@@ -137,7 +137,7 @@ class Container:
         return 0
 
     def console(self) -> str:
-        """The last lines of its console."""
+        """Return the last lines of its console."""
         text = (self.folder / f"console-{self._starts}.log").read_text(errors="replace")
         return text[-4000:]
 
@@ -194,7 +194,7 @@ class Container:
 
 
 def _own_paths() -> tuple[Path, ...]:
-    """The sources, this environment and the interpreter below it."""
+    """Return the sources, this environment and the interpreter below it."""
     found = {ROOT, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     return tuple(
         sorted(path for path in found if not any(path.is_relative_to(one) for one in found - {path}))

@@ -37,7 +37,7 @@ exec unshare --mount --propagation private sh -c '
 
 
 def lacking() -> str:
-    """The reason why no image can be built here; empty if one can."""
+    """Return the reason why no image can be built here; empty if one can."""
     if os.geteuid() != 0:
         return "only root can make the base image"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]

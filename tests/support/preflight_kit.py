@@ -27,7 +27,7 @@ ENGINE = EngineFacts(
 def spark(
     *, available: float = 116, cached: float = 4, swap: float = 0, card: CardFacts | None = GB10, **keys: Any
 ) -> HostFacts:
-    """A Spark with so many GiB available, in the page cache, and in swap."""
+    """Return a Spark with so many GiB available, in the page cache, and in swap."""
     meminfo = {
         "MemTotal": SPARK_TOTAL,
         "MemAvailable": int(available * GIB),
@@ -41,7 +41,7 @@ def spark(
 
 
 def recipe(model: Path | str = "m", **keys: Any) -> Recipe:
-    """A recipe for *model*."""
+    """Return a recipe for *model*."""
     flags = {
         "max-model-len": 32768,
         "max-num-seqs": 16,
@@ -52,6 +52,6 @@ def recipe(model: Path | str = "m", **keys: Any) -> Recipe:
 
 
 def start(served: Recipe, host: HostFacts | None = None, **keys: Any) -> PreflightRequest:
-    """A start of a recipe on a Spark, with nothing of this machine in it."""
+    """Return a start of a recipe on a Spark, with nothing of this machine in it."""
     keys = {"engine": ENGINE, "environment": {"HF_HUB_OFFLINE": "1", "HOME": "/nonexistent"}, **keys}
     return PreflightRequest(recipe=served, host=host or spark(), **keys)

@@ -48,7 +48,7 @@ SEEDED = "repair-seeded"
 
 @dataclass(frozen=True)
 class RealServer:
-    """What a server is started from.
+    """The environment and recipe that a server is started from.
 
     Attributes:
         tree: the installed vLLM.
@@ -68,7 +68,7 @@ class RealServer:
 
 
 def make_server(*patches: str) -> RealServer:
-    """The merged Python with the *patches* of `PLANTED`, and the recipes that serve it."""
+    """Return the merged Python with the *patches* of `PLANTED`, and the recipes that serve it."""
     with open_job(ROOT, BuildOptions(series=SERIES, platform="x86_64")) as job:
         report = merge_patchset(
             job.repository, job.merge_request(job.pristine, job.spec.lock.release.version)
@@ -86,12 +86,12 @@ def make_server(*patches: str) -> RealServer:
 
 
 def _exact(recipe: Path) -> Path:
-    """The same recipe in single precision, whose rounding hides no fault."""
+    """Return the same recipe in single precision, whose rounding hides no fault."""
     return _changed(recipe, "float32", 'dtype = "bfloat16"', 'dtype = "float32"')
 
 
 def _changed(recipe: Path, name: str, old: str, new: str) -> Path:
-    """The same recipe with the text *new* in place of *old*, which it has once, as a file beside it."""
+    """Write the same recipe with *new* in place of *old*, which it has once, beside it; return the path."""
     text = recipe.read_text()
     assert text.count(old) == 1
     path = recipe.with_name(f"{recipe.stem}-{name}.toml")

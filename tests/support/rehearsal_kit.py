@@ -122,7 +122,7 @@ class AutoModelForCausalLM(_Model):
 
 
 def rehearsed(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
-    """A release whose Python can be served by a wheel for the CPU."""
+    """Return a release whose Python can be served by a wheel for the CPU."""
     return make_tiny(version, changes=(*SOURCES.items(), *changes))
 
 

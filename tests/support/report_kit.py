@@ -242,7 +242,7 @@ def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
 
 
 def floors() -> tuple[Floor, ...]:
-    """A client whose error grows with concurrency."""
+    """Return a client whose error grows with concurrency."""
     return tuple(
         Floor(
             concurrency=level,
@@ -259,7 +259,7 @@ def floors() -> tuple[Floor, ...]:
 
 
 def healthy() -> Run:
-    """Everything passed."""
+    """Return a run in which every check passed."""
     server = Server(seed=1, step_ms=52)
     seen = [*sweep(server), *hunt(server), *context(server), *Soak().rounds()]
     facts = {("main", 0): boot_facts(), ("main", 1): boot_facts(seconds=198.0), ("baseline", 0): boot_facts()}
@@ -269,7 +269,7 @@ def healthy() -> Run:
 
 
 def unhealthy() -> Run:
-    """Something of everything that can go wrong."""
+    """Return a run with each kind of fault."""
 
     def falling(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
         del at_s
@@ -342,7 +342,7 @@ HOSTILE = MARKS + STEERING
 
 
 def hostile() -> Run:
-    """A run in which whatever others wrote is written to break out of the page."""
+    """Return a run in which every text of others tries to break out of the page."""
     server = Server(seed=3)
     cell = Cell(
         check="sweep",

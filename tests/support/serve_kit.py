@@ -40,7 +40,7 @@ class Serving:
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def wait_for(self, kind: str, **values: Any) -> dict[str, Any]:
-        """The first line of *kind* in which each of *values* is at least so large."""
+        """Return the first line of *kind* in which each of *values* is at least so large."""
 
         def found() -> dict[str, Any] | None:
             fitting = (line for line in self.lines() if line["kind"] == kind)
@@ -56,7 +56,7 @@ class Serving:
         return line
 
     def end(self) -> tuple[int, str]:
-        """Status and standard error once it has ended, with all its processes."""
+        """Return status and standard error once it has ended, with all its processes."""
         _, errors = self.child.communicate(timeout=self.patience_s)
         _, alive = psutil.wait_procs(self.family, timeout=30)
         assert not alive, alive
@@ -68,7 +68,7 @@ class Serving:
             self.child.communicate()
 
     def chat(self, url: str, text: str, key: str = "", **fields: Any) -> dict[str, Any]:
-        """The message that answers *text*."""
+        """Return the message that answers *text*."""
         body = {"messages": [{"role": "user", "content": text}], "max_tokens": 64, "temperature": 0, **fields}
         body["model"] = requests.get(f"{url}/models", headers=bearer(key), timeout=60).json()["data"][0]["id"]
         answer = requests.post(f"{url}/chat/completions", json=body, headers=bearer(key), timeout=120)
@@ -77,7 +77,7 @@ class Serving:
         return message
 
     def command_lines(self) -> str:
-        """The command lines of the process and of all that it started."""
+        """Return the command lines of the process and of all that it started."""
         everyone = (psutil.Process(self.child.pid), *self.family)
         return "\n".join(" ".join(process.cmdline()) for process in everyone)
 

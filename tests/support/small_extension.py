@@ -60,7 +60,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def make_builder(store: Store, repository: Repository, logs: Path) -> Builder:
-    """A builder of the extension ``_C``, which is compiled from the project and the source ``lib``."""
+    """Return a builder of the extension ``_C``, which is compiled from the project and the source ``lib``."""
     lock = lock_of(Artifact(filename="v.whl", sha256="0" * 64, size=1))
     native = msgspec.structs.replace(
         lock.native,
@@ -72,7 +72,7 @@ def make_builder(store: Store, repository: Repository, logs: Path) -> Builder:
 
 
 def make_inputs(repository: Repository, folder: Path) -> Inputs:
-    """The project's trees in *repository*, and a toolchain below *folder*."""
+    """Return the project's trees in *repository*, and a toolchain below *folder*."""
     chain = make_toolchain(folder / "machine")
     chain = replace(
         chain,
@@ -88,7 +88,7 @@ def make_inputs(repository: Repository, folder: Path) -> Inputs:
 
 
 def build(builder: Builder, inputs: Inputs) -> tuple[Extension, list[str]]:
-    """The extension, and the units that a compiler was started for."""
+    """Return the extension, and the units that a compiler was started for."""
     heard = Recorder()
     with subscribe(heard):
         built = build_extension(builder, inputs, "_C")
@@ -96,7 +96,7 @@ def build(builder: Builder, inputs: Inputs) -> tuple[Extension, list[str]]:
 
 
 def compiled(builder: Builder, inputs: Inputs) -> tuple[int, list[str]]:
-    """What the extension's function returns, and the units that a compiler was started for."""
+    """Return the value of the extension's function, and the units that a compiler was started for."""
     built, units = build(builder, inputs)
     library = ctypes.CDLL(str(builder.store.file_path(built.sha256)))
     return library.ops(), units

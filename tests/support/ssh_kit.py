@@ -118,13 +118,13 @@ class Sshd:
         _write_script(self.folder / "programs" / "sparkwright", script)
 
     def connections(self) -> list[psutil.Process]:
-        """The processes of sshd that serve one connection each."""
+        """Return the processes of sshd that serve one connection each."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.process.pid).children()
         return []
 
     def sessions(self) -> list[psutil.Process]:
-        """The processes of sshd that serve connections, and those that these have for their users."""
+        """Return the processes of sshd that serve connections, and those that these have for their users."""
         found = self.connections()
         for process in self.connections():
             with contextlib.suppress(psutil.Error):
@@ -141,7 +141,7 @@ class Sshd:
                 process.kill()
 
     def serving(self) -> list[int]:
-        """The ids of the servers that agents here started."""
+        """Return the ids of the servers that agents here started."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -150,7 +150,7 @@ class Sshd:
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that an agent here started, and the agents themselves."""
+        """Return every process that an agent here started, and the agents themselves."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -205,12 +205,12 @@ def _listens(port: int) -> bool:
 
 
 def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
-    """The change of a release that gives its server *fault*."""
+    """Return the change of a release that gives its server *fault*."""
     return (("vllm/fault.py", f"FAULT = {fault!r}\n"),)
 
 
 def served_release(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
-    """A release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
+    """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
     serve = SERVE.replace('"60"', '__import__("os").environ["SIMULATOR_SPEED"]')
     assert serve != SERVE
     sources = {**SOURCES, "vllm/entrypoints/cli/main.py": serve, **dict(changes)}

@@ -103,7 +103,7 @@ def _running(command: list[str], address: str) -> Iterator[str]:
 
 @dataclass
 class Misbehaviour:
-    """How to spoil every answer of a method.
+    """A fault in every answer of a method.
 
     Attributes:
         status: answer with this status and nothing else.
@@ -145,7 +145,7 @@ class HostileStore:
         self.hold.set()
 
     def asked(self, method: str) -> list[str]:
-        """The places that were asked for by *method*."""
+        """Return the places that were asked for by *method*."""
         return [place for name, place, _ in self.requests if name == method]
 
 
@@ -256,5 +256,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def basic(user: str, password: str) -> str:
-    """The header of HTTP's basic authentication."""
+    """Return the header of HTTP's basic authentication."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()

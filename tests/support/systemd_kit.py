@@ -66,7 +66,7 @@ class Offers:
 
 
 def write_recipe(folder: Path) -> Path:
-    """A recipe of the user's own, with a small checkpoint."""
+    """Return a recipe of the user's own, with a small checkpoint."""
     model = checkpoint_kit.write_checkpoint(folder / "model", checkpoint_kit.DENSE).name
     (folder / "mine.toml").write_text(
         f'format = 1\nname = "{NAME}"\ntitle = "Chat"\nmodel = "{SHARED}/{model}"\nweights = "none"\n'
@@ -99,7 +99,7 @@ class Service:
         return self.container.run("systemctl", *scope, *words, user=self.user).stdout.strip()
 
     def shows(self, name: str) -> str:
-        """A property of the unit, as systemd has it."""
+        """Return a property of the unit, as systemd has it."""
         return self.systemctl("show", UNIT, "--property", name, "--value")
 
     def journal(self) -> str:
@@ -137,7 +137,7 @@ class Service:
     # What it has left -----------------------------------------------------------------------------
 
     def path(self, inside: str | Path) -> Path:
-        """A path of the container, on the host."""
+        """Return a path of the container, on the host."""
         return self.container.merged / str(inside).lstrip("/")
 
     @property
@@ -151,7 +151,7 @@ class Service:
         return (self.path(folder) / f"{NAME}.key").read_text().strip()
 
     def logs(self, kind: str) -> list[Path]:
-        """Files or folders of its runs by a pattern, the oldest first."""
+        """Return files or folders of its runs by a pattern, the oldest first."""
         return sorted(self.state.glob(f"store/serve/runs/*/{kind}"))
 
     # Its processes --------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Service:
     # Its answers ----------------------------------------------------------------------------------
 
     def get(self, path: str, key: str | None = None) -> int:
-        """The status of an answer; 0 without one."""
+        """Return the status of an answer; 0 without one."""
         header = {"Authorization": f"Bearer {self.key if key is None else key}"}
         try:
             return requests.get(f"http://127.0.0.1:{self.port}{path}", headers=header, timeout=10).status_code
@@ -182,7 +182,7 @@ class Service:
             return 0
 
     def chat(self, text: str = "Hello") -> str:
-        """The answer of the model; empty without one."""
+        """Return the answer of the model; empty without one."""
         asked = [{"role": "user", "content": text}]
         body = {"model": NAME, "messages": asked, "max_tokens": 16, "temperature": 0}
         header = {"Authorization": f"Bearer {self.key}"}

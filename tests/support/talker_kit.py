@@ -82,7 +82,7 @@ class Talker:
 def likely(
     state: bytes, noise: float
 ) -> tuple[bytes, bool, tuple[int, ...], tuple[float, ...], dict[str, float]]:
-    """The next state, whether two tokens are near, the five likeliest, and their log-probabilities."""
+    """Return the next state, whether two tokens are near, the five likeliest, and their log-probabilities."""
     digest = hashlib.sha256(state).digest()
     tie, share = digest[0] < 256 * TIES, int.from_bytes(digest[1:4], "big") / 2**24
     gap = share * noise if tie else 0.7 + 3 * share

@@ -185,7 +185,7 @@ def install_gh(folder: Path) -> Path:
 
 @dataclass
 class ProxyFault:
-    """How to spoil one request.
+    """A fault in one request.
 
     Attributes:
         methods: the requests that it may be.

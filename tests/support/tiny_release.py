@@ -81,7 +81,7 @@ def make_tiny(
     changes: tuple[tuple[str, str], ...] = (),
     commit: str = small_release.COMMIT,
 ) -> TinyRelease:
-    """The release *version*, with *changes* (path and text) to its usual sources."""
+    """Return the release *version*, with *changes* (path and text) to its usual sources."""
     small = small_release.make_release(version, commit, git=git)
     tree = small_release.sdist_files(version, commit)
     tree |= {path: text.encode() for path, text in {**SOURCES, **dict(changes)}.items()}

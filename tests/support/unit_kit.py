@@ -30,7 +30,7 @@ COST = Cost(seconds=1.5, mib=20)
 
 
 def make_toolchain(root: Path) -> Toolchain:
-    """A toolchain whose CUDA folder is put together from links into an unpacked package."""
+    """Return a toolchain whose CUDA folder is put together from links into an unpacked package."""
     package = root / "package" / "include"
     package.mkdir(parents=True)
     (package / "tool.h").write_text('#include "inner/more.h"\n#define TOOL MORE\n')

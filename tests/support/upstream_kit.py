@@ -56,7 +56,7 @@ def make_upstream(folder: Path) -> str:
 
 
 def make_access(home: Path, index_url: str = "", *, offline: bool = False) -> Access:
-    """A store of its own; without an index, one that cannot be reached."""
+    """Return a store of its own; without an index, one that cannot be reached."""
     store = open_store(home)
     settings = IndexSettings(
         index_url=index_url or "http://127.0.0.1:9/simple/",

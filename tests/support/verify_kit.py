@@ -82,7 +82,7 @@ class KitCorpus:
 
 
 def profile(**changes: Any) -> Profile:
-    """A small run: three categories, three levels."""
+    """Return a small run: three categories, three levels."""
     sizes: dict[str, Any] = {
         "name": "test",
         "checks": (),
@@ -99,7 +99,7 @@ def profile(**changes: Any) -> Profile:
 
 
 def boot_facts(**changes: Any) -> BootFacts:
-    """What a healthy start on a machine with 119.6 GiB says."""
+    """Return the log of a healthy start on a machine with 119.6 GiB."""
     facts: dict[str, Any] = {
         "version": "0.24.0",
         "runner": "v1",
@@ -211,7 +211,7 @@ class Server:
         return MetricsSnapshot(**{**values, **changes})
 
     def measure(self, cell: Cell) -> Observation:
-        """Everything seen while *cell* was measured."""
+        """Return everything seen while *cell* was measured."""
         before, load = self.snapshot(), cell.load
         free = [self.now] * max(1, load.concurrency if load.shape == "closed" else load.requests)
         samples = []
@@ -234,7 +234,7 @@ class Server:
         )
 
     def answer(self, cell: Cell, prompt: Prompt, start: int, length: int, busy: int) -> Sample:
-        """One request, from *start* in the server's nanoseconds."""
+        """Return one request, from *start* in the server's nanoseconds."""
         asked = max(8, len(prompt.text) // 5)
         cached = self.look_up(prompt, asked)
         accepted = self.draw(cell, prompt, length, (start - 1_000_000_000) / 1e9, cached)
@@ -269,7 +269,7 @@ class Server:
         )
 
     def look_up(self, prompt: Prompt, asked: int) -> bool:
-        """Whether the prompt lies in the prefix cache; it does from now on."""
+        """Tell if the prompt is in the prefix cache, and put it there."""
         cached = prompt.text in self.cached_prompts
         self.cached_prompts.add(prompt.text)
         self.counters["queries"] += asked
@@ -303,12 +303,12 @@ class Server:
 
 
 def run(check: Check, to: Context, server: Server) -> list[Observation]:
-    """Everything that *check* asks for, measured."""
+    """Return everything that *check* asks for, measured."""
     return [server.measure(cell) for cell in check.plan(to)]
 
 
 def judge(check: Check, to: Context, server: Server) -> dict[str, Finding]:
-    """The findings on *server*, by name."""
+    """Return the findings on *server*, by name."""
     return by_name(check.judge(to, run(check, to, server)))
 
 
@@ -327,7 +327,7 @@ class Bench:
         return by_name(self.check.judge(context(self.sizes, **changes), observations))
 
     def at(self, start: str) -> int:
-        """The place of the first cell whose name begins so."""
+        """Return the place of the first cell whose name begins so."""
         return next(i for i, o in enumerate(self.healthy()) if o.cell.name.startswith(start))
 
 
@@ -338,7 +338,7 @@ def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
 
 
 def verdicts(findings: Mapping[str, Finding]) -> dict[str, str]:
-    """What did not pass, with its cause."""
+    """Return the checks that did not pass, with their causes."""
     return {
         name: f"{finding.verdict}: {finding.cause}"
         for name, finding in findings.items()

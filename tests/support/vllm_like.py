@@ -25,13 +25,13 @@ SSE = "text/event-stream; charset=utf-8"
 
 
 def token(*ids: int, text: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """A chunk of the completions endpoint."""
+    """Return a chunk of the completions endpoint."""
     choice = {"index": 0, "text": text, "token_ids": list(ids), "finish_reason": finish, **more}
     return {"id": "cmpl-7", "object": "text_completion", "choices": [choice]}
 
 
 def delta(*ids: int, finish: str | None = None, logprobs: Any = None, **said: Any) -> dict[str, Any]:
-    """A chunk of the chat endpoint; without token ids where none are given."""
+    """Return a chunk of the chat endpoint; without token ids where none are given."""
     choice = {"index": 0, "delta": said, "logprobs": logprobs, "finish_reason": finish}
     if ids:
         choice["token_ids"] = list(ids)
@@ -39,7 +39,7 @@ def delta(*ids: int, finish: str | None = None, logprobs: Any = None, **said: An
 
 
 def usage(completion: int, prompt: int = 5, cached: int | None = None) -> dict[str, Any]:
-    """The chunk that ends a stream."""
+    """Return the chunk that ends a stream."""
     said: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
     if cached is not None:
         said["prompt_tokens_details"] = {"cached_tokens": cached}
@@ -63,7 +63,7 @@ class Stream:
         await self.response.write(b"".join(map(data, messages)))
 
     async def finish(self) -> None:
-        """What follows a healthy stream of as many tokens as were asked for."""
+        """Send the end of a healthy stream of as many tokens as were asked for."""
         await self.say(usage(self.asked["max_tokens"]), b"[DONE]")
 
     async def tokens(self, count: int, pause_s: float = 0.0) -> None:
@@ -91,7 +91,7 @@ async def healthy(stream: Stream) -> None:
 
 
 def lasting(seconds: float) -> Callable[[Stream], Awaitable[None]]:
-    """A healthy stream that takes so long."""
+    """Return a healthy stream that takes so long."""
 
     async def play(stream: Stream) -> None:
         count = stream.asked["max_tokens"]

@@ -43,7 +43,7 @@ def point_of(version: str, machine: str = "aarch64", kernels: str = "upstream") 
 
 
 def elf(machine: str = "aarch64", payload: bytes = b"") -> bytes:
-    """A 64-bit little-endian ELF header for *machine*, and a payload that deflates."""
+    """Return a 64-bit little-endian ELF header for *machine*, and a payload that deflates."""
     ident = b"\x7fELF" + bytes([2, 1, 1, 0]) + bytes(8)
     return ident + struct.pack("<HHI", 3, MACHINES[machine], 1) + bytes(40) + payload + b"kernel " * 200
 
@@ -114,7 +114,7 @@ def upstream_wheel(
     extra: dict[str, bytes] | None = None,
     instead: dict[str, bytes] | None = None,
 ) -> Path:
-    """A small wheel in the shape of upstream's, in *folder*; *instead* replaces members of it."""
+    """Return a small wheel in the shape of upstream's, in *folder*; *instead* replaces members of it."""
     members = {**(extra or {}), **upstream_files(machine), **(instead or {})}
     files = with_record(members, f"vllm-{VERSION}.dist-info")
     return pack(folder / f"vllm-{VERSION}-cp38-abi3-manylinux_2_28_{machine}.whl", files)
@@ -134,7 +134,7 @@ def sha256(path: Path) -> str:
 def spoil(
     path: Path, folder: Path, change: Callable[[dict[str, bytes]], object], *, record: bool = True
 ) -> Path:
-    """A copy of the wheel *path* in *folder* whose members *change* has changed.
+    """Return a copy of the wheel *path* in *folder* whose members *change* has changed.
 
     With *record*, RECORD is made to fit again, so that only what was planted is wrong.
     """
@@ -163,20 +163,20 @@ class RawMember:
 
     @classmethod
     def of(cls, name: str, content: bytes, mode: int = 0o100644) -> RawMember:
-        """A healthy one."""
+        """Return a healthy one."""
         deflater = zlib.compressobj(wbits=-zlib.MAX_WBITS)
         data = deflater.compress(content) + deflater.flush()
         return cls(name.encode(), data, zlib.crc32(content), len(content), mode=mode)
 
 
 def unicode_path(member: RawMember, name: str) -> bytes:
-    """The extra field 0x7075 that calls *member* otherwise: Python 3.12 and later obey it, 3.11 does not."""
+    """Return the extra field 0x7075 that renames *member*: Python 3.12 and later obey it, 3.11 does not."""
     body = struct.pack("<BL", 1, zlib.crc32(member.name)) + name.encode()
     return struct.pack("<HH", 0x7075, len(body)) + body
 
 
 def raw_members(path: Path) -> list[RawMember]:
-    """The members of the archive *path*, which has nothing odd."""
+    """Return the members of the archive *path*, which has nothing odd."""
     content = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         return [
@@ -193,7 +193,7 @@ def raw_members(path: Path) -> list[RawMember]:
 
 
 def raw_zip(members: Iterable[RawMember], comment: bytes = b"") -> bytes:
-    """The bytes of an archive of *members*, whatever is wrong with them."""
+    """Return the bytes of an archive of *members*, whatever is wrong with them."""
     body, directory, at = list[bytes](), list[bytes](), 0
     for one in members:
         fields = (one.flags, one.method, 0, 33, one.crc, len(one.data), one.size, len(one.name))
@@ -212,7 +212,7 @@ def raw_zip(members: Iterable[RawMember], comment: bytes = b"") -> bytes:
 
 @functools.cache
 def zeros(size: int) -> tuple[bytes, int]:
-    """A deflate stream of *size* zero bytes and their CRC-32: one MiB is deflated, and repeated."""
+    """Return a deflate stream of *size* zero bytes and their CRC-32: one MiB is deflated, and repeated."""
     deflater, crc = zlib.compressobj(wbits=-zlib.MAX_WBITS), 0
     block = deflater.compress(bytes(1 << 20)) + deflater.flush(zlib.Z_FULL_FLUSH)
     for _ in range(size >> 20):

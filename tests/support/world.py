@@ -219,14 +219,14 @@ class World:
     # Looking ---------------------------------------------------------------------------
 
     def events(self) -> list[dict[str, Any]]:
-        """Every event of the newest run."""
+        """Return every event of the newest run."""
         logs = sorted(
             (self.root / ".sparkwright" / "events").glob("*.jsonl"), key=lambda log: log.stat().st_mtime_ns
         )
         return [json.loads(line) for line in logs[-1].read_text().splitlines()]
 
     def steps(self) -> dict[str, str]:
-        """What the newest run did: step to ``found`` or ``made``."""
+        """Return the steps of the newest run, each with ``found`` or ``made``."""
         return {
             event["step"]: event["kind"].removeprefix("step.")
             for event in self.events()
@@ -234,7 +234,7 @@ class World:
         }
 
     def listing(self) -> dict[str, int]:
-        """Every file of the store, with its time of change."""
+        """Return every file of the store, with its time of change."""
         return files_below(self.store.home)
 
 
@@ -267,7 +267,7 @@ def finish(child: subprocess.Popen[str], *, patience_s: float = 300) -> Ran:
 
 
 def ended(pid: int) -> bool:
-    """Whether the process has ended, reaped or not."""
+    """Tell if the process has ended, reaped or not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -276,7 +276,7 @@ def ended(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], *, patience_s: float = 120) -> Any:
-    """The first truth that *condition* gives."""
+    """Wait for a true value of *condition* and return it."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         if found := condition():
@@ -286,12 +286,12 @@ def wait_until(condition: Callable[[], Any], *, patience_s: float = 120) -> Any:
 
 
 def interrupt(child: subprocess.Popen[str]) -> None:
-    """What Ctrl-C does on a terminal, where the whole foreground process group gets the signal."""
+    """Interrupt it as Ctrl-C on a terminal does: the whole foreground process group gets the signal."""
     os.killpg(child.pid, signal.SIGINT)
 
 
 def make_world(folder: Path, index: Index) -> World:
-    """A world with two proved carries, ``clamp`` and ``align``, and an empty store."""
+    """Return a world with two proved carries, ``clamp`` and ``align``, and an empty store."""
     index.json = True
     home = folder / "home"
     home.mkdir(parents=True)

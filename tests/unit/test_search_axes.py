@@ -16,7 +16,7 @@ from tiny_release import make_tiny
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import load_carry
 from sparkwright.search.axes import UpstreamStep, difference, weigh
-from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
+from sparkwright.search.points import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
 
 if TYPE_CHECKING:

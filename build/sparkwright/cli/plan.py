@@ -14,6 +14,7 @@ from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import plan
+from sparkwright.pipeline.run import unforeseen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ def command(
     """
     job = session.job(target, out=out, require_native=require_native, full=full, compiling=compiling)
     steps = plan(job)
+    notice = unforeseen(job, steps)
     if session.as_json:
         print_json(
             {
@@ -53,6 +55,7 @@ def command(
                 "kernels": job.kernels,
                 "arch": job.spec.arch,
                 "left-out": job.spec.left_out,
+                "notice": notice,
                 "steps": [asdict(step) for step in steps],
             }
         )
@@ -64,7 +67,9 @@ def command(
     rows = [(step.name, step.state, step.evidence, (step.key or "")[:16]) for step in steps]
     show_table(("step", "state", "evidence", "key"), rows)
     for step in steps:
-        if step.detail:
-            click.echo(f"{step.name}: {step.detail}")
+        for told in filter(None, (step.detail, step.warning)):
+            click.echo(f"{step.name}: {told}")
+    if notice:
+        click.echo(f"notice: {notice}")
     for name, why in job.spec.left_out.items():
         click.echo(f"left out {name}: {why}")

@@ -185,7 +185,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
 
 
 def built_wheel(folder: Path, machine: str, *series: str) -> Path:
-    """The wheel in *folder* for *machine*, of one of *series* if any is given, that was made last.
+    """Return the wheel in *folder* for *machine*, of one of *series* if any is given, that was made last.
 
     Raises:
         ConfigError: there is none.

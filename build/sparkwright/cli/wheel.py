@@ -21,6 +21,7 @@ from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline import apply
+from sparkwright.pipeline.device_code import foreign_extensions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import version_of
 from sparkwright.publish import require_plain, wheels_in
@@ -184,11 +185,14 @@ def _kernels(job: Job, state: BuildState) -> dict[str, Any]:
         "compiled": {name: one.key for name, one in state.extensions.items()},
         "from-upstream": state.stock_extensions,
         "left-out": state.binaries.left_out,
+        "not-native": foreign_extensions(state.extensions, job.target.arch),
     }
 
 
 def _show_kernels(job: Job, state: BuildState) -> None:
     click.echo(f"kernels  compiled for {job.spec.arch}: {', '.join(state.extensions) or 'none'}")
+    for name, why in foreign_extensions(state.extensions, job.target.arch).items():
+        click.echo(f"         {name}: {why}")
     for name, why in state.stock_extensions.items():
         click.echo(f"         {name} is from upstream's wheel: {why}")
     if unknown := require_native(job.spec.lock).unreached:

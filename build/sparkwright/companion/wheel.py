@@ -64,7 +64,7 @@ class CompanionWheel:
 
 @dataclass(frozen=True)
 class CompanionContent:
-    """Everything that decides the bytes of a companion.
+    """The inputs that decide the bytes of a companion.
 
     Attributes:
         spec: the series' list.

@@ -41,7 +41,7 @@ from sparkwright.native.units import UnitFiles, find_object, missing_units, reco
 from sparkwright.native.workspace import native_tree, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.git import Repository
@@ -171,6 +171,21 @@ def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
     return Forecast(len(units), len(missing), sum(expected[unit.name].seconds for unit in missing))
 
 
+def known_code(builder: Builder, inputs: Inputs, name: str) -> dict[str, int] | None:
+    """Return the device code that *name* would be compiled to, as `device_code` counts it. Nothing is run.
+
+    It is `None` before the first configuring.
+    """
+    key = configuration_key(builder.repository, builder.tree(inputs), inputs, builder.lock)
+    found = find_configuration(builder.store, builder.repository, key)
+    return None if found is None else device_code(found.units_of(name))
+
+
+def device_code(units: Iterable[Unit]) -> dict[str, int]:
+    """Return the number of *units* that compile to each device code, by its name."""
+    return dict(sorted(Counter(arch for unit in units for arch in unit.arches).items()))
+
+
 def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
     """Return the extension called *name*, from the store or compiled and linked.
 
@@ -196,8 +211,7 @@ def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
             )
         objects = compile_units(builder, inputs, known, units)
         sha256, size = link_objects(builder, inputs, known, known.configuration.link(name), objects)
-        arches = dict(sorted(Counter(arch for unit in units for arch in unit.arches).items()))
-        built = Extension(target=name, key=key, sha256=sha256, size=size, arches=arches)
+        built = Extension(target=name, key=key, sha256=sha256, size=size, arches=device_code(units))
         record_extension(builder.store, built)
     emit("native.built", extension=name, key=key, sha256=sha256, size=size)
     return built

@@ -93,7 +93,7 @@ class SourceTree(Model, frozen=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that decides the result of a native build.
+    """The inputs that decide the result of a native build.
 
     Attributes:
         tree: git id of the merged tree in the store's repository.

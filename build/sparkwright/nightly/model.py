@@ -298,7 +298,7 @@ class NightRehearsal(Model, frozen=True):
 
 
 class TargetNight(Model, frozen=True):
-    """Everything found about one target.
+    """The findings about one target.
 
     Attributes:
         target: the target.

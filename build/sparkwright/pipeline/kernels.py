@@ -11,7 +11,9 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import MissingSourceError
+from sparkwright.base.events import warn
 from sparkwright.lock.bump import bump_command
+from sparkwright.pipeline.device_code import not_native
 from sparkwright.pipeline.state import BuildState, require
 
 if TYPE_CHECKING:
@@ -175,13 +177,15 @@ class CompileExtension:
         return True
 
     def make(self, job: Job, state: BuildState) -> None:
-        from sparkwright.native.build import build_extension, configured
+        from sparkwright.native.build import build_extension, configured, device_code
         from sparkwright.native.isolation import require_isolation
 
         if job.options.compiling.isolate:
             require_isolation()
         builder, inputs = builder_of(job), inputs_of(job, state)
-        if configured(builder, inputs).configuration.units_of(self.extension):
+        if units := configured(builder, inputs).configuration.units_of(self.extension):
+            if why := not_native(device_code(units), job.target.arch):
+                warn(f"{self.extension}: {why}")  # before the hours that compiling takes
             state.extensions[self.extension] = build_extension(builder, inputs, self.extension)
             return
         if job.options.require_native:
@@ -206,6 +210,21 @@ class CompileExtension:
         return (
             f"{told.missing} of {told.units} units to compile, about {told.seconds / 60:.0f} min of CPU time"
         )
+
+    def code(self, job: Job, state: BuildState) -> dict[str, int] | None:
+        """Return the number of units by the device code that they compile to; `None` while that is unknown.
+
+        An extension that is upstream's own has none.
+        """
+        from sparkwright.native.build import known_code
+
+        if self.extension in state.stock_extensions:
+            return {}
+        if found := state.extensions.get(self.extension):
+            return found.arches
+        if state.report is None or state.sources is None or state.toolchain is None:
+            return None
+        return known_code(builder_of(job), inputs_of(job, state), self.extension)
 
 
 def detail_of(step: Step, job: Job, state: BuildState) -> str:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.events import emit
 from sparkwright.pipeline.assembly import Audit
-from sparkwright.pipeline.kernels import detail_of
+from sparkwright.pipeline.device_code import not_native
+from sparkwright.pipeline.kernels import CompileExtension, detail_of
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState
 from sparkwright.pipeline.steps import steps_for
 from sparkwright.pipeline.trial import Evidence, evidence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sparkwright.pipeline.job import Job
     from sparkwright.pipeline.step import Step
@@ -31,6 +32,9 @@ class PlannedStep:
         state: ``in store``, ``to do``, or ``waits`` for an earlier step.
         detail: the work that is left, as far as earlier builds allow an estimate; mostly empty.
         evidence: of a step that proves a carry, what stands behind its outcome; see `evidence_of`.
+        compiles: whether the step compiles an extension.
+        code: of such a step, the number of units by device code; `None` while that is unknown.
+        warning: how the card runs an extension that gets no code for the card itself; mostly empty.
     """
 
     name: str
@@ -38,6 +42,9 @@ class PlannedStep:
     state: Literal["in store", "to do", "waits"]
     detail: str = ""
     evidence: Evidence = ""
+    compiles: bool = False
+    code: dict[str, int] | None = None
+    warning: str = ""
 
 
 def plan(job: Job) -> list[PlannedStep]:
@@ -46,15 +53,31 @@ def plan(job: Job) -> list[PlannedStep]:
     planned = []
     for step in steps_for(job):
         key = step.key(job, state)
+        compiles = isinstance(step, CompileExtension)
         if key is None:
-            planned.append(PlannedStep(step.name, None, "waits"))
+            planned.append(PlannedStep(step.name, None, "waits", compiles=compiles))
         else:
             verdict: Literal["in store", "to do"] = "in store" if step.find(job, state) else "to do"
             evidence: Evidence = ""
             if isinstance(step, Prove) and state.report is not None:
                 evidence = evidence_of(job, state.report, step.carry)
-            planned.append(PlannedStep(step.name, key, verdict, detail_of(step, job, state), evidence))
+            code = step.code(job, state) if isinstance(step, CompileExtension) else None
+            warning = not_native(code or {}, job.spec.arch or "")
+            detail = detail_of(step, job, state)
+            planned.append(PlannedStep(step.name, key, verdict, detail, evidence, compiles, code, warning))
     return planned
+
+
+def unforeseen(job: Job, steps: Iterable[PlannedStep]) -> str:
+    """Return why a plan cannot tell which code its extensions get; empty where it can, or the lock does."""
+    unknown = any(step.compiles and step.code is None for step in steps)
+    if job.native is None or job.spec.arch == job.native.arch or not unknown:
+        return ""
+    return (
+        f"the lock states what is compiled for {job.native.arch}; an extension may get no code for "
+        f"{job.spec.arch} itself, and that is known once CMake has run: 'sparkwright wheel' says so before "
+        "it compiles, and this plan from then on"
+    )
 
 
 def apply(job: Job, *, until: Callable[[Step], bool] = lambda _: False) -> BuildState:

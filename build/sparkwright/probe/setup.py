@@ -71,7 +71,7 @@ class Trees:
     merged: str
 
     def importing(self, *, offline: bool) -> ProbeSetup:
-        """For a probe that imports vLLM.
+        """Return the setup of a probe that imports vLLM.
 
         Raises:
             EnvironmentSetupError: the environment could not be made.
@@ -90,7 +90,7 @@ class Trees:
     def configuring(
         self, carry: Carry, source: MergedSource | None, facilities: Mapping[str, ProbeResource]
     ) -> ProbeSetup:
-        """For a probe that runs tools on the tree, which needs no torch: our own interpreter does.
+        """Return the setup of a probe that runs tools on the tree, in our own interpreter, without torch.
 
         A change to a dependency's source is tried where it will be used: in the merged tree of vLLM,
         with that source as it is pinned and as it is with the carries.

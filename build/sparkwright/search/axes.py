@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry
     from sparkwright.lock import Lock
     from sparkwright.search.model import Axis
-    from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
+    from sparkwright.search.points import ResolvedSpec, UpstreamPoint
 
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
 REORDERED = "reordered"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
 from sparkwright.search.axes import UpstreamStep
-from sparkwright.search.specs import UpstreamPoint
+from sparkwright.search.points import UpstreamPoint
 from sparkwright.upstream.index import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.git import Repository
-    from sparkwright.search.specs import ResolvedSpec
+    from sparkwright.search.points import ResolvedSpec
     from sparkwright.upstream import Access, UpstreamSource
 
 _PROJECT = "vllm"

@@ -17,8 +17,9 @@ from sparkwright.search.kinds import make_judge
 from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import SearchProblem
+from sparkwright.search.points import restricted
 from sparkwright.search.realise import Realiser
-from sparkwright.search.specs import Resolver, restricted
+from sparkwright.search.specs import Resolver
 from sparkwright.upstream import open_source
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from sparkwright.search.axes import SpecDifference, UpstreamStep
     from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.model import Axis, CandidateJudge
+    from sparkwright.search.points import ResolvedSpec
     from sparkwright.search.served import Serving
-    from sparkwright.search.specs import ResolvedSpec
     from sparkwright.upstream import Access
 
 

@@ -7,7 +7,7 @@ the history of its repository, and what was found is only used if its digest is 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -17,11 +17,11 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
 from sparkwright.carries import load_carry
-from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository, check_out
 from sparkwright.lock import read_lock
 from sparkwright.pipeline.checkout import LOCK_NAME, lock_name, open_checkout, series_names
+from sparkwright.search.points import RecordedSpec, ResolvedSpec, UpstreamPoint
 from sparkwright.store import storing
 
 if TYPE_CHECKING:
@@ -41,82 +41,6 @@ _FULL_ID = 40
 _NEXT = (
     "give a wheel, a commit of this project, SERIES@RELEASE, PATCHSET@RELEASE, a commit of upstream's, or '.'"
 )
-
-
-@dataclass(frozen=True)
-class UpstreamPoint:
-    """A point of upstream's line.
-
-    Attributes:
-        version: the release, or the one that decides for a commit which revision of a carry is taken.
-        commit: the full id of a commit; empty for the release itself.
-        tree: the id of the commit's tree, where it is known already.
-    """
-
-    version: str
-    commit: str = ""
-    tree: str = field(default="", compare=False)
-
-    @property
-    def label(self) -> str:
-        """Return its short name."""
-        return self.commit[:12] or self.version
-
-
-@dataclass(frozen=True)
-class ResolvedSpec:
-    """An end of a bisection.
-
-    Attributes:
-        text: the SPEC, as it was given.
-        patchset: the patchset's name.
-        point: upstream's tree.
-        carries: the carries on it, in order.
-        lock: the pin with all of its digests; `None` if only the tree is known so far.
-        arch: architecture of native kernels; `None` where upstream's are taken.
-        requirements: the values of Requires-Dist, sorted; `None` where there is no wheel to read them from.
-        merged: id of the merged tree that a wheel states; empty for other specs.
-        platform: the machine that a wheel is for; empty for other specs.
-    """
-
-    text: str
-    patchset: str
-    point: UpstreamPoint
-    carries: tuple[Carry, ...]
-    lock: Lock | None = None
-    arch: str | None = None
-    requirements: tuple[str, ...] | None = None
-    merged: str = ""
-    platform: str = ""
-
-
-class _Content(msgspec.Struct, frozen=True):
-    name: str
-    content: str
-
-
-class _SpecKernels(msgspec.Struct, frozen=True):
-    arch: str
-
-
-class _Described(msgspec.Struct, frozen=True):
-    pin: dict[str, Any]
-    patchset: str
-    carries: tuple[_Content, ...]
-    kernels: _SpecKernels | None = None
-
-
-class _Merged(msgspec.Struct, frozen=True):
-    merged: str
-
-
-class RecordedSpec(msgspec.Struct, frozen=True):
-    """The build spec as ``point.json`` of a wheel records it."""
-
-    digest: str
-    platform: str
-    point: _Described
-    merge: _Merged
 
 
 @dataclass(frozen=True)
@@ -411,21 +335,6 @@ def pinned_lock(checkout: Checkout, access: Access, target: str, *, source: str 
     from sparkwright.pipeline.pins import pin_of
 
     return pin_of(checkout, access, target, source=source)
-
-
-def restricted(spec: ResolvedSpec, names: tuple[str, ...]) -> ResolvedSpec:
-    """Return *spec* with no other carries than *names* and those that they require.
-
-    Raises:
-        UnknownNameError: neither it nor its patchset has a carry of that name.
-    """
-    from sparkwright.merge import closure
-
-    known = [carry.name for carry in spec.carries]
-    for name in names:
-        if name not in known:
-            raise unknown_name(f"carry in {spec.text}", name, known)
-    return replace(spec, carries=closure(names, spec.carries))
 
 
 def _wheel_name(filename: str, archive: Archive) -> WheelName:

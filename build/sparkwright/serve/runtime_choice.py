@@ -1,4 +1,4 @@
-"""Everything that a wheel is installed with: its locked runtime and the companion for a recipe and a card."""
+"""The packages that a wheel is installed with: its locked runtime, and a recipe's companion for a card."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _size(entries: Iterable[StoreEntry]) -> int:
 
 
 def _bound(store: Store, run: ActiveRun | None) -> Callable[[StoreEntry], float]:
-    """From when on an entry counts as in use."""
+    """Return the time from which on an entry counts as in use."""
     others = oldest_run(store.runs, but=run)
     # A use is noted once an hour, so one that was noted before a run began may be that run's.
     bound = float("inf") if others is None else others - NOTED_EVERY_S

@@ -193,7 +193,7 @@ class _Transfer:
             raise InterruptedFetch(f"it ended after {self.progress.done} of {self.artifact.size} bytes")
 
     def _agreed_start(self, response: requests.Response, start: int) -> int:
-        """From which byte on *response* brings the file: *start*, or 0 where ranges are ignored."""
+        """Return the byte from which on *response* has the file: *start*, or 0 where ranges are ignored."""
         if response.status_code == 416:  # noqa: PLR2004 - Range Not Satisfiable
             self.partial.unlink(missing_ok=True)
             raise InterruptedFetch("the server has no such range; starting over")

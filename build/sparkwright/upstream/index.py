@@ -150,7 +150,7 @@ def _parsed(filename: str) -> tuple[str, Any]:
 
 
 def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any, IndexFile]]]:
-    """Of one index after the other: each sdist and wheel of *project*, with its version."""
+    """Yield each sdist and wheel of *project* with its version, index by index."""
     with open_session(settings) as session:
         for number, address in enumerate((settings.index_url, *settings.extra_index_urls)):
             try:

@@ -83,7 +83,7 @@ class Concluded(Model, frozen=True, tag="findings", tag_field="kind"):
 
 
 class Noted(Model, frozen=True, tag="note", tag_field="kind"):
-    """Anything else worth keeping, such as the client's own accuracy.
+    """A further result, such as the client's own accuracy.
 
     Attributes:
         name: what it is.
@@ -119,7 +119,7 @@ class Contents:
 
 
 def cell_id(cell: Cell, identity: dict[str, str]) -> str:
-    """The name under which a cell's result is kept: what is sent, and what answers."""
+    """Return the name under which a cell's result is kept: what is sent, and what answers."""
     return digest_of([cell.key, identity])[:16]
 
 
@@ -158,7 +158,7 @@ class Journal(JournalFile):
 
 
 def read_journal(folder: Path) -> Contents:
-    """Everything that the journal in *folder* holds; a cut last line is left out.
+    """Return the content of the journal in *folder*; a cut last line is left out.
 
     Raises:
         ConfigError: there is none, or it is not one of ours.
@@ -199,7 +199,7 @@ def _contents(manifest: Manifest, records: list[Record]) -> Contents:
 
 
 def _differences(found: Manifest, wanted: Manifest) -> list[str]:
-    """In what two runs are not the same, in words."""
+    """Return the differences of two runs, in words."""
     named: list[tuple[str, Any, Any]] = [("server", found.server, wanted.server)]
     pairs = (("identity", found.identity, wanted.identity), ("options", found.options, wanted.options))
     for title, one, other in pairs:

@@ -57,7 +57,7 @@ class BinarySource:
 
 @dataclass(frozen=True)
 class AssemblyPlan:
-    """Everything that decides the bytes of the wheel.
+    """The inputs that decide the bytes of the wheel.
 
     Attributes:
         upstream_wheel: upstream's wheel for the same release; its file name gives the tags.

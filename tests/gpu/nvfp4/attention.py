@@ -63,7 +63,7 @@ def batches(*, full: bool) -> dict[str, Batch]:
 
 
 def cases(device: str) -> list[Case]:
-    """Shapes and steps, so that each pair of properties meets somewhere."""
+    """Return shapes and steps, so that each pair of properties meets somewhere."""
     full = device != "cpu"
     steps = batches(full=full)
     q, kv = (16, 4) if full else (4, 2)
@@ -166,7 +166,7 @@ class Scene:
 
 
 def stored(layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
-    """What *layer*'s cache stores (slots x heads x channels), not by the code under test."""
+    """Return what *layer*'s cache stores (slots x heads x channels), not by the code under test."""
     if layer.cache_dtype == "nvfp4":
         sides = (coder.read(layer.bytes, layer.shape, side, layer.scales[side]) for side in (0, 1))
         key, value = sides
@@ -262,7 +262,7 @@ def judge(case: Case, seed: int, device: torch.device, record: Recorder) -> None
 
 
 def poisoned(device: torch.device, record: Recorder) -> None:
-    """A group that is not a number is seen in the output of who attends to it, and by nobody else."""
+    """Check that a group that is not a number reaches the outputs that attend to it, and no others."""
     shape = Shape(4, 2, 64)
     batch = Batch((20, 20), (1, 1))
     scene = Scene(Case("not a number", shape, batch, dtype=torch.float16), device, 5)
@@ -296,7 +296,7 @@ def narrow(device: torch.device, record: Recorder) -> None:
 
 
 def run(spec: dict[str, Any], record: Recorder) -> None:
-    """This worker's share of the cases: every *of*-th, from *worker* on."""
+    """Return this worker's share of the cases: every *of*-th, from *worker* on."""
     device = torch.device(spec["device"])
     prepare(spec["device"])
     began = time.monotonic()

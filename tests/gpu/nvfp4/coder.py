@@ -29,7 +29,7 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def e4m3(code: int) -> float:
-    """The value of an E4M3 code without sign, 0 to 126."""
+    """Return the value of an E4M3 code without sign, 0 to 126."""
     exponent, mantissa = divmod(code, 8)
     return mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
 
@@ -38,7 +38,7 @@ SCALES = tuple(e4m3(code) for code in range(127))
 
 
 class Packed(NamedTuple):
-    """What a tensor (… x head size) is written as: codes (… x half, uint8) and scales (… x sixteenth, uint8).
+    """A tensor (… x head size) in NVFP4: codes (… x half, uint8) and scales (… x sixteenth, uint8).
 
     ``undefined`` (like scales, bool): groups with a value that is not a number, whose codes mean nothing.
     """
@@ -94,7 +94,7 @@ class Places(NamedTuple):
 
 
 def places(shape: Shape, side: int) -> Places:
-    """Where a page has its keys (*side* 0) or values (1): all codes of a side, then all its scales."""
+    """Return where a page has its keys (*side* 0) or values (1): all codes of a side, then all its scales."""
     slots, heads = shape.block, shape.kv_heads
     slot, head = torch.arange(slots)[:, None], torch.arange(heads)[None, :]
     row = slot * heads + head if shape.layout == "NHD" else head * slots + slot
@@ -106,7 +106,7 @@ def places(shape: Shape, side: int) -> Places:
 
 
 def read(pages: torch.Tensor, shape: Shape, side: int, scale: float) -> torch.Tensor:
-    """Keys or values of all slots (slots of all pages x heads x head size, float64) out of *pages*."""
+    """Return keys or values of all slots (slots of all pages x heads x head size, float64) out of *pages*."""
     where = places(shape, side)
     codes, scales = (pages[:, some.to(pages.device)].flatten(0, 1) for some in where)
     return decode(Packed(codes, scales, scales == NAN_SCALE), scale)

@@ -66,7 +66,7 @@ async def plain(engine: AsyncLLM, level: int) -> tuple[list[str], int, float]:
 
 
 async def drafted(engine: AsyncLLM, level: int, *, graphs: bool) -> tuple[list[str], int, float]:
-    """The same with the drafter, whose every count is predicted."""
+    """Serve with the drafter, and compare every counter with its prediction."""
     seen: Observed = await served.serve(engine, level)
     # How many graphs are replayed depends on the mode, which is not `pair`'s here.
     found = [fault for fault in faults(seen, graphs=graphs) if "CUDA graph" not in fault]
@@ -100,7 +100,7 @@ async def run(spec: dict[str, Any], record: Recorder) -> None:
 
 
 def judge(spec: dict[str, Any], view: dict[str, Any], caches: dict[str, Any], record: Recorder) -> None:
-    """Every layer has the cache and the backend that were asked for, and the runner is the one named."""
+    """Check that every layer has the requested cache and backend, and that the named runner runs."""
     layers = caches["layers"]
     kinds = sorted({f"{layer['dtype']} on {layer['backend']}" for layer in layers.values()})
     odd = odd_layers(spec, layers)

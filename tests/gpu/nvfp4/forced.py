@@ -24,7 +24,7 @@ class Forced(AdapterLogitsProcessor):
         return False
 
     def new_req_logits_processor(self, params: SamplingParams):
-        """What bends one request's logits; nothing for a request without a text."""
+        """Return the processor of one request's logits; `None` for a request without a text."""
         text = (params.extra_args or {}).get("forced")
         if text is None:
             return None

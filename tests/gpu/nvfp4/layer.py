@@ -190,7 +190,7 @@ class Step:
 
 
 def decoded(layer: Layer, case: Case, row: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (tokens x heads x values, float64) of the request with the blocks *row*."""
+    """Return keys and values (tokens x heads x values, float64) of the request with the blocks *row*."""
     pages = layer.packed[row[: -(-length // BLOCK)].long()]
     codes_bytes = BLOCK * case.kv_heads * case.size // 2
     found = []

@@ -100,7 +100,7 @@ def data(case: Case, source: torch.Generator, device: torch.device) -> torch.Ten
 def edges(
     size: tuple[int, int, int], dtype: torch.dtype, source: torch.Generator, device: torch.device
 ) -> torch.Tensor:
-    """Groups of special values, drawn at random: each group has a background and a few intruders."""
+    """Return groups of special values, drawn at random: each group has a background and a few intruders."""
     tiny, largest = torch.finfo(dtype).tiny, torch.finfo(dtype).max
     step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     special = [0.0, -0.0, step, -step, tiny, 2.0**-12, 2.0**-10, 1 / 6, 0.25, 1.0, 6.0, 2687.0, 2688.0]
@@ -114,7 +114,7 @@ def edges(
 
 
 def ties(size: tuple[int, int, int], source: torch.Generator, device: torch.device) -> torch.Tensor:
-    """Groups whose values lie midway between two codes, with a scale that is midway between two scales.
+    """Return groups of values midway between two codes, with a scale midway between two scales.
 
     With a tensor's scale of 1 the largest value, 6 s, makes the scale: s, or, where s is midway between
     two of E4M3's values, the even one of them. All others are k/4 of it.
@@ -194,7 +194,7 @@ def views(shape: Shape, device: torch.device, record: Recorder) -> None:
 
 
 def page_bytes(record: Recorder, device: torch.device) -> None:
-    """A page takes 9/32 of a 16-bit one and 9/16 of FP8's, at every head size."""
+    """Check that a page takes 9/32 of a 16-bit one and 9/16 of FP8's, at every head size."""
     for head in (64, 96, 128, 256, 512):
         sizes = {
             name: Layer(name, Shape(8, 2, head), 1, device).page_bytes for name in ("auto", "fp8", "nvfp4")
@@ -204,7 +204,7 @@ def page_bytes(record: Recorder, device: torch.device) -> None:
 
 
 def coder_itself(record: Recorder) -> None:
-    """The reference against what everybody agrees on: golden bytes, and torch's own E4M3."""
+    """Compare the reference with published facts: golden bytes, and torch's own E4M3."""
     golden = torch.tensor(
         [0.0, -0.0, 0.5, -1.0, 1.5, 2.0, -3.0, 4.0, 6.0, -6.0, 0.25, 0.75, 1.25, 2.5, 3.5, 5.0]
     )

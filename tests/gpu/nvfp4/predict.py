@@ -21,7 +21,7 @@ CHUNK = 512  # tokens of a step
 
 
 def dense(flat: Any, first: int) -> np.ndarray:
-    """Places x vocabulary out of vLLM's flat log probabilities, from place *first* on."""
+    """Return places x vocabulary out of vLLM's flat log probabilities, from place *first* on."""
     places = range(first, len(flat.start_indices))
     found = np.full((len(places), VOCABULARY), np.nan, dtype=np.float32)
     tokens, values = np.asarray(flat.token_ids), np.asarray(flat.logprobs, dtype=np.float32)
@@ -32,7 +32,7 @@ def dense(flat: Any, first: int) -> np.ndarray:
 
 
 def prompts(documents: list[list[int]], length: int) -> list[dict[str, list[int]]]:
-    """The first *length* tokens of each document."""
+    """Return the first *length* tokens of each document."""
     return [{"prompt_token_ids": document[:length]} for document in documents]
 
 

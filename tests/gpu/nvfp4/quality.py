@@ -1,4 +1,4 @@
-"""How far a model's predictions move when its KV cache is FP8 or NVFP4 instead of 16 bits.
+"""Measure how far a model's predictions move when its KV cache is FP8 or NVFP4 instead of 16 bits.
 
 The model is trained here (`train`), the text is Python source that it has not seen. Divergences are taken
 place by place over the whole vocabulary, against the same engine with a 16-bit cache.
@@ -31,7 +31,7 @@ PERPLEXITY = 1.10  # an NVFP4 cache's, at most, against 16 bits
 
 
 def divergence(ours: np.ndarray, plain: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """What distinguishes two predictions (… x vocabulary, log probabilities) of *targets* (…).
+    """Return what distinguishes two predictions (… x vocabulary, log probabilities) of *targets* (…).
 
     Kullback-Leibler divergence of *ours* from *plain* in nats, share of places where the likeliest token is
     the same, and perplexities.

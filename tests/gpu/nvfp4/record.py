@@ -33,12 +33,12 @@ class Recorder:
             stream.write(json.dumps(line) + "\n")
 
     def check(self, name: str, ok: object, detail: str = "") -> bool:
-        """Something that must hold."""
+        """A requirement; the run fails without it."""
         self.write("check", name=name, ok=bool(ok), detail=detail)
         return bool(ok)
 
     def goal(self, name: str, met: object, detail: str = "") -> None:
-        """Something that is aimed at."""
+        """An aim; the run passes without it."""
         self.write("goal", name=name, met=bool(met), detail=detail)
 
     def case(self, name: str, run: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)

@@ -57,7 +57,7 @@ def attention(
 
 
 def visible(own: torch.Tensor, places: torch.Tensor, features: Features) -> torch.Tensor:
-    """Which *places* a token at place *own* may attend to."""
+    """Return which *places* a token at place *own* may attend to."""
     distance = own - places
     seen = distance >= 0 if features.causal else torch.ones_like(distance, dtype=torch.bool)
     if features.window is not None:
@@ -77,7 +77,7 @@ def _weighted(scores: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | 
 def gather(
     layer: Layer, batch: Batch, blocks: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each request's keys and values out of *key* and *value* (slots x heads x channels, of all blocks)."""
+    """Return each request's keys and values from *key* and *value* (slots x heads x channels)."""
     from nvfp4.rig import slots_of
 
     rows = zip(blocks, batch.lengths, strict=True)

@@ -22,7 +22,7 @@ Line = dict[str, Any]
 
 
 def of_kind(lines: Iterable[Line], kind: str) -> list[Line]:
-    """Lines of one kind, in order."""
+    """Return the lines of one kind, in order."""
     return [line for line in lines if line["kind"] == kind]
 
 
@@ -54,7 +54,7 @@ def facts(lines: list[Line]) -> str:
 
 
 def attention(lines: list[Line]) -> str:
-    """Errors by case and cache, relative to the output's root mean square."""
+    """Return the errors by case and cache, relative to the output's root mean square."""
     found = of_kind(lines, "attention")
     rows = [
         (
@@ -81,7 +81,7 @@ def attention(lines: list[Line]) -> str:
 
 
 def speed(lines: list[Line]) -> str:
-    """Times by case and cache, with floors."""
+    """Return the times by case and cache, with floors."""
     rows = []
     for line in of_kind(lines, "speed"):
         floors = ", ".join(f"{name} {value:.1f}" for name, value in line["floor"].items())
@@ -102,7 +102,7 @@ def speed(lines: list[Line]) -> str:
 
 
 def beside_flashinfer(lines: list[Line]) -> str:
-    """Microseconds over the same tokens, and FlashInfer's in terms of ours."""
+    """Return the microseconds over the same tokens, and FlashInfer's in terms of ours."""
     found: dict[tuple[str, str], dict[str, Line]] = {}
     for line in of_kind(lines, "flashinfer"):
         found.setdefault((line["shape"], line["case"]), {})[line["cache"]] = line
@@ -130,7 +130,7 @@ def beside_flashinfer(lines: list[Line]) -> str:
 
 
 def packing(lines: list[Line]) -> str:
-    """The pack kernel beside stores of the other caches and a copy."""
+    """Return the pack kernel beside stores of the other caches and a copy."""
     found = of_kind(lines, "pack")
     names = ("nvfp4", "auto", "fp8", "copy")
     rows = [
@@ -147,7 +147,7 @@ def packing(lines: list[Line]) -> str:
 
 
 def serving(lines: list[Line]) -> str:
-    """Levels by engine."""
+    """Return the levels by engine."""
     boots = {line["run"]: line for line in of_kind(lines, "boot")}
     levels: dict[str, list[Line]] = {name: [] for name in boots}
     for line in of_kind(lines, "level"):
@@ -171,7 +171,7 @@ def capacity(lines: list[Line]) -> str:
 
 
 def quality(lines: list[Line]) -> str:
-    """Divergences of predictions."""
+    """Return the divergences of predictions."""
     rows = [
         (
             NAMES[line["cache"]],
@@ -204,7 +204,7 @@ def quality(lines: list[Line]) -> str:
 
 
 def charts(lines: list[Line]) -> dict[str, str]:
-    """Drawings by name, as SVG files."""
+    """Return the drawings by name, as SVG files."""
     found = [line for line in of_kind(lines, "speed") if line["queries"] == 1]
     made = {}
     for batch in sorted({line["batch"] for line in found}):
@@ -237,14 +237,14 @@ def decode_chart(batch: int, lines: list[Line]) -> str:
 
 
 def points(lines: list[Line], cache: str, value: Any) -> Any:
-    """One line's points: thousands of tokens, microseconds."""
+    """Return one line's points: thousands of tokens, microseconds."""
     from sparkwright.verify.report.plots import Point
 
     return tuple(Point(line["context"] / 1024, value(line)) for line in lines if line["cache"] == cache)
 
 
 def standalone(drawing: Any) -> str:
-    """An inline drawing as a file of its own, with its colours."""
+    """Return an inline drawing as a file of its own, with its colours."""
     from xml.etree import ElementTree as ET
 
     drawing.set("xmlns", "http://www.w3.org/2000/svg")

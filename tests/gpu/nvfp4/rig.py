@@ -66,7 +66,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Features:
-    """What a layer does besides plain causal attention."""
+    """The attention of a layer beyond plain causal attention."""
 
     window: int | None = None
     softcap: float = 0.0
@@ -99,12 +99,12 @@ class Batch:
         return starts
 
     def blocks(self, block: int) -> int:
-        """Blocks of the cache that the requests need in all."""
+        """Return the number of blocks that the requests need in all."""
         return sum(-(-length // block) for length in self.lengths)
 
 
 def table(batch: Batch, block: int, free: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A block table (requests x blocks, int32) that takes the *free* blocks in turn; block 0 pads it.
+    """Return a block table (requests x blocks, int32) that takes the *free* blocks in turn; block 0 pads it.
 
     Its width is a multiple of 8, as vLLM's is wherever the longest request is one of 128 tokens: upstream's
     kernel looks up the block of every token of a tile, also behind a request.
@@ -121,7 +121,7 @@ def table(batch: Batch, block: int, free: Sequence[int] | torch.Tensor, device: 
 
 
 def slots_of(row: torch.Tensor, block: int, first: int, last: int) -> torch.Tensor:
-    """Slots (int64) of one request's tokens *first* to *last*, without the last, by its block-table row."""
+    """Return the slots (int64) of a request's tokens from *first* up to *last*, by its block-table row."""
     positions = torch.arange(first, last, device=row.device)
     return row[positions // block].long() * block + positions % block
 
@@ -271,7 +271,7 @@ class Layer:
         self.impl.do_kv_cache_update(self.holder, key, value, self.cache, slots)
 
     def metadata(self, batch: Batch, blocks: torch.Tensor) -> Any:
-        """What the backend's builder makes of *batch*, whose block table is *blocks*."""
+        """Return what the backend's builder makes of *batch*, whose block table is *blocks*."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         starts = torch.tensor(batch.starts, dtype=torch.int32)
@@ -292,13 +292,13 @@ class Layer:
         return self.builder.build(0, common)
 
     def query_as_served(self, query: torch.Tensor) -> torch.Tensor:
-        """The query as `Attention.forward` hands it on: with an FP8 cache on CUDA it is FP8 too."""
+        """Return the query as `Attention.forward` hands it on: with an FP8 cache on CUDA it is FP8 too."""
         if self.impl.supports_quant_query_input and self.cache_dtype.startswith("fp8"):
             return query.clamp(-448, 448).to(torch.float8_e4m3fn)
         return query
 
     def attend(self, query: torch.Tensor, metadata: Any, output: torch.Tensor) -> torch.Tensor:
-        """The backend's `forward` (tokens x heads x values), into *output*."""
+        """Return the backend's `forward` (tokens x heads x values), into *output*."""
         empty = query[:, : self.shape.kv_heads]
         self.impl.forward(self.holder, query, empty, empty, self.cache, metadata, output)
         return output

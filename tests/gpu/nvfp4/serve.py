@@ -92,7 +92,7 @@ def odd_layers(spec: dict[str, Any], layers: dict[str, dict[str, Any]]) -> list[
 
 
 def environment(runner: str, scratch: Path) -> dict[str, str]:
-    """The engine's environment: offline, its model runner pinned, nothing stale."""
+    """Return the engine's environment: offline, its model runner pinned, nothing stale."""
     return os.environ | {
         "VLLM_USE_V2_MODEL_RUNNER": "1" if runner == "v2" else "0",
         "HF_HUB_OFFLINE": "1",
@@ -203,12 +203,12 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
 
 
 def layers_of(model: Path) -> int:
-    """Layers of a model by its configuration."""
+    """Return the layers of a model by its configuration."""
     return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"])
 
 
 def capacity(record: Recorder) -> None:
-    """Tokens of pools of equal size against each other, by the boot logs."""
+    """Compare the tokens of pools of equal size, by the boot logs."""
     from nvfp4.record import read
 
     lines = [line for line in read(record.file) if line["kind"] == "capacity"]

@@ -58,7 +58,7 @@ class Case:
 
 
 def cases(context: int) -> list[Case]:
-    """What is timed with *context* tokens in the cache, smaller batches first."""
+    """Return what is timed with *context* tokens in the cache, smaller batches first."""
     found = [Case(context, batch) for batch in BATCHES]
     if context == 32768:
         found += [Case(context, 8, 4), Case(context, 8, 16), Case(context, 1, 1024)]
@@ -66,7 +66,7 @@ def cases(context: int) -> list[Case]:
 
 
 def room(free: int, some: list[Case]) -> int:
-    """Tokens that all three caches can hold in *free* bytes, at most what the largest of *some* needs."""
+    """Return the tokens that all three caches hold in *free* bytes, at most those that *some* need."""
     values = 2 * SHAPE.kv_heads * SHAPE.head
     token = values * 2 + values + values * 9 // 16
     needed = max(case.tokens + 64 * SHAPE.block for case in some)
@@ -86,7 +86,7 @@ def fill(layer: Layer, source: torch.Generator) -> None:
 
 
 def block_table(case: Case, blocks: int, source: torch.Generator) -> torch.Tensor:
-    """Each request's blocks, drawn at random from the whole cache; the table is as wide as `rig.table`'s."""
+    """Return each request's blocks, drawn at random from the whole cache, as wide as `rig.table`'s."""
     need = -(-(case.context + case.queries) // SHAPE.block)
     order = torch.randperm(blocks, generator=source, device="cuda")[: case.batch * need]
     rows = torch.zeros(case.batch, -(-need // 8) * 8, dtype=torch.int32, device="cuda")
@@ -106,7 +106,7 @@ def floor(case: Case, cache: str, bandwidth: float) -> dict[str, float]:
 
 
 def decode(case: Case, layers: dict[str, Layer], clock: Clock, bandwidth: float, record: Recorder) -> None:
-    """One case over all caches; also whether what is computed agrees between them."""
+    """Time one case over all caches, and compare their results."""
     source = torch.Generator(device="cuda").manual_seed(case.context + case.batch)
     batch = Batch((case.context,) * case.batch, (case.queries,) * case.batch)
     blocks = min(layer.blocks for layer in layers.values())
@@ -153,7 +153,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def goals(case: Case, taken: dict[str, Times], record: Recorder) -> None:
-    """What the work aims at."""
+    """Return the aims of the work."""
     ours = taken["nvfp4"].median
     if (case.context, case.queries) == (32768, 1) and case.batch == 8:
         detail = f"{ours:.1f} us, FP8 {taken['fp8'].median:.1f} us"
@@ -164,7 +164,7 @@ def goals(case: Case, taken: dict[str, Times], record: Recorder) -> None:
 
 
 def packing(clock: Clock, record: Recorder) -> None:
-    """The pack kernel against a copy that reads and writes as many bytes, and against 16-bit stores."""
+    """Time the pack kernel against a copy that reads and writes as many bytes, and against 16-bit stores."""
     for tokens in (64, 2048, 8192, 65536):
         layers = {
             name: Layer(name, SHAPE, -(-tokens // SHAPE.block) + 1, torch.device("cuda")) for name in CACHES
@@ -194,7 +194,7 @@ def packing(clock: Clock, record: Recorder) -> None:
 
 
 def run(spec: dict[str, Any], record: Recorder) -> None:
-    """One of `PROCESSES`: the pack kernel, or every case of one context that fits in memory and time."""
+    """Run one of `PROCESSES`: the pack kernel, or every case of one context that fits in memory and time."""
     prepare(spec["device"])
     if spec["device"] == "cpu":
         record.write("fact", name="speed", value="needs a card")

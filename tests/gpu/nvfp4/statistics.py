@@ -67,7 +67,7 @@ class Source:
         return rotate(key, positions).to(self.dtype)
 
     def values(self, positions: torch.Tensor) -> torch.Tensor:
-        """Values (tokens x heads x channels); the first token's are small."""
+        """Return values (tokens x heads x channels); the first token's are small."""
         count, heads = len(positions), self.shape.kv_heads
         tail = torch.exp(0.5 * self._normal(count, heads, 1))
         value = self._value_spread * tail * self._normal(count, heads, self.shape.head)

@@ -86,7 +86,7 @@ class Clock:
 
 
 def copy_bandwidth(clock: Clock) -> float:
-    """Bytes a second that a copy within the device moves, those read and those written counted."""
+    """Return bytes a second that a copy within the device moves, those read and those written counted."""
     source, target = (torch.empty(2 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
     taken = clock.times({"copy": lambda: target.copy_(source)}, 10, 1.0)["copy"]
     return 2 * source.numel() / taken.median * 1e6

@@ -81,7 +81,7 @@ def sources() -> Iterator[Path]:
 
 
 def corpus(seed: int, limit: int = TEXT_BYTES) -> tuple[torch.Tensor, list[bytes]]:
-    """Bytes to train on, and files that are held out, long ones only."""
+    """Return bytes to train on, and files that are held out, long ones only."""
     files = list(dict.fromkeys(sources()))
     random.Random(seed).shuffle(files)
     texts, taken = [], 0

@@ -6,7 +6,14 @@ other.
 
 from __future__ import annotations
 
-from sparkwright.native.inspection.classes import KernelClass, Tally, class_of, classify, of_class
+from sparkwright.native.inspection.classes import (
+    KernelClass,
+    Tally,
+    best_class,
+    class_of,
+    classify,
+    of_class,
+)
 from sparkwright.native.inspection.device import DeviceCode, KernelGroup, read_device_code
 from sparkwright.native.inspection.elf import ElfFacts, Symbol, exports, read_elf
 from sparkwright.native.inspection.equipment import find_surroundings, inspector_of, surroundings_of
@@ -35,6 +42,7 @@ __all__ = [
     "Surroundings",
     "Symbol",
     "Tally",
+    "best_class",
     "class_of",
     "classify",
     "exports",

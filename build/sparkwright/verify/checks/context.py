@@ -29,8 +29,8 @@ SHORT_TOKENS = 400
 """Of the control: the same kind of document and question, so that length alone differs."""
 OUTPUT_TOKENS = 256
 MARGIN, ESTIMATED_MARGIN = 1.02, 1.25
-"""How much longer in tokens a document may turn out than was asked for: sized by the server's own tokenizer,
-and where that is out of reach by what common ones make of English."""
+"""Allowed ratio of a document's tokens to those asked for: sized by the server's own tokenizer, and where
+that cannot be had by what common tokenizers make of English."""
 OFF = 0.20
 """Largest share by which a document's tokens, as the server counts them, may differ from those asked for:
 beyond, nothing is known of that length."""

@@ -1,4 +1,4 @@
-"""Which configuration is started next, and which may be the best, from the figures of all starts so far.
+"""Choose the next configuration to start, and those that may be the best, from all figures so far.
 
 Pure: an interrupted search continues with the same decisions. A configuration is left out when it is surely
 slower than the best one, surely breaks a limit, or could surely not be better by more than the tolerance.

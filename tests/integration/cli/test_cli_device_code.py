@@ -1,0 +1,102 @@
+"""An extension whose own build narrows the architectures: `plan` and `wheel` name it beforehand."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
+
+from sparkwright.base.errors import ToolError
+from sparkwright.lock.native import ExtensionSpec
+from sparkwright.native.host import find_compiler
+from sparkwright.native.model import Target
+
+if TYPE_CHECKING:
+    from world import World
+
+# It writes commands down, as CMake does. The project's list of architectures is the file ``archs``.
+CMAKE = """\
+import json, os
+work = os.path.dirname(os.getcwd())
+asked = os.environ["TORCH_CUDA_ARCH_LIST"]
+with open(work + "/source/csrc/archs") as stream:
+    known = stream.read().split()
+code = "sm_" + asked.replace(".", "") if asked in known else "compute_80,sm_80"
+file, output = work + "/source/csrc/ops.c", "CMakeFiles/_C.dir/ops.c.o"
+command = f"gcc -DCODE=code=[{code}] -fPIC -ffile-prefix-map={work}=/sparkwright -o {output} -c {file}"
+with open("compile_commands.json", "w") as stream:
+    json.dump([{"file": file, "output": output, "command": command}], stream)
+"""
+NINJA = "print(': && gcc -shared -o _C.abi3.so CMakeFiles/_C.dir/ops.c.o && :')\n"
+STEP = "compile _C"
+PTX = "upstream's build makes compute_80, sm_80 of it and nothing for 9.0a: the driver compiles it from PTX"
+UNKNOWN = "the lock states what is compiled for 12.1a"
+
+
+def lacking() -> str:
+    """Return why nothing can be compiled here; empty if it can."""
+    try:
+        find_compiler(Target(HERE, "12.1a"))
+    except ToolError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
+
+
+@pytest.fixture
+def compiling(world: World) -> World:
+    """A lock whose CMake and ninja answer as above, and a carry that adds the card to the project's list."""
+    toolkit = offer_toolkit(world.index)
+    programs = {"cmake": ("cmake/data/bin/cmake", CMAKE), "ninja": ("ninja-1.13.0.data/scripts/ninja", NINJA)}
+    for name, (path, text) in programs.items():
+        script = Member(f"#!{sys.executable}\n{text}".encode(), PROGRAM)
+        filename = toolkit.builder[HERE][name].filename.replace("_pkg-", "_own-")
+        toolkit.builder[HERE][name] = offer(world.index, filename, make_wheel({path: script}))
+    native = native_tables(toolkit, sources={}, extensions={"_C": ExtensionSpec(member="vllm/_C.abi3.so")})
+    lock = world.release.lock
+    world.pin(dataclasses.replace(world.release, lock=with_native(lock, native)))
+    files: dict[str, str | None] = {"csrc/ops.c": "int ops(void) { return 1; }\n", "csrc/archs": "12.1a\n"}
+    world.carry("card", files, scope="build")
+    world.record_proofs()
+    return world
+
+
+def planned(world: World, arch: str) -> dict[str, Any]:
+    """Return the plan for *arch*, with its steps by name."""
+    told = world.good("plan", "--json", "--arch", arch, "--platform", HERE).json
+    return {**told, "steps": {step["name"]: step for step in told["steps"]}}
+
+
+def built(world: World, arch: str, *words: str) -> str:
+    """Return what building the wheel for *arch* says, which ends at a stand-in that is no ELF file."""
+    ran = world.call("wheel", "--arch", arch, "--platform", HERE, "--allow-unproved", "card", *words)
+    assert "vllm-rs cannot be inspected" in ran.err, ran.said
+    return ran.said
+
+
+def test_code_for_another_architecture_is_told(compiling: World) -> None:
+    before = planned(compiling, "9.0a")
+    assert before["notice"].startswith(UNKNOWN)
+    assert before["steps"][STEP]["warning"] == ""
+    assert f"notice: {UNKNOWN}" in compiling.good("plan", "--arch", "9.0a", "--platform", HERE).out
+
+    assert f"_C: {PTX}" in built(compiling, "9.0a")
+    after = planned(compiling, "9.0a")
+    assert after["notice"] == ""
+    assert after["steps"][STEP]["code"] == {"compute_80": 1, "sm_80": 1}
+    assert after["steps"][STEP]["warning"].startswith(PTX)
+    assert f"{STEP}: {PTX}" in compiling.good("plan", "--arch", "9.0a", "--platform", HERE).out
+
+
+def test_code_for_the_card_is_not_remarked(compiling: World) -> None:
+    assert planned(compiling, "12.1a")["notice"] == ""
+    assert "upstream's build makes" not in built(compiling, "12.1a")
+    after = planned(compiling, "12.1a")
+    assert after["notice"] == ""
+    assert after["steps"][STEP]["code"] == {"sm_121a": 1}
+    assert {step["warning"] for step in after["steps"].values()} == {""}
