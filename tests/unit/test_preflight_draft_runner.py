@@ -125,9 +125,9 @@ def test_layers_that_are_read_are_silent(tmp_path, drafter, variables):
 # Steps without drafts -------------------------------------------------------------------------------
 
 
-def rules_of(tmp_path, target, speculative):
-    served = recipe(write_checkpoint(tmp_path / "target", target), speculative=speculative)
-    found = run_preflight(start(served, engine=EngineFacts(version=NEW)))
+def rules_of(tmp_path, target, speculative, *, version=NEW, **keys):
+    served = recipe(write_checkpoint(tmp_path / "target", target), speculative=speculative, **keys)
+    found = run_preflight(start(served, engine=EngineFacts(version=version)))
     return {one.check for one in found if one.check.startswith("rule ")}
 
 
@@ -140,3 +140,31 @@ def test_n_gram_drafts_of_a_hybrid_checkpoint_are_found_though_the_recipe_does_n
 
 def test_n_gram_drafts_of_a_dense_model_are_silent(tmp_path):
     assert rules_of(tmp_path, DENSE, NGRAM) == set()
+
+
+# Latent attention -----------------------------------------------------------------------------------
+
+LATENT = {
+    **DENSE,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+@pytest.mark.parametrize("traits", [(), ("mla",)])
+def test_drafts_over_latent_attention_are_refused_once_whether_or_not_the_recipe_says_mla(tmp_path, traits):
+    assert rules_of(tmp_path, LATENT, NGRAM, traits=traits) == {"rule mla-drafts"}
+
+
+def test_latent_attention_on_runner_v2_is_refused(tmp_path):
+    assert rules_of(tmp_path, LATENT, {}, environment=V2) == {"rule mla-runner-v2"}
+
+
+def test_latent_attention_without_drafts_or_on_0_33_is_silent(tmp_path):
+    assert rules_of(tmp_path, LATENT, {}, environment=V1) == set()
+    assert rules_of(tmp_path, LATENT, NGRAM, version="0.33.0") == set()
+    assert rules_of(tmp_path, DENSE, {}, environment=V2) == set()

@@ -92,6 +92,22 @@ TABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
             {"traits": ("hybrid",)},
         ],
     ),
+    "mla-drafts": (
+        {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "traits": ("mla",)},
+        [
+            {"traits": ("mla",)},
+            {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
+            {"speculative": MTP, "traits": ("mla",), "capability": "9.0"},
+        ],
+    ),
+    "mla-runner-v2": (
+        {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "traits": ("mla",)},
+        [
+            {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "traits": ("mla",)},
+            {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
+            {"traits": ("mla",)},
+        ],
+    ),
     "nvfp4-kv-mla": (
         {"flags": {"kv-cache-dtype": "nvfp4"}, "traits": ("mla",), "capability": "10.0"},
         [{"flags": {"kv-cache-dtype": "nvfp4"}, "capability": "10.0"}],

@@ -134,6 +134,32 @@ RULES: tuple[Rule, ...] = (
         before="0.34",
     ),
     Rule(
+        "mla-drafts",
+        "over latent attention this card's backend reads drafts as prompts: rejected drafts stay part of a "
+        "request's context under asynchronous scheduling, and contexts that take several parts are added up "
+        "with the strides of one part: answers go wrong without an error",
+        "leave [speculative] out, or take vLLM 0.33",
+        # Mended by 0.33.0, whose merge asserts equal strides and whose TRITON_MLA reads drafts as decode.
+        # The merge: found in local-inference-lab/vllm#15.
+        "0.24.0 model_executor/layers/attention/mla_attention.py:1653, "
+        "v1/attention/ops/triton_merge_attn_states.py:31",
+        lambda o: (
+            bool(o.method) and "mla" in o.traits and ("TRITON_MLA" in o.backends or o.family(12) is True)
+        ),
+        before="0.25",
+    ),
+    Rule(
+        "mla-runner-v2",
+        "model runner V2 sorts a batch by the tokens of a step, and latent attention expects requests with a "
+        "context before those without: a prompt that is read in several steps can lose its first part, and "
+        "answers go wrong without an error",
+        "set VLLM_USE_V2_MODEL_RUNNER to 0, or leave it out, or take vLLM 0.33",
+        # The order: mended upstream in vllm-project/vllm#47381.
+        "0.24.0 v1/worker/gpu/model_runner.py:855, model_executor/layers/attention/mla_attention.py:1793",
+        lambda o: o.runner == "v2" and "mla" in o.traits,
+        before="0.25",
+    ),
+    Rule(
         "nvfp4-kv-mla",
         "models with multi-head latent attention have no NVFP4 KV cache in this release",
         'use kv-cache-dtype = "fp8" or "auto"',

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 _OLDEST_DRIVER = 580
 _ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
 _SPARE = 2 * GIB
-_BY_CHECKPOINT = {"hybrid-steps-without-drafts"}  # others have checks that read sizes
+_BY_CHECKPOINT = {
+    "hybrid-steps-without-drafts",
+    "mla-drafts",
+    "mla-runner-v2",
+}  # others have checks that read sizes
 
 
 def check_card(recipe: Recipe, host: HostFacts) -> Iterator[Finding]:
@@ -121,16 +125,17 @@ def check_rules(
         recipe: the recipe.
         host: the machine.
         engine: facts about vLLM.
-        target: the model; for a hybrid one, `_BY_CHECKPOINT` hold where the recipe does not say so, too.
+        target: the model; rules of `_BY_CHECKPOINT` hold for traits that its sizes show, too.
     """
     if not engine.version:
         return
     capability = host.card.capability if host.card else ""
     broken = incompatibilities(recipe, engine.version, capability, engine.carries)
-    if target is not None and "hybrid" not in recipe.traits and model_shape(target.text).hybrid:
-        said = structs.replace(recipe, traits=(*recipe.traits, "hybrid"))
+    shown = set(model_shape(target.text).traits if target is not None else ()) - set(recipe.traits)
+    if shown:
+        said = structs.replace(recipe, traits=(*recipe.traits, *sorted(shown)))
         more = incompatibilities(said, engine.version, capability, engine.carries)
-        broken = (*broken, *(rule for rule in more if rule.name in _BY_CHECKPOINT))
+        broken = (*broken, *(rule for rule in more if rule.name in _BY_CHECKPOINT and rule not in broken))
     for rule in broken:
         yield Finding(
             f"rule {rule.name}",

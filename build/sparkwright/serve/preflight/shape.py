@@ -106,6 +106,16 @@ class ModelShape:
         """Tell if some layers keep states."""
         return bool(self.states)
 
+    @property
+    def mla(self) -> bool:
+        """Tell if attention reads a latent instead of keys and values."""
+        return any(kind.latent for kind in self.attention)
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """Return the traits of a recipe that the sizes show."""
+        return (*(["hybrid"] if self.hybrid else []), *(["mla"] if self.mla else []))
+
 
 class _UnknownError(Exception):
     """The configuration has layers that are not known here."""
