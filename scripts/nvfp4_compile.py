@@ -12,7 +12,7 @@ A tree of a release whose FlashInfer reads NVFP4 lacks the carries' kernels: ups
 with all launches then. The JSON has the instructions of each kernel's main loop, by pipe.
 
 Fails (exit 1) where a carry's kernel needs more shared memory than a block of that card may have, spills more
-than ``--spill-bytes``, or was not compiled at all. `Allowance` holds the kernels that may spill more, and why.
+than ``--spill-bytes``, or was not compiled at all. `ALLOWANCES` are the kernels that may spill more.
 """
 
 from __future__ import annotations
