@@ -12,7 +12,7 @@ A tree of a release whose FlashInfer reads NVFP4 lacks the carries' kernels: ups
 with all launches then. The JSON has the instructions of each kernel's main loop, by pipe.
 
 Fails (exit 1) where a carry's kernel needs more shared memory than a block of that card may have, spills more
-than ``--spill-bytes``, or was not compiled at all.
+than ``--spill-bytes``, or was not compiled at all. `ALLOWANCES` are the kernels that may spill more.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from nvfp4_matrix import DTYPES, HEADS, asker, launches, nvfp4_in_triton
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 HEAD = re.compile(r"heads of (\d+)")
+ROWS = re.compile(r"\bBLOCK_M=(\d+)")
 OURS = "nvfp4"
 REGISTER_FILE, ALLOCATED = 65536, 256  # of a multiprocessor; granularity a warp
 RESERVED = 1024  # bytes of shared memory that CUDA takes of each block
@@ -96,6 +97,44 @@ class Usage:
     resident: int
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """Bytes of spills a thread that some kernels may have beyond ``--spill-bytes``.
+
+    Attributes:
+        arch: architecture that the kernels are compiled for.
+        spills: the most bytes a thread, stores and loads.
+        kernel: name of the kernel.
+        rows: fewest rows of Q in a block.
+        launch: the one launch that is allowed them; empty for all.
+    """
+
+    arch: int
+    spills: int
+    kernel: str = "kernel_unified_attention"
+    rows: int = 0
+    launch: str = ""
+
+    def holds(self, usage: Usage) -> bool:
+        """Return whether *usage* is of a kernel that this is for."""
+        rows = ROWS.search(usage.constants)
+        return (
+            (usage.arch, usage.kernel) == (self.arch, self.kernel)
+            and self.launch in {"", usage.launch}
+            and (int(rows[1]) if rows else 0) >= self.rows
+        )
+
+
+# The bytes are those of Triton 3.7.1, so that a kernel that spills more than it did is a fault.
+ALLOWANCES = (
+    # wgmma shares a tile between 64 or 128 rows: drafts with heads of 256 were read in a half to a quarter of
+    # the time of blocks of 32 rows on an H200.
+    Allowance(90, 172, rows=64),
+    # One layer of a drafter without a split; all other launches of a GB10 keep to the limit.
+    Allowance(121, 44, launch="drafts of 16, not causal, window, heads of 256"),
+)
+
+
 def parse(text: str) -> tuple[int, int, int]:
     """Registers, bytes of stack and bytes of spills out of what ``ptxas -v`` says.
 
@@ -120,6 +159,7 @@ def resident_warps(card: Card, registers: int, warps: int, shared: int) -> int:
 def faults(usage: Usage, spill_bytes: int) -> list[str]:
     """What is too much."""
     limit = CARDS[usage.arch].block_bytes
+    spill_bytes = max(spill_bytes, *(one.spills if one.holds(usage) else 0 for one in ALLOWANCES))
     found = []
     if usage.shared > limit:
         found.append(f"{usage.shared} bytes of shared memory, more than {limit}")

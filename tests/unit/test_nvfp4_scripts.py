@@ -97,6 +97,47 @@ def test_the_limit_itself_is_none(modules, changes):
     assert compiler.faults(usage(compiler, **changes), 8) == []
 
 
+READER = "kernel_unified_attention"
+DRAFTER = "drafts of 16, not causal, window, heads of 256"  # the one launch of a GB10 that may spill 44 bytes
+OTHER = "drafts of 16, not causal, heads of 256"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arch": 121, "launch": DRAFTER, "spills": 45},
+        {"arch": 121, "launch": DRAFTER, "spills": 60},
+        {"arch": 121, "launch": OTHER, "spills": 44},
+        {"arch": 121, "launch": f"{DRAFTER}, float16", "spills": 44},
+        {"arch": 121, "launch": DRAFTER, "kernel": "reduce_segments", "spills": 44},
+        {"arch": 120, "launch": DRAFTER, "spills": 44},
+        {"arch": 90, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 173},
+        {"arch": 90, "constants": "BLOCK_M=32 TILE_SIZE=64", "spills": 172},
+        {"arch": 90, "kernel": "reduce_segments", "spills": 172},
+        {"arch": 121, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 172},
+    ],
+)
+def test_spills_beyond_what_is_known_are_a_fault(modules, changes):
+    compiler = modules["nvfp4_compile"]
+    found = compiler.faults(usage(compiler, **{"kernel": READER} | changes), 40)
+    assert len(found) == 1
+    assert "bytes of spills" in found[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arch": 121, "launch": DRAFTER, "spills": 44},
+        {"arch": 121, "launch": OTHER, "spills": 40},
+        {"arch": 90, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 172},
+        {"arch": 90, "constants": "BLOCK_M=128 TILE_SIZE=64", "spills": 172},
+    ],
+)
+def test_known_spills_are_none(modules, changes):
+    compiler = modules["nvfp4_compile"]
+    assert compiler.faults(usage(compiler, **{"kernel": READER} | changes), 40) == []
+
+
 def test_the_worst_of_each_head_size_is_told(modules):
     compiler = modules["nvfp4_compile"]
     found = [
