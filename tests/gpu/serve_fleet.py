@@ -24,7 +24,8 @@ fails a cell:
 
 A cell that nothing on record promises to serve may be refused with an error before it serves: that is noted.
 ``OUT`` receives ``matrix.jsonl``, a line a run, ``matrix.md`` and logs. A cell that ran is not run again with
-the same wheel and levels (``--retry``: only if it passed). The exit status is 0 if all that ran passed.
+the same wheel and levels (``--retry``: only if it passed). One that was ended with the budget is out of time:
+neither passed nor failed, and run again. The exit status is 0 if all that ran to an end passed.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def planned(args: argparse.Namespace) -> list[tuple[Cell, float]]:
     done = {
         cell: judge.outcome(line) == "served"
         for cell, line, *_, found in rows(args)
-        if not (found and args.retry)
+        if judge.outcome(line) != "out of time" and not (found and args.retry)
     }
     return matrix.ordered(selected(args), done, args.version, device=args.device, first=first_cells(args))
 
@@ -265,14 +266,14 @@ def execute(
     out, spec = folder / "seen.json", folder / "spec.json"
     spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
     log = args.out / "logs" / f"{cell.name}.log"
-    limit = min(args.seconds or 3 * matrix.seconds(cell, device=args.device) + 120, left + GRACE)
+    own = args.seconds or 3 * matrix.seconds(cell, device=args.device) + 120
     started = time.monotonic()
-    status = engines.run(spec, log, variables(cell, args, scratch), limit)
+    status = engines.run(spec, log, variables(cell, args, scratch), min(own, left + GRACE))
     seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
     tail = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
     took = round(time.monotonic() - started, 1)
     return {"key": key(cell, args), "cell": cell.name, "status": status, "seconds": took, "seen": seen,
-            "tail": "" if status == 0 else tail}  # fmt: skip
+            "cut": status is None and left + GRACE < own, "tail": "" if status == 0 else tail}  # fmt: skip
 
 
 @dataclass
@@ -329,7 +330,8 @@ def report(args: argparse.Namespace) -> int:
     (args.out / "matrix.md").write_text(text + "\n", encoding="utf-8")
     say(text)
     bad = [cell for cell, line, *_, wrong in found if wrong and not judge.lacking(line, args.device)]
-    return 1 if bad or not found else 0
+    ran = [cell for cell, line, *_ in found if judge.outcome(line) != "out of time"]
+    return 1 if bad or not ran else 0
 
 
 def main() -> int:

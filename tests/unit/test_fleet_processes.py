@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import serve_fleet
+from fleet import judge
+from fleet.matrix import Cell
 from fleet.processes import Forks
 
 # Stands in for vLLM: an engine that says what it was told, and ends as it was told.
@@ -74,3 +77,22 @@ def test_a_fork_that_cannot_use_the_card_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(RuntimeError, match="cannot use the card"):
         Forks({}, "cuda", tmp_path / "first.log")
     assert "no card" in (tmp_path / "first.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("engine", "came"),
+    [
+        ({"status": 0, "seconds": 600}, "out of time"),
+        ({"status": 3, "seconds": 0}, "crashed"),
+    ],
+)
+def test_a_fork_that_the_budget_ends_is_out_of_time(
+    forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, int], came: str
+) -> None:
+    (tmp_path / "logs").mkdir()
+    told = {"engine": engine, "out": str(tmp_path / "seen.json")}
+    monkeypatch.setattr(serve_fleet, "specification", lambda *_: told)
+    monkeypatch.setattr(serve_fleet, "GRACE", 0.0)
+    args = serve_fleet.arguments(["--out", str(tmp_path), "--version", "0.24.0"])
+    line = serve_fleet.execute(Cell("dense"), args, tmp_path / "scratch", forks, 5.0)
+    assert judge.outcome(line) == came

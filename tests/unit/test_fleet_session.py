@@ -66,7 +66,9 @@ def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
     assert f"| {CELL.name} | served | FAIL |" in text
     assert f"| {own.name} | served | pass | 9.0 | 30 | 0/40 (0.00), 0/292 (0.00) | 0/332 (0.00) |" in text
     assert "2 passed, 1 failed" in text
-    assert report.table([], 3, "cuda").endswith("0 passed, 0 failed, 0 without a kernel, 3 not run")
+    assert report.table([], 3, "cuda").endswith(
+        "0 passed, 0 failed, 0 without a kernel, 0 out of time, 3 not run"
+    )
 
 
 def test_a_kernel_that_a_cpu_lacks_is_no_fault_of_the_cell_and_on_a_card_it_is() -> None:
@@ -125,8 +127,35 @@ def test_a_cell_that_hangs_is_ended_shortly_after_the_budget(tmp_path: Path, mon
         session = serve_fleet.Session(asked, scratch, Hanging(), time.monotonic(), threading.Lock())  # type: ignore[arg-type]
         assert session.run(CELL)
         assert limit - 5 < Hanging.limits[-1] <= limit
-    line = json.loads((tmp_path / "matrix.jsonl").read_text().splitlines()[-1])
-    assert judge.outcome(line) == "crashed"
+    lines = [json.loads(text) for text in (tmp_path / "matrix.jsonl").read_text().splitlines()]
+    assert [judge.outcome(line) for line in lines] == ["out of time", "crashed"]
+
+
+@pytest.mark.parametrize(
+    ("status", "cut", "tail", "came"),
+    [
+        (None, True, "still at it", "out of time"),
+        (None, False, "still at it", "crashed"),
+        (None, True, "CUDA error: an illegal memory access was encountered", "crashed"),
+        (-11, False, "Segmentation fault", "crashed"),
+    ],
+)
+def test_a_cell_that_the_budget_ends_is_no_failure_and_is_run_again(
+    tmp_path: Path, *, status: int | None, cut: bool, tail: str, came: str
+) -> None:
+    asked = args(tmp_path, "--only", "dense", "fp8", "graphs", "v1")
+    put(asked, matrix.reference(CELL, V24), RIGHT)
+    line = {**record({"stage": "start", "levels": {}}, status, tail), "cut": cut, "cell": CELL.name}
+    with (tmp_path / "matrix.jsonl").open("a") as stream:
+        stream.write(json.dumps({**line, "key": serve_fleet.key(CELL, asked)}) + "\n")
+    late = came == "out of time"
+    assert judge.outcome(line) == came
+    assert (CELL in dict(serve_fleet.planned(asked))) is late
+    serve_fleet.report(asked)
+    text = (tmp_path / "matrix.md").read_text()
+    assert f"| {CELL.name} | {came} | {'not run to its end' if late else 'FAIL'} |" in text
+    # The reference here is no healthy one, and fails by itself.
+    assert f"{1 if late else 2} failed, 0 without a kernel, {1 if late else 0} out of time" in text
 
 
 def test_cells_that_are_named_come_first_after_their_references_and_though_they_are_skipped(

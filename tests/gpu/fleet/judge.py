@@ -116,10 +116,16 @@ def pooled(seen: dict[str, Any], right: dict[str, Any]) -> Compared:
 
 
 def outcome(line: dict[str, Any]) -> str:
-    """Return what became of a cell: ``served``, ``refused`` or ``crashed``."""
+    """Return what became of a cell: ``served``, ``refused``, ``crashed`` or ``out of time``.
+
+    Out of time is a cell that was ended for the session's budget before its own time limit was over. One that
+    says before that what broke it, such as an error of CUDA, has crashed.
+    """
     seen = line.get("seen") or {}
     if line["status"] == 0 and seen.get("stage") == "end":
         return "served"
+    if line["status"] is None and line.get("cut") and not CRASH.search(line["tail"]):
+        return "out of time"
     booted = seen.get("stage", "start") != "start"
     if line["status"] is None or line["status"] < 0 or booted or CRASH.search(line["tail"]):
         return "crashed"
@@ -147,7 +153,7 @@ def faults(
     *,
     plain: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Return everything that is wrong with a cell, in words; an empty list is a pass.
+    """Return everything that is wrong with a cell, in words; an empty list is a pass, or was out of time.
 
     Args:
         cell: the cell.
@@ -159,6 +165,8 @@ def faults(
         plain: what the reference with a cache of 16 bits wrote, if the cell is to be compared with it too.
     """
     came = outcome(line)
+    if came == "out of time":
+        return []
     if came == "crashed":
         stage = (line.get("seen") or {}).get("stage", "start")
         return [f"exit status {line['status']} after stage {stage!r}: {reason(line) or 'no error is named'}"]

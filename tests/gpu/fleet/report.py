@@ -45,6 +45,12 @@ def _accepted(seen: dict[str, Any]) -> str:
     return f"{totals['accepted']}/{totals['drafted']}" if totals["drafted"] else ""
 
 
+def _verdict(came: str, *, lacks: bool, failed: bool) -> str:
+    if came == "out of time":
+        return "not run to its end"
+    return "no kernel" if lacks else "FAIL" if failed else "pass"
+
+
 def _row(row: Row, *, lacks: bool) -> str:
     cell, line, right, plain, found = row
     seen = line.get("seen") or {}
@@ -54,7 +60,7 @@ def _row(row: Row, *, lacks: bool) -> str:
     columns = [
         cell.name,
         came,
-        "no kernel" if lacks else "FAIL" if found else "pass",
+        _verdict(came, lacks=lacks, failed=bool(found)),
         str(seen.get("boot_seconds", "")),
         f"{line['seconds']:.0f}",
         _beside(seen, right) if served else "",
@@ -82,8 +88,12 @@ def table(rows: list[Row], asked: int, device: str) -> str:
         *(_row(row, lacks=row[0] in without) for row in rows),
     ]
     failed = sum(bool(found) and cell not in without for cell, *_, found in rows)
-    passed = len(rows) - failed - len(without)
-    tally = f"{passed} passed, {failed} failed, {len(without)} without a kernel, {asked - len(rows)} not run"
+    late = sum(outcome(line) == "out of time" for _, line, *_ in rows)
+    passed, left = len(rows) - failed - len(without) - late, asked - len(rows)
+    tally = (
+        f"{passed} passed, {failed} failed, {len(without)} without a kernel, "
+        f"{late} out of time, {left} not run"
+    )
     wheels = sorted({(line.get("seen") or {}).get("wheel", "") for _, line, *_ in rows} - {""})
     told = [f"wheel: {', '.join(wheels)}", ""] if wheels else []
     return "\n".join([*told, *lines, "", tally])
