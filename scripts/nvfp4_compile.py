@@ -129,7 +129,8 @@ class Allowance:
 ALLOWANCES = (
     # wgmma shares a tile between 64 or 128 rows: drafts with heads of 256 were read in a half to a quarter of
     # the time of blocks of 32 rows on an H200.
-    Allowance(90, 172, rows=64),
+    Allowance(90, 180, rows=64),
+    Allowance(90, 264, rows=128),
     # One layer of a drafter without a split; all other launches of a GB10 keep to the limit.
     Allowance(121, 44, launch="drafts of 16, not causal, window, heads of 256"),
 )

@@ -111,7 +111,8 @@ OTHER = "drafts of 16, not causal, heads of 256"
         {"arch": 121, "launch": f"{DRAFTER}, float16", "spills": 44},
         {"arch": 121, "launch": DRAFTER, "kernel": "reduce_segments", "spills": 44},
         {"arch": 120, "launch": DRAFTER, "spills": 44},
-        {"arch": 90, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 173},
+        {"arch": 90, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 181},
+        {"arch": 90, "constants": "BLOCK_M=128 TILE_SIZE=64", "spills": 265},
         {"arch": 90, "constants": "BLOCK_M=32 TILE_SIZE=64", "spills": 172},
         {"arch": 90, "kernel": "reduce_segments", "spills": 172},
         {"arch": 121, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 172},
@@ -129,8 +130,8 @@ def test_spills_beyond_what_is_known_are_a_fault(modules, changes):
     [
         {"arch": 121, "launch": DRAFTER, "spills": 44},
         {"arch": 121, "launch": OTHER, "spills": 40},
-        {"arch": 90, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 172},
-        {"arch": 90, "constants": "BLOCK_M=128 TILE_SIZE=64", "spills": 172},
+        {"arch": 90, "constants": "BLOCK_M=64 TILE_SIZE=64", "spills": 180},
+        {"arch": 90, "constants": "BLOCK_M=128 TILE_SIZE=64", "spills": 264},
     ],
 )
 def test_known_spills_are_none(modules, changes):
