@@ -259,9 +259,9 @@ def test_what_was_seen_never_goes_back(world: ChannelWorld) -> None:
         **{**{name: getattr(state, name) for name in state.__struct_fields__}, "generation": 2}
     )
     memory.remember(older)
-    memory.require_fresh(state)
+    memory.recall().require_fresh(state)
     with pytest.raises(ReplayedChannelError):
-        memory.require_fresh(older)
+        memory.recall().require_fresh(older)
 
 
 # Others' statements --------------------------------------------------------------------------------

@@ -232,6 +232,43 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(world: ChannelWorld) -
     world.verify()
 
 
+class OvertakenTarget(FolderTarget):
+    """A folder in which something happens just after a file was read for the first time."""
+
+    def read(self, path):
+        found = super().read(path)
+        self.__dict__.pop("after", lambda: None)()
+        return found
+
+
+def test_a_pointer_read_before_another_publisher_wrote_is_late_and_no_replay(world: ChannelWorld) -> None:
+    world.promote("1")
+    target = OvertakenTarget(world.published)
+    target.__dict__["after"] = lambda: world.promote("2")
+    with pytest.raises(LostRaceError):
+        world.promote("3", publisher=world.publisher(target))
+    assert world.listed() == {"1": None, "2": None}
+    assert world.promote("3", publisher=world.publisher(target)).generation == 3
+
+
+def test_a_pointer_that_a_reader_took_before_another_saw_the_next_is_no_replay(world: ChannelWorld) -> None:
+    world.promote("1")
+
+    class Overtaken(FolderMirror):
+        def read(self, path, *words, **options):
+            found = super().read(path, *words, **options)
+            self.__dict__.pop("after", lambda: None)()
+            return found
+
+    def next_one() -> None:
+        world.promote("2")
+        world.verify()
+
+    mirror = Overtaken(world.published)
+    mirror.__dict__["after"] = next_one
+    assert world.verify(mirror=mirror).state.generation == 2
+
+
 def test_many_publishers_at_once_lose_nothing(world: ChannelWorld) -> None:
     world.promote("0")
     wheels = [world.wheel(str(number)) for number in range(1, 5)]

@@ -100,6 +100,7 @@ class ChannelPublisher:
             UntrustedKeyError: a key signed it that this publisher does not trust.
             ReplayedChannelError: it is older than one that was seen before.
         """
+        seen = self.memory.recall()
         stored = self.target.read(pointer_path(require_channel_name(channel)))
         if stored is None:
             return None
@@ -113,10 +114,10 @@ class ChannelPublisher:
                     because="--sign none was given",
                     next_step="leave out --sign none, or name another channel",
                 )
-        elif not (self.adopt or self.memory.is_newest(state)):
+        elif not (self.adopt or seen.is_newest(state)):
             # What this machine wrote last stays its own, even when the key of then was revoked.
             verify_envelope(opened, self.root, written=state.written, role="channels")
-        self.memory.require_fresh(state)
+        seen.require_fresh(state)
         return PointedChannel(state, stored.tag)
 
     def require(self, channel: str) -> PointedChannel:

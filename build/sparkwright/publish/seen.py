@@ -18,6 +18,7 @@ from sparkwright.publish.channel import moment
 from sparkwright.store import hold, storing, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -58,23 +59,24 @@ class _Memory(Model, frozen=True):
 
 
 @dataclass(frozen=True)
-class SeenChannels:
-    """The generations that were seen, in one file.
+class RecalledChannels:
+    """The generations that had been seen when `SeenChannels.recall` was called.
 
     Attributes:
-        path: the file; made when something is remembered.
+        path: the file that they were read from.
+        channels: by the channel's origin.
     """
 
     path: Path
+    channels: Mapping[str, SeenGeneration]
 
     def require_fresh(self, state: ChannelState) -> None:
         """Refuse a generation that is older than one that was seen, by number or date, or a second one.
 
         Raises:
             ReplayedChannelError: it is.
-            ConfigError: the file is damaged.
         """
-        known = self._read().channels.get(state.origin)
+        known = self.channels.get(state.origin)
         if known is None or (state.generation, state.digest) == (known.generation, known.digest):
             return
         if state.generation < known.generation:
@@ -102,8 +104,30 @@ class SeenChannels:
 
     def is_newest(self, state: ChannelState) -> bool:
         """Tell if *state* is the newest generation that was seen of its channel."""
-        known = self._read().channels.get(state.origin)
+        known = self.channels.get(state.origin)
         return known is not None and (state.generation, state.digest) == (known.generation, known.digest)
+
+
+@dataclass(frozen=True)
+class SeenChannels:
+    """The generations that were seen, in one file.
+
+    Attributes:
+        path: the file; made when something is remembered.
+    """
+
+    path: Path
+
+    def recall(self) -> RecalledChannels:
+        """Return what was seen until now, to be called before a pointer is read.
+
+        A pointer that was read before another process on this machine published or saw the next generation
+        is late, and no replay.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return RecalledChannels(self.path, self._read().channels)
 
     def remember(self, state: ChannelState) -> None:
         """Remember *state*, unless a newer generation was seen meanwhile.

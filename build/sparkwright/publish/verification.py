@@ -162,6 +162,7 @@ class _Reading:
     def pointer(self, roots: Sequence[PinnedRoot]) -> tuple[ChannelState, str, TrustRoot | None]:
         """Return the present generation, its signer and the root by which that was verified."""
         path = pointer_path(self.channel)
+        seen = self.memory.recall()
         data = self.mirror.read(path)
         if data is None:
             raise UnknownNameError(
@@ -186,7 +187,7 @@ class _Reading:
                 because=f"it was written on {state.written}",
                 next_step="check this machine's clock",
             )
-        self.memory.require_fresh(state)
+        seen.require_fresh(state)
         return state, signer, root
 
     def _signer(
