@@ -128,18 +128,18 @@ def test_layers_that_are_read_are_silent(tmp_path, drafter, variables):
 def rules_of(tmp_path, target, speculative, *, version=NEW, **keys):
     served = recipe(write_checkpoint(tmp_path / "target", target), speculative=speculative, **keys)
     found = run_preflight(start(served, engine=EngineFacts(version=version)))
-    return {one.check for one in found if one.check.startswith("rule ")}
+    return [one.check for one in found if one.check.startswith("rule ")]
 
 
 @pytest.mark.parametrize("target", [QWEN_27B, NEMOTRON])
 def test_n_gram_drafts_of_a_hybrid_checkpoint_are_found_though_the_recipe_does_not_say_hybrid(
     tmp_path, target
 ):
-    assert rules_of(tmp_path, target, NGRAM) == {"rule hybrid-steps-without-drafts"}
+    assert rules_of(tmp_path, target, NGRAM) == ["rule hybrid-steps-without-drafts"]
 
 
 def test_n_gram_drafts_of_a_dense_model_are_silent(tmp_path):
-    assert rules_of(tmp_path, DENSE, NGRAM) == set()
+    assert rules_of(tmp_path, DENSE, NGRAM) == []
 
 
 # Latent attention -----------------------------------------------------------------------------------
@@ -157,14 +157,19 @@ LATENT = {
 
 @pytest.mark.parametrize("traits", [(), ("mla",)])
 def test_drafts_over_latent_attention_are_refused_once_whether_or_not_the_recipe_says_mla(tmp_path, traits):
-    assert rules_of(tmp_path, LATENT, NGRAM, traits=traits) == {"rule mla-drafts"}
+    assert rules_of(tmp_path, LATENT, NGRAM, traits=traits) == ["rule mla-drafts"]
+
+
+def test_a_rule_that_recipe_and_checkpoint_both_show_is_told_once(tmp_path):
+    found = rules_of(tmp_path, QWEN_27B | {"kv_lora_rank": 512}, NGRAM, traits=("mla",))
+    assert found == ["rule mla-drafts", "rule hybrid-steps-without-drafts"]
 
 
 def test_latent_attention_on_runner_v2_is_refused(tmp_path):
-    assert rules_of(tmp_path, LATENT, {}, environment=V2) == {"rule mla-runner-v2"}
+    assert rules_of(tmp_path, LATENT, {}, environment=V2) == ["rule mla-runner-v2"]
 
 
 def test_latent_attention_without_drafts_or_on_0_33_is_silent(tmp_path):
-    assert rules_of(tmp_path, LATENT, {}, environment=V1) == set()
-    assert rules_of(tmp_path, LATENT, NGRAM, version="0.33.0") == set()
-    assert rules_of(tmp_path, DENSE, {}, environment=V2) == set()
+    assert rules_of(tmp_path, LATENT, {}, environment=V1) == []
+    assert rules_of(tmp_path, LATENT, NGRAM, version="0.33.0") == []
+    assert rules_of(tmp_path, DENSE, {}, environment=V2) == []

@@ -463,3 +463,10 @@ def test_a_newer_format_and_an_unknown_name_say_so(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="no recipe 'nothing'") as caught:
         load_recipe("nothing")
     assert "smoke" in caught.value.because
+
+
+def test_drafts_over_latent_attention_are_refused_where_that_backend_is_asked_for_on_another_card() -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    asked = {"speculative": ngram, "traits": ("mla",), "capability": "9.0"}
+    assert broken(made(**asked, flags={"attention-backend": "TRITON_MLA"})) == {"mla-drafts"}
+    assert broken(made(**asked)) == set()

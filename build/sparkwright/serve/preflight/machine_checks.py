@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 _OLDEST_DRIVER = 580
 _ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
 _SPARE = 2 * GIB
-_BY_CHECKPOINT = {
-    "hybrid-steps-without-drafts",
-    "mla-drafts",
-    "mla-runner-v2",
-}  # others have checks that read sizes
+# Other rules about a model's traits have checks that read its sizes.
+_BY_CHECKPOINT = {"hybrid-steps-without-drafts", "mla-drafts", "mla-runner-v2"}
 
 
 def check_card(recipe: Recipe, host: HostFacts) -> Iterator[Finding]:

@@ -114,7 +114,7 @@ class ModelShape:
     @property
     def traits(self) -> tuple[str, ...]:
         """Return the traits of a recipe that the sizes show."""
-        return (*(["hybrid"] if self.hybrid else []), *(["mla"] if self.mla else []))
+        return tuple(name for name, shown in (("hybrid", self.hybrid), ("mla", self.mla)) if shown)
 
 
 class _UnknownError(Exception):
