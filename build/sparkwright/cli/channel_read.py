@@ -149,6 +149,7 @@ def verify(
     options = VerifyChannelOptions(
         wheels="none" if wheel else wheels or default,  # type: ignore[arg-type] # click's choices
         allow_unsigned=allow_unsigned,
+        named_root=trust is not None,
     )
     roots, memory = pinned_roots(trust), default_memory()
     verified = [
@@ -162,6 +163,9 @@ def verify(
     for one in verified:
         signer = f"signed by {one.signer[:80]}" if one.signer else "UNSIGNED, and accepted"
         click.echo(f"channel  {one.state.channel}, generation {one.state.generation}, {signer}")
+        if one.root is not None:
+            root = one.root
+            click.echo(f"root     version {root.version} of {root.written}, publisher {root.publisher}")
         click.echo(f"expires  {one.state.expires}")
         if wheel is None:
             click.echo(f"wheels   {len(one.wheels)} of {len(one.state.files)} read, every page and statement")

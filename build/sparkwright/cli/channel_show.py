@@ -33,6 +33,8 @@ def described_result(verified: VerifiedChannel) -> dict[str, Any]:
         "digest": verified.state.digest,
         "expires": verified.state.expires,
         "signer": verified.signer,
+        "publisher": verified.root.publisher if verified.root else "",
+        "root": verified.root.version if verified.root else 0,
         "wheels": [file.filename for file in verified.state.files],
         "read": [file.filename for file in verified.wheels],
     }

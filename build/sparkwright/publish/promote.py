@@ -353,7 +353,7 @@ class ChannelPublisher:
         deposits.settle()
         self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
         deposits.confirm()
-        self.memory.remember(state)
+        self.memory.remember(state, publisher=self.root.publisher if self.root else "")
         kind = "channel.planned" if self.dry_run else "channel.changed"
         emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
              detail=state.action.detail, signer=self.signer.name)  # fmt: skip

@@ -64,12 +64,14 @@ class VerifyChannelOptions:
     Attributes:
         wheels: the wheels whose bytes are read; yanked ones are only read with ``all``.
         allow_unsigned: accept a channel without a signature.
+        named_root: the roots were named for this one call: their publisher counts at every address.
         patience_s: for how long pages of the generation before are read again, in seconds: a publisher
             replaces them right after the pointer.
     """
 
     wheels: WheelChoice = "all"
     allow_unsigned: bool = False
+    named_root: bool = False
     patience_s: float = 10.0
 
 
@@ -81,11 +83,13 @@ class VerifiedChannel:
         state: its present generation.
         signer: the id of the key, or the identity, that signed it; empty if unsigned was accepted.
         wheels: the wheels whose bytes were read.
+        root: the publisher's root by which it was verified; `None` if unsigned was accepted.
     """
 
     state: ChannelState
     signer: str
     wheels: tuple[ListedWheel, ...]
+    root: TrustRoot | None = None
 
 
 def verify_channel(
@@ -127,9 +131,10 @@ def verify_channel(
         for file in chosen:
             reading.wheel(file, state)
             progress.advance(file.size)
-    memory.remember(state)
+    publisher = root.publisher if root else ""
+    memory.remember(state, publisher=publisher, address=mirror.address)
     emit("channel.verified", channel=channel, generation=state.generation, signer=signer, wheels=len(chosen))
-    return VerifiedChannel(state, signer, tuple(chosen))
+    return VerifiedChannel(state, signer, tuple(chosen), root)
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,8 @@ class _Reading:
                 because=f"it was written on {state.written}",
                 next_step="check this machine's clock",
             )
+        if root is not None and not self.options.named_root:
+            seen.require_publisher(self.mirror.address, root.publisher)
         seen.require_fresh(state)
         return state, signer, root
 
