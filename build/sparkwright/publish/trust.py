@@ -164,7 +164,7 @@ def first_root(data: bytes, what: str) -> TrustRoot:
         raise UntrustedKeyError(
             f"{what} cannot be trusted by its publisher's id",
             because=f"it is version {root.version}, and only the versions from 1 on show who made it",
-            next_step=f"put versions 1 to {root.version - 1} beside it, as {FOLDER}/ at a target has them, "
+            next_step=f"put all versions before it beside it (1.json and so on, as {FOLDER}/ at a target), "
             "or compare its SHA-256: sparkwright channel key pin FILE --digest SHA256",
         )
     if [key.id for key in root.keys] != [root.publisher] or root.identities:
