@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +30,7 @@ from sparkwright.publish.signing import CHANNEL_TYPE, TRUST_TYPE, sign_by
 from sparkwright.publish.trust import TrustedKey, TrustRoot
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
     from pathlib import Path
 
 
@@ -270,6 +271,31 @@ def test_dates_never_go_back_with_the_publishers_clock(world: ChannelWorld) -> N
     later = now() + timedelta(minutes=5)
     first = world.publisher().renew("nightly", POLICY, later)
     assert world.publisher().renew("nightly", POLICY, now()).written == first.written
+
+
+def test_a_channel_of_the_future_is_changed_by_an_explicit_word_alone(world: ChannelWorld) -> None:
+    """A publisher's clock was a year ahead; readers refuse what it dated."""
+    world.publisher().renew("nightly", POLICY, now() + timedelta(days=365))
+    with pytest.raises(SignatureError, match="from the future"):
+        world.verify()
+    with pytest.raises(PublishError, match="cannot be changed by this clock") as caught:
+        world.publisher().renew("nightly", POLICY, now())
+    assert "--adopt" in str(caught.value.next_step)
+    again = world.publisher(adopt=True).renew("nightly", POLICY, now())
+    assert world.verify().state == again
+    assert world.publisher().renew("nightly", POLICY, now()).generation == again.generation + 1
+
+
+def test_a_key_of_the_future_asks_for_the_clock(world: ChannelWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=365)
+
+    monkeypatch.setattr(keys, "datetime", Earlier)
+    with pytest.raises(UntrustedKeyError, match="was in use from") as caught:
+        load_publisher(world.home)
+    assert "set this machine's clock" in str(caught.value.next_step)
 
 
 def test_the_key_of_roots_cannot_sign_channels(world: ChannelWorld) -> None:

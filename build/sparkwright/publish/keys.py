@@ -18,7 +18,7 @@ import msgspec
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, SignatureError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit
-from sparkwright.publish.channel import stamp
+from sparkwright.publish.channel import moment, stamp
 from sparkwright.publish.signing import TRUST_TYPE, LocalSigner, sign_by
 from sparkwright.publish.trust import (
     PinnedRoot,
@@ -98,11 +98,15 @@ def load_publisher(home: Path | None = None) -> PublisherKeys:
         UntrustedKeyError: its key is revoked.
     """
     publisher = open_publisher(home)
-    if refusal := publisher.root.refusal(publisher.signer.name, stamp(datetime.now(UTC)), "channels"):
+    now = datetime.now(UTC)
+    if refusal := publisher.root.refusal(publisher.signer.name, stamp(now), "channels"):
+        key = cast("TrustedKey", publisher.root.find(publisher.signer.name))
         raise UntrustedKeyError(
             "this machine's key cannot be used",
             because=refusal,
-            next_step="replace it: sparkwright channel key rotate --roots-key FILE",
+            next_step="set this machine's clock; if it is right, replace it: sparkwright channel key rotate"
+            if moment(key.start, "the root") > now
+            else "replace it: sparkwright channel key rotate --roots-key FILE",
         )
     return publisher
 

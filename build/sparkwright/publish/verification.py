@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.digests import sha256_bytes
@@ -21,6 +20,7 @@ from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.attestations import refusal_of
 from sparkwright.publish.channel import (
     CHANNELS,
+    CLOCK_SKEW,
     POINTER,
     STABLE,
     attestations_path,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5
-_CLOCK_SKEW = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class _Reading:
                 f"{state.expires}: the mirror is frozen, or its publisher stopped",
                 next_step="take another mirror, or ask the publisher for 'sparkwright channel renew'",
             )
-        if written > self.now + _CLOCK_SKEW:
+        if written > self.now + CLOCK_SKEW:
             raise SignatureError(
                 f"{what} is from the future",
                 because=f"it was written on {state.written}",

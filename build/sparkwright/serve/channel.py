@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sparkwright.base.digests import sha256_bytes, sha256_file
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import TamperedError, UnknownNameError
 from sparkwright.companion.choosing import companion_of_recipe
 from sparkwright.companion.package import PROJECT as COMPANION
@@ -139,12 +139,11 @@ class _Fetching:
         """Return a wheel with the bytes that were signed: in the folder of the channel, or fetched."""
         if isinstance(self.mirror, FolderMirror):
             wheel = self.mirror.folder / file.path
-            if not wheel.is_file() or sha256_file(wheel) != file.sha256:
+            found = self.mirror.digest(file.path, file.size)
+            if found != (file.sha256, file.size):
                 raise TamperedError(
                     f"{wheel} is not the wheel of channel {self.channel}",
-                    because="its bytes are not those that were signed"
-                    if wheel.is_file()
-                    else "it is not there",
+                    because="its bytes are not those that were signed" if found else "it is not there",
                     next_step="copy the channel again from where it was published",
                 )
             return wheel
