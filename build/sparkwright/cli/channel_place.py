@@ -56,7 +56,7 @@ _SIGN = click.option(
 _ADOPT = click.option(
     "--adopt",
     is_flag=True,
-    help="Build on a channel that no trusted key signed, or that is dated in the future, once you looked at it.",
+    help="Build on a channel that no trusted key signed, or of a date to come, once you looked at it.",
 )
 _DRY_RUN = click.option(
     "--dry-run", is_flag=True, help="List what would be written; nothing is written, signed or remembered."

@@ -87,5 +87,5 @@ def _straighten(value: Any, path: str, note: Callable[[str, Any], None]) -> None
 
 def _joined(parts: list[Any]) -> str | None:
     """Return the text of a list of parts, `None` if one is no text."""
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else None
