@@ -10,7 +10,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
@@ -176,6 +176,24 @@ def test_a_server_that_misbehaves_is_given_up(
     settings = IndexSettings(timeout_s=timeout_s, attempts=1, backoff_s=0.01)
     with served(published.published, handler) as (address, _), pytest.raises(FetchError, match=says):
         published.verify(mirror=HttpMirror(address, settings))
+
+
+class _Baker(_Handler):
+    sent_back: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.sent_back.append(self.headers.get("Cookie"))
+        super().do_GET()
+
+    def end_headers(self) -> None:
+        self.send_header("Set-Cookie", "reader=7")
+        super().end_headers()
+
+
+def test_a_mirrors_cookies_are_not_kept(published: ChannelWorld) -> None:
+    with served(published.published, _Baker) as (address, _):
+        published.verify(mirror=HttpMirror(address, SETTINGS), wheels="none")
+    assert set(_Baker.sent_back) == {None}
 
 
 def test_no_password_of_an_address_is_shown(published: ChannelWorld) -> None:

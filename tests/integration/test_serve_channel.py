@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import wheelkit
-from channel_kit import ChannelWorld, now, small_wheel
+from channel_kit import ChannelWorld, now, pinned, small_wheel
 
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.trust import pinned_root
 from sparkwright.serve.channel import open_channel
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def world(tmp_path: Path) -> ChannelWorld:
 
 
 def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machine: str = MACHINE) -> Path:
-    root = pinned_root((world.folder / "pinned.json").read_bytes(), "pinned.json")
+    root = pinned(world.folder / "pinned.json")
     memory = SeenChannels(world.folder / "seen.json")
     wanted = (series,) if series else ()
     return open_channel(store, place, machine, *wanted, roots=[root], memory=memory, now=now()).wheel
@@ -103,7 +102,7 @@ def test_a_channel_of_an_unknown_publisher_is_refused(
 ) -> None:
     stranger = ChannelWorld(tmp_path / "stranger")
     stranger.promote("0.24.0+spark.1")
-    root = pinned_root(stranger.pin().read_bytes(), "pinned.json")
+    root = pinned(stranger.pin())
     memory = SeenChannels(tmp_path / "seen.json")
     with pytest.raises(UntrustedKeyError):
         open_channel(

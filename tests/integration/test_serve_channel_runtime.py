@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import companion_kit
 import pytest
 import wheelkit
-from channel_kit import POLICY, ChannelWorld, now
+from channel_kit import POLICY, ChannelWorld, now, pinned
 
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
@@ -19,7 +19,6 @@ from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.trust import pinned_root
 from sparkwright.recipes import Recipe
 from sparkwright.serve.channel import open_channel
 from sparkwright.serve.flashinfer import CUBIN
@@ -58,7 +57,7 @@ class Offered:
 
     def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> ServedRuntime:
         """What is served with far from any checkout."""
-        root = pinned_root((self.world.folder / "pinned.json").read_bytes(), "pinned.json")
+        root = pinned(self.world.folder / "pinned.json")
         memory = SeenChannels(self.world.folder / "seen.json")
         place = str(self.world.published / "channels/nightly")
         offer = open_channel(self.store, place, MACHINE, "", roots=[root], memory=memory, now=now())

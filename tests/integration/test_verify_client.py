@@ -21,6 +21,8 @@ from sparkwright.verify.profile import Deadlines
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from kit import Recorder
+
 PROMPT = Prompt(name="p", category="code", text="Say it.")
 PATIENT = Deadlines()
 HASTY = Deadlines(first_token_s=0.4, canary_s=0.4)
@@ -489,3 +491,90 @@ def test_times_are_those_of_the_arrival_at_the_socket(monkeypatch: pytest.Monkey
     done = time.perf_counter_ns()
     assert got.failure is None
     assert got.first < got.last == got.ended < done - 0.45e9
+
+
+# Connections that were kept open ------------------------------------------------------------------------
+
+
+def closing(first: int = 2, *, half: bool = False) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return a handler that closes a connection in place of an answer from its *first* request on."""
+    seen: dict[int, int] = {}
+    alive = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        transport = request.transport
+        assert transport is not None
+        alive.append(transport)  # so that no other has its id
+        seen[id(transport)] = seen.get(id(transport), 0) + 1
+        if seen[id(transport)] >= first:
+            if half:
+                transport.write(b"HTTP/1.1 200 OK\r\nContent-")
+                await asyncio.sleep(0.05)
+            transport.close()
+            return web.Response()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await healthy(Stream(request, response, asked))
+        await response.write_eof()
+        return response
+
+    return handle
+
+
+def many(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], count: int = 3) -> list[Sample]:
+    async def run() -> list[Sample]:
+        async with serving(generate=handler) as served, open_session(served.endpoint) as session:
+            return [
+                await Exchange(
+                    served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=PATIENT, speed=1.0, salt=str(n)
+                ).run(session)
+                for n in range(count)
+            ]
+
+    return asyncio.run(run())
+
+
+def test_a_request_that_a_kept_connection_lost_is_sent_once_more(heard: Recorder) -> None:
+    samples = many(closing())
+    assert [sample.failure for sample in samples] == [None] * 3
+    assert all(sample.started <= sample.headers <= sample.first for sample in samples)
+    (told,) = heard.warnings
+    assert "sent once more" in told
+
+
+def test_a_new_connection_that_breaks_is_the_servers_failure(heard: Recorder) -> None:
+    for samples in (many(closing(1)), many(closing(2, half=True))):
+        failures = [sample.failure.kind for sample in samples if sample.failure is not None]
+        assert FailureKind.RESET in failures
+    assert heard.warnings == []
+
+
+def test_odd_chunks_count_with_one_warning(heard: Recorder) -> None:
+    async def odd(stream: Stream) -> None:
+        for i in range(4):
+            await stream.say(token(i, text="t", finish="length" if i == 3 else None) | {"id": None})
+        await stream.say(usage(4) | {"choices": None}, b"[DONE]")
+
+    async def run() -> list[Sample]:
+        async with serving(odd) as served:
+            return [await ask(served.endpoint) for _ in range(3)]
+
+    assert [sample.failure for sample in asyncio.run(run())] == [None] * 3
+    (told,) = heard.warnings
+    assert told.endswith("`choices` is null, `id` is null")
+
+
+def test_the_words_of_an_error_event_are_told() -> None:
+    async def play(stream: Stream) -> None:
+        await stream.tokens(1)
+        await stream.response.write(b'event: error\ndata: {"detail": "worker lost"}\n\ndata: [DONE]\n\n')
+
+    assert failure(play) == (FailureKind.IN_BAND, "worker lost")
+
+    async def bare(stream: Stream) -> None:
+        await stream.tokens(1)
+        await stream.response.write(b'{"error": "worker lost"}\n\ndata: [DONE]\n\n')
+
+    kind, detail = failure(bare)
+    assert (kind, "worker lost" in detail) == (FailureKind.NO_FINISH, True)

@@ -290,3 +290,12 @@ def test_no_counters(page: Handler) -> None:
     found = look(pages={"metrics": page})
     assert "metrics" in found.lacks
     assert not found.metrics
+
+
+@pytest.mark.parametrize("page", ["models", "version", "metrics"])
+def test_a_server_that_loads_its_model_is_waited_for(page: str) -> None:
+    loading = answering('{"error": {"message": "Loading model", "code": 503}}', status=503)
+    for pages, wait in (({page: loading}, True), ({page: answering("{}", status=500)}, False)):
+        with pytest.raises(EndpointError) as caught:
+            look(pages=pages)
+        assert ("wait until its model is loaded" in caught.value.next_step) is wait

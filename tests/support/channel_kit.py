@@ -17,7 +17,7 @@ from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import NoSigner
-from sparkwright.publish.trust import pinned_root
+from sparkwright.publish.trust import PinnedRoot, read_root
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ def small_wheel(
         },
     }
     return wheelkit.pack(folder / f"vllm-{version}-{tag}.whl", wheelkit.with_record(files, info))
+
+
+def pinned(path: Path) -> PinnedRoot:
+    """Return the root in the file *path* as one that the reader pinned by its digest."""
+    data = path.read_bytes()
+    return PinnedRoot(read_root(data, str(path)), data)
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class ChannelWorld:
         path = self.folder / "pinned.json"
         if not path.exists() and self.home.exists():
             self.pin()
-        roots = [pinned_root(path.read_bytes(), "pinned.json")] if path.exists() else []
+        roots = [pinned(path)] if path.exists() else []
         return verify_channel(
             mirror or FolderMirror(self.published), channel, roots,
             memory=SeenChannels(self.folder / "reader-seen.json"), now=at or now(),

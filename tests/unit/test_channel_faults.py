@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from channel_kit import POLICY, ChannelWorld, now
 from sparkwright.base.errors import (
     ConfigError,
     ExpiredChannelError,
+    FetchError,
     NewerFormatError,
     PublishError,
     ReplayedChannelError,
@@ -318,3 +321,39 @@ def test_a_wheel_is_compared_with_its_channel(world: ChannelWorld) -> None:
     newest = next(one for one in rolled.files if one.version == "2")
     with pytest.raises(TamperedError, match="was taken back, because channel nightly yanked it: it crashes"):
         require_listed(rolled, newest.filename, newest.sha256)
+
+
+# The folder itself ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "elsewhere", "sparse"])
+@pytest.mark.parametrize("place", ["channels/nightly/channel.json", "trust/2.json", "a wheel"])
+def test_a_folder_of_other_things_than_plain_files_is_refused_at_once(
+    world: ChannelWorld, tmp_path: Path, kind: str, place: str
+) -> None:
+    world.verify()
+    path = next(world.published.rglob("*.whl")) if place == "a wheel" else world.published / place
+    data = path.read_bytes() if path.exists() else b""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "elsewhere":
+        outside = tmp_path / "outside"
+        outside.write_bytes(data)
+        path.symlink_to(outside)
+    else:
+        with path.open("wb") as stream:
+            stream.truncate(200 << 30)
+    begun = time.monotonic()
+    with pytest.raises((FetchError, TamperedError)):
+        world.verify()
+    assert time.monotonic() - begun < 20
+
+
+def test_a_link_within_the_folder_is_followed(world: ChannelWorld) -> None:
+    wheel = next(world.published.rglob("*.whl"))
+    wheel.rename(kept := wheel.with_name("kept"))
+    wheel.symlink_to(kept)
+    world.verify()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,15 +23,14 @@ from sparkwright.publish.channel import stamp
 from sparkwright.publish.keys import (
     allow_identity,
     load_publisher,
-    own_root_file,
-    pin_root,
     revoke_key,
     rotate_key,
 )
 from sparkwright.publish.signing import CHANNEL_TYPE, TRUST_TYPE, sign_by
-from sparkwright.publish.trust import TrustedKey, TrustRoot, read_root
+from sparkwright.publish.trust import TrustedKey, TrustRoot
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
     from pathlib import Path
 
 
@@ -274,6 +273,31 @@ def test_dates_never_go_back_with_the_publishers_clock(world: ChannelWorld) -> N
     assert world.publisher().renew("nightly", POLICY, now()).written == first.written
 
 
+def test_a_channel_of_the_future_is_changed_by_an_explicit_word_alone(world: ChannelWorld) -> None:
+    """A publisher's clock was a year ahead; readers refuse what it dated."""
+    world.publisher().renew("nightly", POLICY, now() + timedelta(days=365))
+    with pytest.raises(SignatureError, match="from the future"):
+        world.verify()
+    with pytest.raises(PublishError, match="cannot be changed by this clock") as caught:
+        world.publisher().renew("nightly", POLICY, now())
+    assert "--adopt" in str(caught.value.next_step)
+    again = world.publisher(adopt=True).renew("nightly", POLICY, now())
+    assert world.verify().state == again
+    assert world.publisher().renew("nightly", POLICY, now()).generation == again.generation + 1
+
+
+def test_a_key_of_the_future_asks_for_the_clock(world: ChannelWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=365)
+
+    monkeypatch.setattr(keys, "datetime", Earlier)
+    with pytest.raises(UntrustedKeyError, match="was in use from") as caught:
+        load_publisher(world.home)
+    assert "set this machine's clock" in str(caught.value.next_step)
+
+
 def test_the_key_of_roots_cannot_sign_channels(world: ChannelWorld) -> None:
     offline = world.folder / "roots.pem"
     roots = load_publisher(world.home).signer
@@ -286,48 +310,7 @@ def test_the_key_of_roots_cannot_sign_channels(world: ChannelWorld) -> None:
         world.verify()
 
 
-# Pinned roots --------------------------------------------------------------------------------------
-
-
-def test_a_root_is_pinned_by_its_publishers_id(world: ChannelWorld, tmp_path: Path) -> None:
-    data = (world.home / "1.json").read_bytes()
-    root = read_root(data, "it")
-    assert pin_root(data, "it", root.publisher, tmp_path / "pins") == root
-    with pytest.raises(UntrustedKeyError, match="its publisher is"):
-        pin_root(data, "it", "0" * 64, tmp_path / "pins")
-    with pytest.raises(SignatureError, match="cut off"):
-        pin_root(data[:-9], "it", root.publisher, tmp_path / "pins")
-
-
-def test_a_root_whose_key_is_not_of_its_id_is_refused(world: ChannelWorld) -> None:
-    keys_of = load_publisher(world.home)
-    other = ChannelWorld(world.folder / "other")
-    stranger = load_publisher(other.home)
-    lying = TrustedKey(
-        id=keys_of.root.publisher, public=stranger.root.keys[0].public, roles=("roots",), start=stamp(now())
-    )
-    root = TrustRoot(publisher=lying.id, version=1, written=stamp(now()), keys=(lying,))
-    with pytest.raises(SignatureError, match="is not the key of that id"):
-        read_root(sign_by([keys_of.signer.key], root.payload, TRUST_TYPE), "it")
-
-
-def test_another_publishers_root_is_no_obstacle(world: ChannelWorld) -> None:
-    """A reader pins several publishers; the roots at one target are of one of them."""
-    from sparkwright.publish.mirror import FolderMirror
-    from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.trust import pinned_root
-    from sparkwright.publish.verification import verify_channel
-
-    rotate_key(world.home)
-    world.promote("2")
-    other = ChannelWorld(world.folder / "other")
-    load_publisher(other.home)
-    files = [own_root_file(other.home), world.folder / "pinned.json"]
-    roots = [pinned_root(path.read_bytes(), str(path)) for path in files]
-    memory = SeenChannels(world.folder / "m.json")
-    verify_channel(FolderMirror(world.published), "nightly", roots, memory=memory, now=now())
-    with pytest.raises(UntrustedKeyError, match="unknown key"):
-        verify_channel(FolderMirror(world.published), "nightly", roots[:1], memory=memory, now=now())
+# Identities and secrets -----------------------------------------------------------------------------
 
 
 def test_an_identity_is_added_to_the_root(world: ChannelWorld) -> None:

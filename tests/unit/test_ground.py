@@ -8,6 +8,7 @@ import re
 import threading
 from contextvars import copy_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,9 @@ from sparkwright.base import errors, events
 from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SparkwrightError
+
+if TYPE_CHECKING:
+    from kit import Recorder
 
 ROOT = Path(__file__).parents[2]
 CLASSES = {
@@ -143,6 +147,18 @@ def test_the_log_is_whole_after_each_event(tmp_path: Path) -> None:
         (line,) = (tmp_path / "log").read_text().splitlines()
     sink.close()
     assert json.loads(line)["message"] == "careful"
+
+
+def test_a_log_on_a_full_disk_stops_nothing(heard: Recorder, tmp_path: Path) -> None:
+    full, good = events.JsonlSink(Path("/dev/full")), events.JsonlSink(tmp_path / "log")
+    with events.subscribe(full), events.subscribe(good):
+        for number in range(3):
+            events.emit("x", number=number)
+    full.close()
+    good.close()
+    assert [event.kind for event in heard.events] == ["x", "warning", "x", "x"]
+    assert "No space left" in heard.warnings[0]
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
 
 
 # Canonical bytes ---------------------------------------------------------------------------

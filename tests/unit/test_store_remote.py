@@ -13,12 +13,15 @@ import pytest
 from store_servers import HostileStore, Misbehaviour, hostile_store
 
 from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.lock import Artifact
 from sparkwright.store import Store, open_store
 from sparkwright.store.remote import RemoteSettings, open_remote
 from sparkwright.store.remote.entries import TRAVELLING, encode_entry, place_of
 from sparkwright.store.remote.keys import require_key
 from sparkwright.store.remote.outbox import Item, Outbox
 from sparkwright.store.remote.settings import RemoteLimits
+from sparkwright.upstream import IndexSettings
+from sparkwright.upstream.download import fetch_artifact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -293,6 +296,19 @@ def test_a_bad_answer_is_no_result_and_no_error(
     assert list(store.scratch_root.iterdir()) == []
     server.faults.clear()
     assert machine("c").find_file(DIGEST) is not None
+
+
+def test_no_more_is_read_than_a_locked_file_has(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    store = machine("b")
+    asked = []
+    real = store.remote.fetch_file
+    store.remote.fetch_file = lambda *words, **named: asked.append(words[2]) or real(*words, **named)
+    locked = Artifact(filename="x.whl", sha256=DIGEST, size=len(OBJECT))
+    path = fetch_artifact(store, locked, IndexSettings())
+    assert (asked, path.read_bytes()) == ([len(OBJECT)], OBJECT)
+    other = Artifact(filename="x.whl", sha256=DIGEST, size=len(OBJECT) - 1)
+    assert machine("c").find_intact(other.sha256, size=other.size) is None
 
 
 def test_bad_answers_are_told_once_and_end_the_reading(

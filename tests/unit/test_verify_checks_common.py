@@ -61,6 +61,7 @@ FAILS = {
     FailureKind.CONNECT: "found no connection",
     FailureKind.STATUS: "HTTP error (status 503)",
     FailureKind.NOT_JSON: "not JSON",
+    FailureKind.FORM: "of another form",
     FailureKind.IN_BAND: "error inside the stream",
     FailureKind.TRUNCATED: "without [DONE]",
     FailureKind.RESET: "connection broken",
@@ -174,8 +175,13 @@ def test_a_canary_counts_though_every_request_was_answered(observations: list[Ob
     assert "no token within 60 s" in cause
 
 
-def test_a_canary_whose_count_alone_is_wrong_was_answered(observations: list[Observation]) -> None:
-    [(verdict, cause)] = found(changed(observations, 1, canary="no-count: neither usage nor token ids came"))
+@pytest.mark.parametrize(
+    "told", ["no-count: neither usage nor token ids came", "form: Expected `array`, got `str`"]
+)
+def test_a_canary_whose_form_or_count_alone_is_wrong_was_answered(
+    observations: list[Observation], told: str
+) -> None:
+    [(verdict, cause)] = found(changed(observations, 1, canary=told))
     assert verdict == "invalid"
     assert "after code c=4 cannot be used" in cause
 

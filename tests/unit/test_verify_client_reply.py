@@ -224,12 +224,101 @@ def test_an_error_inside_the_stream_ends_it(message: Any, detail: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [b'{"choices": [', b"<html>", b"", b'"text"', b'{"choices": "none"}', b'{"choices": [{"text": "\xff"}]}'],
+    [b'{"choices": [', b"<html>", b"", b'{"choices": [{"text": "\xff"}]}', b"Internal Server Error"],
 )
-def test_what_is_no_chunk_ends_it(message: bytes) -> None:
+def test_what_is_no_json_ends_it(message: bytes) -> None:
     with pytest.raises(ReplyError) as caught:
         read(message)
     assert caught.value.failure.kind is FailureKind.NOT_JSON
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (b'"text"', "`str`"),
+        (b'{"choices": "none"}', "$.choices"),
+        (b'{"choices": {"0": {}}}', "$.choices"),
+        (usage(3) | {"usage": {"completion_tokens": 12.5}}, "$.usage.completion_tokens"),
+        (delta(content=[{"type": "image"}]), "content"),
+    ],
+)
+def test_json_of_another_form_ends_it_by_the_fields_name(message: Any, named: str) -> None:
+    with pytest.raises(ReplyError) as caught:
+        read(message)
+    assert caught.value.failure.kind is FailureKind.FORM
+    assert named in caught.value.failure.detail
+
+
+def last(**changes: Any) -> dict[str, Any]:
+    return usage(2) | changes
+
+
+TWO = (token(1, text="a"), token(2, text="b", finish="length"))
+FLOATS = {"prompt_tokens": 5.0, "completion_tokens": 2.0, "prompt_tokens_details": {"cached_tokens": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "odd"),
+    [
+        ((*TWO, last(id=None), DONE), {"`id` is null"}),
+        ((*TWO, last(id=7, object=None), DONE), {"`id` is a number", "`object` is null"}),
+        ((*TWO, last(choices=None), DONE), {"`choices` is null"}),
+        ((*TWO, last(choices={}), DONE), {"`choices` is an object"}),
+        ((TWO[0], b"null", TWO[1], last(), DONE), {"a message is null"}),
+        ((*TWO, last(), b" [DONE] "), {"[DONE] has blanks around it"}),
+        (
+            (*TWO, last(usage=FLOATS), DONE),
+            {
+                "`usage.prompt_tokens` is a float",
+                "`usage.completion_tokens` is a float",
+                "`usage.prompt_tokens_details.cached_tokens` is a float",
+            },
+        ),
+        (
+            (
+                delta(1, content=[{"type": "text", "text": "a"}], logprobs={"content": []}),
+                delta(2, content=["b"], finish="length"),
+                last(),
+                DONE,
+            ),
+            {"`choices.delta.content` is a list"},
+        ),
+        (
+            (token(1, text="a", index=0.0) | {"id": None}, TWO[1], last(), DONE),
+            {"`choices.index` is a float", "`id` is null"},
+        ),
+        ((*TWO, last(), DONE), set()),
+    ],
+)
+def test_fields_that_no_verdict_needs_may_be_odd(messages: tuple[Any, ...], odd: set[str]) -> None:
+    reply = read(*messages)
+    assert problem(reply, 2) is None
+    assert (reply.text, reply.output_tokens, reply.odd) == ("ab", 2, odd)
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        (b'{"detail": "worker lost"}', "worker lost"),
+        (b'{"error": {"message": "worker lost", "code": 500}}', "worker lost"),
+        (b"worker lost", "worker lost"),
+        (b"", ""),
+    ],
+)
+def test_an_event_called_error_is_one(data: bytes, detail: str) -> None:
+    reply = read(TWO[0])
+    with pytest.raises(ReplyError) as caught:
+        reply.take(data, 9, b"error")
+    assert (caught.value.failure.kind, caught.value.failure.detail) == (FailureKind.IN_BAND, detail)
+    reply.take(json.dumps(TWO[1]).encode(), 9, b"message")
+    assert reply.text == "ab"
+
+
+def test_what_was_not_understood_is_quoted_where_a_stream_ends_badly() -> None:
+    failure = read(TWO[0], {"detail": "worker lost"}, DONE).problem(max_tokens=2, natural_stop=False)
+    assert failure is not None
+    assert (failure.kind, "worker lost" in failure.detail) == (FailureKind.NO_FINISH, True)
+    assert problem(read(*TWO, {"keep": "alive"}, last(), DONE), 2) is None
 
 
 def test_unknown_fields_are_passed_over() -> None:

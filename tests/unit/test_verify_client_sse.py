@@ -33,6 +33,20 @@ def test_comments_and_other_fields_are_passed_over() -> None:
     assert said(b": ping\n\nid: 3\nretry: 10\ndata: x\n: more\n\n: ping\n\n") == [b"x"]
 
 
+def test_an_event_called_error_needs_no_data() -> None:
+    assert parse(b": ping\n\nevent: error\n: worker lost\n: twice\n\nevent: other\n: x\n\ndata: y\n\n") == [
+        ServerSentEvent(b"worker lost\ntwice", b"error"),
+        ServerSentEvent(b"y"),
+    ]
+    assert parse(b": ping\nevent: error\ndata: z\n\n") == [ServerSentEvent(b"z", b"error")]
+
+
+def test_a_line_without_a_field_is_kept() -> None:
+    parser = EventParser()
+    assert parser.feed(b'id: 1\n{"error": "worker lost"}\n\ndata: x\n\n') == [ServerSentEvent(b"x")]
+    assert parser.stray == b'{"error": "worker lost"}'
+
+
 def test_only_one_space_after_the_colon_belongs_to_the_field() -> None:
     assert said(b"data:  two\n\ndata:none\n\ndata\n\n") == [b" two", b"none", b""]
 

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkwright.base.errors import EndpointError
+from sparkwright.verify.client import EndpointFacts
+from sparkwright.verify.lacking import lacking_facts
 from sparkwright.verify.metrics import MetricSample, parse_exposition, parse_snapshot
+from sparkwright.verify.model import BootFacts
+from sparkwright.verify.options import VerifyOptions
 
 NAME = 'served "as" a\\b'
 ESCAPED = r"served \"as\" a\\b"
@@ -274,11 +279,21 @@ def test_absent_series_are_minus_one() -> None:
     assert snapshot.cache == {}
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1"])
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "-5e300"])
 def test_refuses_values_that_no_counter_has(value: str) -> None:
     text = f"ok 1\nvllm:spec_decode_num_drafts_total {value}\n"
-    with pytest.raises(ValueError, match="line 2 of the metrics: vllm:spec_decode_num_drafts_total is"):
+    with pytest.raises(EndpointError, match="line 2 of the metrics: vllm:spec_decode_num_drafts_total is"):
         parse_snapshot(text, at=0)
+
+
+def test_the_capabilities_of_a_server_with_such_values_are_no_internal_error() -> None:
+    options = VerifyOptions(url="http://127.0.0.1:1")
+    page = "ok 1\nvllm:spec_decode_num_drafts_total {}\n"
+    for text in (page.format("NaN"), page.format("-5e300"), f"{page.format(3)}{'{' * 5000}\n"):
+        known = EndpointFacts("0.24.0", "m", 100, text)
+        with pytest.raises(EndpointError, match=r"127.0.0.1:1/metrics does not hold .* line [23]"):
+            lacking_facts(options, known, BootFacts())
+    assert "speculation" not in lacking_facts(options, EndpointFacts("", "m", 1, page.format(3)), BootFacts())
 
 
 def test_passes_over_nan_in_series_of_others() -> None:
@@ -290,7 +305,7 @@ def test_passes_over_nan_in_series_of_others() -> None:
 
 def test_refuses_a_series_that_comes_twice() -> None:
     text = 'vllm:generation_tokens_total{a="1",b="2"} 3\nvllm:generation_tokens_total{b="2",a="1"} 3\n'
-    with pytest.raises(ValueError, match="line 2 of the metrics repeats a series"):
+    with pytest.raises(EndpointError, match="line 2 of the metrics repeats a series"):
         parse_snapshot(text, at=0)
 
 
@@ -299,7 +314,7 @@ def test_refuses_a_series_that_comes_twice() -> None:
 )
 def test_refuses_positions_with_gaps(positions: tuple[str, ...], message: str) -> None:
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(EndpointError, match=message):
         parse_snapshot("".join(f'{name}{{position="{p}"}} 1\n' for p in positions), at=0)
 
 

@@ -15,6 +15,7 @@ import report_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkwright.verify.report import vega
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.figures import moments
 from sparkwright.verify.report.html import TEMPLATES
@@ -25,6 +26,8 @@ from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
+
+    from kit import Recorder
 
 NAMING = Naming("key", "Title", "All of it, in words.")
 CARD = "var(--card)"
@@ -69,6 +72,34 @@ def test_other_words() -> None:
 
 
 # Drawings -----------------------------------------------------------------------------------------------
+
+
+def test_a_painter_that_is_killed_costs_the_charts_alone(
+    monkeypatch: pytest.MonkeyPatch, heard: Recorder
+) -> None:
+    monkeypatch.setattr(vega, "_PAINT", "import os, signal; os.kill(os.getpid(), signal.SIGTRAP)")
+    painter = vega._Painter()
+    assert [painter.draw("{}") for _ in range(3)] == ["", "", ""]
+    (said,) = heard.warnings
+    assert "status -5" in said
+    monkeypatch.setattr(vega, "_compiled", lambda _: vega._UNDRAWN)
+    assert words(inline_svg({}, NAMING)) == ["This chart could not be drawn."]
+    assert painter.end() is None
+
+
+def test_without_address_space_the_results_are_kept() -> None:
+    program = """
+import resource
+from xml.etree import ElementTree
+from sparkwright.verify.report.plots import Point, Series, lines, logarithmic
+from sparkwright.verify.report.vega import Naming, inline_svg
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+bar = {"data": {"values": [{"x": 1}]}, "mark": "bar", "encoding": {"x": {"field": "x"}}}
+print(ElementTree.tostring(inline_svg(bar, Naming("a", "b", "c")), encoding="unicode"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "could not be drawn" in done.stdout
+    assert "the report has no charts" in done.stderr
 
 
 def drawn(*series: Series, rules: tuple[Note, ...] = (), listed: bool = False) -> Element:

@@ -235,7 +235,7 @@ class SignatureError(SparkwrightError):
 
 
 class UntrustedKeyError(SparkwrightError):
-    """A signature is by a key that is unknown, revoked or out of its time."""
+    """A signature is by a key that is unknown, revoked, out of its time, or not the one of that address."""
 
     exit_code = 67
 

@@ -111,17 +111,26 @@ def task(name: str, *, total: int | None = None, unit: str = "", done: int = 0) 
 
 
 class JsonlSink:
-    """Appends each event to a file as one line, flushed at once so that a kill loses nothing."""
+    """Appends each event to a file as one line, flushed at once so that a kill loses nothing.
+
+    A log that cannot be written any more, as its disk is full, stops nothing: one warning says so.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._stream: IO[str] = path.open("a", encoding="utf-8")
         self.path = path
+        self._lost = False
 
     def __call__(self, event: Event) -> None:
         """Write *event*; one `write` a line, so that lines of two processes never mix."""
-        if event.kind != "task.progress":
+        if self._lost or event.kind == "task.progress":
+            return
+        try:
             os.write(self._stream.fileno(), (event.to_json() + "\n").encode())
+        except OSError as error:
+            self._lost = True
+            warn(f"events are not written to {self.path} any more: {error.strerror}")
 
     def close(self) -> None:
         """Close the file."""

@@ -18,7 +18,7 @@ from sparkwright.cli.channel_place import (
     signing_options,
 )
 from sparkwright.cli.channel_prune import prune
-from sparkwright.cli.channel_show import described_state, show_change, show_wheels
+from sparkwright.cli.channel_show import described_state, show_change, show_next, show_wheels
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
 
@@ -120,5 +120,4 @@ def status(
     click.echo(f"expires  {state.expires}")
     click.echo(f"status   {state.status}{f': {state.reason}' if state.reason else ''}")
     show_wheels(state)
-    click.echo(f"index    {target.url(f'channels/{channel}/simple')}")
-    click.echo(f"next     sparkwright channel verify {target.url(f'channels/{channel}')}")
+    show_next(target, channel)

@@ -86,28 +86,50 @@ def allow(*, identity: str, issuer: str, as_json: bool) -> None:
 @key.command("pin")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
-    "--publisher", required=True, metavar="ID", help="The publisher's id, from another source than FILE."
+    "--publisher",
+    default="",
+    metavar="ID",
+    help="The publisher's id, from another source than FILE, which is the first version of the root, or has "
+    "all versions before it beside it (1.json and so on).",
+)
+@click.option(
+    "--digest",
+    default="",
+    metavar="SHA256",
+    help="SHA-256 of FILE, from another source: 'key show' gives the publisher that of the newest version.",
 )
 @_JSON
-def pin(*, file: Path, publisher: str, as_json: bool) -> None:
-    """Trust the root in FILE, such as a copy of trust/1.json, to verify channels by."""
-    from sparkwright.publish.keys import pin_root, pinned_folder
+def pin(*, file: Path, publisher: str, digest: str, as_json: bool) -> None:
+    """Trust the root in FILE, such as a copy of trust/1.json, to verify channels by.
 
-    root = pin_root(file.read_bytes(), str(file), publisher, pinned_folder())
+    What was remembered of its publisher is replaced.
+    """
+    from sparkwright.publish.keys import pin_root, pinned_folder
+    from sparkwright.publish.seen import default_memory
+
+    if not (publisher or digest):
+        raise click.UsageError("give --digest or --publisher: FILE alone says nothing about who made it.")
+    pinned = pin_root(file, pinned_folder(), publisher=publisher, digest=digest)
+    default_memory().begin_again(pinned.root, pinned.data)
+    root = pinned.root
     if as_json:
-        print_json({"publisher": root.publisher, "version": root.version})
+        print_json({"publisher": root.publisher, "version": root.version, "written": root.written})
     else:
-        click.echo(f"pinned   version {root.version} of publisher {root.publisher}")
+        click.echo(f"pinned   version {root.version} of {root.written}, publisher {root.publisher}")
 
 
 def _show(keys: PublisherKeys, *, as_json: bool) -> None:
     from sparkwright.base.config import to_builtins
+    from sparkwright.base.digests import sha256_file
 
+    file = keys.root_files()[-1]
+    digest = sha256_file(file)
     if as_json:
-        print_json({**to_builtins(keys.root), "key": keys.signer.name, "file": str(keys.root_files()[-1])})
+        print_json({**to_builtins(keys.root), "key": keys.signer.name, "file": str(file), "digest": digest})
         return
     click.echo(f"publisher {keys.root.publisher}")
-    click.echo(f"root      version {keys.root.version}, {keys.root_files()[-1]}")
+    click.echo(f"root      version {keys.root.version}, {file}")
+    click.echo(f"digest    {digest}, for readers: sparkwright channel key pin FILE --digest {digest}")
     rows = [
         (
             one.id[:16], " ".join(one.roles), one.start, one.end,

@@ -41,7 +41,8 @@ target_option = click.option(
 trust_option = click.option(
     "--trust",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The publisher's root; by default all that were pinned, and this machine's own.",
+    help="The publisher's root; a later version needs those before beside it (1.json and so on). By default "
+    "all that were pinned, and this machine's own.",
 )
 _SIGN = click.option(
     "--sign",
@@ -55,7 +56,7 @@ _SIGN = click.option(
 _ADOPT = click.option(
     "--adopt",
     is_flag=True,
-    help="Build on a channel that no trusted key signed, once you looked at it.",
+    help="Build on a channel that no trusted key signed, or of a date to come, once you looked at it.",
 )
 _DRY_RUN = click.option(
     "--dry-run", is_flag=True, help="List what would be written; nothing is written, signed or remembered."
@@ -113,13 +114,13 @@ def make_publisher(
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import default_memory
     from sparkwright.publish.signing import NoSigner, sigstore_signer
-    from sparkwright.publish.trust import pinned_root
+    from sparkwright.publish.trust import root_of_file
 
     place, memory = open_place(root, target), default_memory()
     if mode == "none":
         return ChannelPublisher(place, NoSigner(), None, (), memory)
     if mode == "sigstore":
-        pinned = pinned_root(require_trust(trust).read_bytes(), str(trust))
+        pinned = root_of_file(require_trust(trust))
         return ChannelPublisher(place, sigstore_signer(), pinned.root, (), memory, adopt)
     made = own_root_file() is None
     keys = load_publisher()
@@ -138,7 +139,7 @@ def _planning_publisher(place: Target, mode: str, trust: Path | None, *, adopt: 
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import SeenChannels, default_memory
     from sparkwright.publish.signing import NoSigner
-    from sparkwright.publish.trust import pinned_root
+    from sparkwright.publish.trust import root_of_file
 
     scratch = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="sparkwright-")))
     memory = SeenChannels(scratch / "channels.json")
@@ -148,7 +149,7 @@ def _planning_publisher(place: Target, mode: str, trust: Path | None, *, adopt: 
     if mode == "none":
         return ChannelPublisher(target, signer, None, (), memory, dry_run=True)
     if mode == "sigstore":
-        pinned = pinned_root(require_trust(trust).read_bytes(), str(trust))
+        pinned = root_of_file(require_trust(trust))
         return ChannelPublisher(target, signer, pinned.root, (), memory, adopt, dry_run=True)
     found = published_root()
     if found is None:
@@ -224,15 +225,13 @@ def _of_wheel(path: Path, sha256: str) -> bytes:
 
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:
     """Return the root in the file *trust*, or all pinned ones and this machine's own."""
-    from sparkwright.publish.keys import own_root_file, pinned_folder
-    from sparkwright.publish.trust import pinned_root
+    from sparkwright.publish.keys import own_root_file, pinned_folder, pinned_in
+    from sparkwright.publish.trust import root_of_file
 
     if trust is not None:
-        return [pinned_root(trust.read_bytes(), str(trust))]
-    files = sorted(pinned_folder().glob("*.json"))
-    if (own := own_root_file()) is not None:
-        files.append(own)
-    return [pinned_root(path.read_bytes(), str(path)) for path in files]
+        return [root_of_file(trust)]
+    own = own_root_file()
+    return [*pinned_in(pinned_folder()), *([root_of_file(own)] if own else [])]
 
 
 def default_folder(root: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from sparkwright.cli.channel_place import (
     target_option,
     trust_option,
 )
-from sparkwright.cli.channel_show import described_result, described_state, newest_wheel
+from sparkwright.cli.channel_show import described_result, described_state, newest_wheel, show_verified
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
 
@@ -115,6 +116,12 @@ def diff(*, left: str, right: str, target: str, offline: bool, as_json: bool) ->
     type=click.Choice(["all", "newest", "none"]),
     help="Wheels whose bytes are read; all of a folder, the newest of an address by default.",
 )
+@click.option(
+    "--requirements",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the newest wheel for this machine and its locked runtime to FILE, by version and digest.",
+)
 @click.option("--allow-unsigned", is_flag=True, help="Accept a channel without a signature.")
 @trust_option
 @reading_options
@@ -124,6 +131,7 @@ def verify(
     channel: str,
     origin: str,
     wheels: str | None,
+    requirements: Path | None,
     allow_unsigned: bool,
     trust: Path | None,
     offline: bool,
@@ -149,6 +157,7 @@ def verify(
     options = VerifyChannelOptions(
         wheels="none" if wheel else wheels or default,  # type: ignore[arg-type] # click's choices
         allow_unsigned=allow_unsigned,
+        named_root=trust is not None,
     )
     roots, memory = pinned_roots(trust), default_memory()
     verified = [
@@ -156,17 +165,39 @@ def verify(
     ]
     if wheel is not None:
         _require_in_one(wheel, verified)
+    if requirements is not None:
+        _write_requirements(mirror, verified, requirements)
     if as_json:
         print_json([described_result(one) for one in verified])
         return
     for one in verified:
-        signer = f"signed by {one.signer[:80]}" if one.signer else "UNSIGNED, and accepted"
-        click.echo(f"channel  {one.state.channel}, generation {one.state.generation}, {signer}")
-        click.echo(f"expires  {one.state.expires}")
-        if wheel is None:
-            click.echo(f"wheels   {len(one.wheels)} of {len(one.state.files)} read, every page and statement")
+        show_verified(one, of_channel=wheel is None)
     if wheel is not None:
         click.echo(f"wheel    {wheel.name} is a wheel of {', '.join(one.state.channel for one in verified)}")
+    if requirements is not None:
+        page = f"{mirror.address}/channels/{names[0]}/simple/vllm/"
+        install = ("uv", "pip", "install", "--require-hashes", "--find-links", page, "-r", str(requirements))
+        click.echo(f"next     {shlex.join(install)}")
+
+
+def _write_requirements(mirror: Mirror, verified: Sequence[VerifiedChannel], path: Path) -> None:
+    """Write what to install of the one verified channel: pip and uv then refuse any other bytes.
+
+    Raises:
+        ConfigError: there are several channels.
+        UnknownNameError: it has no wheel for this machine, or that no locked runtime.
+        TamperedError: the runtime's bytes are not those that were signed.
+    """
+    from platform import machine
+
+    from sparkwright.serve.channel import newest_fitting, signed_runtime
+    from sparkwright.store import storing, write_atomically
+
+    if len(verified) != 1:
+        raise ConfigError("--requirements is of one channel", next_step="name it, such as …/channels/stable")
+    data = signed_runtime(mirror, newest_fitting(verified[0].state, machine()))
+    with storing(f"writing {path}", instead="name another file"):
+        write_atomically(path, data)
 
 
 def _require_in_one(wheel: Path, verified: Sequence[VerifiedChannel]) -> None:

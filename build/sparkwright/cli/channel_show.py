@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparkwright.publish.channel import ChannelState
     from sparkwright.publish.planned import PlannedTarget
     from sparkwright.publish.promote import ChannelPublisher
+    from sparkwright.publish.target import Target
     from sparkwright.publish.verification import VerifiedChannel
 
 
@@ -33,9 +34,23 @@ def described_result(verified: VerifiedChannel) -> dict[str, Any]:
         "digest": verified.state.digest,
         "expires": verified.state.expires,
         "signer": verified.signer,
+        "publisher": verified.root.publisher if verified.root else "",
+        "root": verified.root.version if verified.root else 0,
         "wheels": [file.filename for file in verified.state.files],
         "read": [file.filename for file in verified.wheels],
     }
+
+
+def show_verified(verified: VerifiedChannel, *, of_channel: bool) -> None:
+    """Print a verification; the number of wheels only if it is *of_channel*, not of one wheel."""
+    state, root = verified.state, verified.root
+    signer = f"signed by {verified.signer[:80]}" if verified.signer else "UNSIGNED, and accepted"
+    click.echo(f"channel  {state.channel}, generation {state.generation}, {signer}")
+    if root is not None:
+        click.echo(f"root     version {root.version} of {root.written}, publisher {root.publisher}")
+    click.echo(f"expires  {state.expires}")
+    if of_channel:
+        click.echo(f"wheels   {len(verified.wheels)} of {len(state.files)} read, every page and statement")
 
 
 def newest_wheel(state: ChannelState) -> str:
@@ -84,8 +99,14 @@ def show_change(publisher: ChannelPublisher, state: ChannelState, *, as_json: bo
     click.echo(f"signed   {publisher.signer.name}")
     click.echo(f"expires  {state.expires}")
     click.echo(f"newest   {newest_wheel(state)}")
-    click.echo(f"index    {target.url(f'channels/{state.channel}/simple')}")
-    click.echo(f"next     sparkwright channel verify {target.url(f'channels/{state.channel}')}")
+    show_next(target, state.channel)
+
+
+def show_next(target: Target, channel: str) -> None:
+    """Print how to verify *channel*, and what its readers install."""
+    verify = f"sparkwright channel verify {target.url(f'channels/{channel}')}"
+    click.echo(f"next     {verify}")
+    click.echo(f"readers  {verify} --requirements FILE")
 
 
 def _show_plan(target: PlannedTarget, state: ChannelState, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -84,6 +85,9 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     gc.set_threshold(_COLLECT_EVERY)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # noqa: TID251
+        # A terminal of another encoding than UTF-8 lacks signs that reports have, such as a check mark.
+        sys.stdout.reconfigure(errors="backslashreplace")  # noqa: TID251
     words = list(sys.argv[1:] if arguments is None else arguments)
     expect_json("--json" in words)
     try:

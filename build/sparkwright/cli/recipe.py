@@ -76,9 +76,9 @@ def show(*, name: str, use: str | None, as_command: bool, as_json: bool) -> None
         print_json({**to_builtins(recipe), "standing": recipe.standing, "command": _commands(recipe)})
         return
     if as_command:
-        click.echo("\n".join(_commands(recipe)))
+        click.echo(printable("\n".join(_commands(recipe))))
         return
-    click.echo(f"{recipe.name}: {printable(recipe.title)}")
+    click.echo(f"{printable(recipe.name)}: {printable(recipe.title)}")
     pairs = [("model", recipe.model), ("drafter", recipe.drafter), ("nodes", str(recipe.nodes))]
     pairs += [("series", ", ".join(recipe.series) or "any"), ("uses", ", ".join(recipe.uses) or "none")]
     pairs += [("evidence", _evidence(recipe))]

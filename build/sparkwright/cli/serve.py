@@ -327,7 +327,10 @@ def _shown(*, quiet: bool, as_json: bool, options: ServeOptions) -> Iterator[Non
 @contextlib.contextmanager
 def _kept(folder: Path) -> Iterator[None]:
     """Keep the events of the block in *folder*, and the traceback of an unforeseen error."""
-    log = JsonlSink(folder / "events.jsonl")
+    from sparkwright.store import storing
+
+    with storing(f"writing to {folder}"):
+        log = JsonlSink(folder / "events.jsonl")
     try:
         with contextlib.closing(log), subscribe(log):
             yield

@@ -318,7 +318,10 @@ def showing_run(*, quiet: bool) -> Iterator[Any]:
             nonlocal folder, made
             folder = run
             made = [place for place in (run, *run.parents) if not place.exists()]
-            log = JsonlSink(run / _EVENTS)
+            from sparkwright.store import storing
+
+            with storing(f"writing to {run}", instead="name another folder: --out FOLDER"):
+                log = JsonlSink(run / _EVENTS)
             stack.enter_context(contextlib.closing(log))
             stack.enter_context(subscribe(log))
 

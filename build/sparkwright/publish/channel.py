@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -36,6 +36,8 @@ T = TypeVar("T")
 CHANNELS = "channels"
 POINTER = "channel.json"
 STABLE = "simple"
+CLOCK_SKEW = timedelta(minutes=10)
+"""By which the clocks of a publisher and a reader may differ."""
 _FORMAT = 1
 _PRUNED_FORMAT = 2
 _RUNTIME_FORMAT = 3

@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, SignatureError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit
-from sparkwright.publish.channel import stamp
+from sparkwright.publish.channel import moment, stamp
 from sparkwright.publish.signing import TRUST_TYPE, LocalSigner, sign_by
-from sparkwright.publish.trust import TrustedIdentity, TrustedKey, TrustRoot, next_root, read_root, replaced
+from sparkwright.publish.trust import (
+    PinnedRoot,
+    TrustedIdentity,
+    TrustedKey,
+    TrustRoot,
+    first_root,
+    next_root,
+    read_root,
+    replaced,
+    root_of_file,
+)
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -87,11 +98,15 @@ def load_publisher(home: Path | None = None) -> PublisherKeys:
         UntrustedKeyError: its key is revoked.
     """
     publisher = open_publisher(home)
-    if refusal := publisher.root.refusal(publisher.signer.name, stamp(datetime.now(UTC)), "channels"):
+    now = datetime.now(UTC)
+    if refusal := publisher.root.refusal(publisher.signer.name, stamp(now), "channels"):
+        key = cast("TrustedKey", publisher.root.find(publisher.signer.name))
         raise UntrustedKeyError(
             "this machine's key cannot be used",
             because=refusal,
-            next_step="replace it: sparkwright channel key rotate --roots-key FILE",
+            next_step="set this machine's clock; if it is right, replace it: sparkwright channel key rotate"
+            if moment(key.start, "the root") > now
+            else "replace it: sparkwright channel key rotate --roots-key FILE",
         )
     return publisher
 
@@ -226,26 +241,62 @@ def pinned_folder() -> Path:
     return user_data_path("sparkwright") / "trusted"
 
 
-def pin_root(data: bytes, what: str, publisher: str, folder: Path) -> TrustRoot:
-    """Pin the root in the envelope *data*, whose publisher's id the user got over a trusted way.
+def pin_root(file: Path, folder: Path, *, publisher: str = "", digest: str = "") -> PinnedRoot:
+    """Pin the root in *file*, by what the user got over another way: one of the two at least.
+
+    Args:
+        file: the root; versions before it are looked for beside it.
+        folder: of the pinned roots.
+        publisher: the publisher's id, which has to be proven by every version from the first one on.
+        digest: the file's SHA-256, which makes those unnecessary.
 
     Raises:
         SignatureError: it is damaged.
-        UntrustedKeyError: it is another publisher's.
+        UntrustedKeyError: it is another one, or is not shown to be the publisher's.
         StorageError: the disk is full or cannot be written.
     """
-    root = read_root(data, what)
-    if root.publisher != publisher:
+    if digest:
+        data = file.read_bytes()
+        if (actual := sha256_bytes(data)) != digest.lower():
+            raise UntrustedKeyError(
+                f"{file} was not pinned",
+                because=f"its SHA-256 is {actual}, not {digest}",
+                next_step="compare both with what the publisher states elsewhere",
+            )
+        pinned = PinnedRoot(read_root(data, str(file)), data)
+    else:
+        pinned = root_of_file(file)
+    found = pinned.root.publisher
+    if publisher and found != publisher:
         raise UntrustedKeyError(
-            f"{what} was not pinned",
-            because=f"its publisher is {root.publisher}, not {publisher}",
+            f"{file} was not pinned",
+            because=f"its publisher is {found}, not {publisher}",
             next_step="compare both with what the publisher states elsewhere",
         )
-    path = folder / f"{root.publisher}.json"
+    path = folder / f"{found}.{sha256_bytes(pinned.data)}.json"
     with storing(f"writing {path}", instead=_INSTEAD):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
-    return root
+        write_atomically(path, pinned.data)
+        for former in set(folder.glob(f"{found}*.json")) - {path}:
+            former.unlink()
+    return pinned
+
+
+def pinned_in(folder: Path) -> list[PinnedRoot]:
+    """Return the roots that were pinned in *folder*.
+
+    One whose name lacks its digest was pinned without a proof, and has to be a first version.
+
+    Raises:
+        SignatureError: one is damaged.
+        UntrustedKeyError: such a one is a later version, or not its publisher's.
+    """
+    pinned = []
+    for path in sorted(folder.glob("*.json")):
+        data = path.read_bytes()
+        read = read_root if path.stem.endswith(f".{sha256_bytes(data)}") else first_root
+        pinned.append(PinnedRoot(read(data, str(path)), data))
+    return pinned
 
 
 def _first_key(home: Path) -> None:
@@ -284,7 +335,7 @@ def _newest(home: Path) -> TrustRoot:
     """Return the newest root in *home*, each version verified by the one before."""
     path = _root_file(home, 1)
     try:
-        root = read_root(path.read_bytes(), str(path))
+        root = first_root(path.read_bytes(), str(path))
         while (path := _root_file(home, root.version + 1)).exists():
             root = next_root(root, path.read_bytes(), str(path))
     except FileNotFoundError as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from sparkwright.base.digests import CHUNK, sha256_file
+from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, UploadError
 from sparkwright.publish.channel import CHANNELS, require_channel_name
 from sparkwright.publish.target import checked_path
@@ -78,24 +81,41 @@ class FolderMirror:
     def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """See `Mirror.read`."""
         del elsewhere
-        at = self.folder / checked_path(path)
-        with _reading(str(at)):
-            try:
-                if at.stat().st_size > MOST_BYTES:
-                    raise _too_large(str(at))
-                return at.read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        with self._opened(path) as stream:
+            data = stream.read(MOST_BYTES + 1) if stream else None
+        if data is not None and len(data) > MOST_BYTES:
+            raise _too_large(f"{self.folder}/{path}")
+        return data
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""
-        del most, elsewhere
+        del elsewhere
+        with self._opened(path) as stream:
+            return _hashed(iter(lambda: stream.read(CHUNK), b""), most) if stream else None
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[BinaryIO | None]:
+        """Give the file at *path*, `None` if there is none; a pipe would be waited for, a device has no end.
+
+        Raises:
+            FetchError: it is no plain file, or not in the folder.
+        """
         at = self.folder / checked_path(path)
         with _reading(str(at)):
             try:
-                return sha256_file(at), at.stat().st_size
+                handle = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
-                return None
+                yield None
+                return
+            with os.fdopen(handle, "rb") as stream:
+                within = at.resolve().is_relative_to(self.folder.resolve())
+                if not (within and stat.S_ISREG(os.fstat(handle).st_mode)):
+                    raise FetchError(
+                        f"{at} was not read",
+                        because="it is no plain file of that folder",
+                        next_step="copy the channel again from where it was published",
+                    )
+                yield stream
 
 
 @dataclass(frozen=True)
@@ -133,18 +153,7 @@ class HttpMirror:
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""
-        import hashlib
-
-        def hashed(response: requests.Response) -> tuple[str, int]:
-            digest, size = hashlib.sha256(), 0
-            for chunk in response.iter_content(CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-                if size > most:
-                    break
-            return digest.hexdigest(), size
-
-        return self._get(path, elsewhere, hashed)
+        return self._get(path, elsewhere, lambda response: _hashed(response.iter_content(CHUNK), most))
 
     def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none.
@@ -178,6 +187,17 @@ class HttpMirror:
 
     def _shown(self, path: str) -> str:
         return f"{self.address}/{path}"
+
+
+def _hashed(chunks: Iterator[bytes], most: int) -> tuple[str, int]:
+    """Return the SHA-256 and the number of the bytes in *chunks*, of which no more than *most* are needed."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        size += len(chunk)
+        if size > most:
+            break
+    return digest.hexdigest(), size
 
 
 def open_mirror(place: str, settings: IndexSettings) -> tuple[Mirror, str]:

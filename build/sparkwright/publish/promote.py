@@ -24,6 +24,7 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, SignatureError, TamperedError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.channel import (
+    CLOCK_SKEW,
     POINTER,
     AttestationLink,
     ChannelAction,
@@ -34,6 +35,7 @@ from sparkwright.publish.channel import (
     decode_state,
     keeping,
     listing,
+    moment,
     pointer_path,
     require_channel_name,
     stamp,
@@ -308,15 +310,29 @@ class ChannelPublisher:
         policy: ChannelPolicy,
         now: datetime,
     ) -> ChannelState:
-        """Return the next generation with the content of the present one, without pages."""
+        """Return the next generation with the content of the present one, without pages.
+
+        Raises:
+            PublishError: the present one is dated in the future.
+        """
         state = current.state if current else None
+        written = stamp(now)
+        ahead = state is not None and moment(state.written, channel) > now + CLOCK_SKEW
+        if state and ahead and not self.adopt:
+            raise PublishError(
+                f"channel {channel} cannot be changed by this clock",
+                because=f"generation {state.generation} is dated {state.written}, and it is {written}: the "
+                "clock is wrong, or was wrong then, and readers refuse what is from the future",
+                next_step="set this machine's clock; if it is right, run the same command with --adopt: that "
+                "dates the next generation by it",
+            )
         return ChannelState(
             channel=channel,
             origin=state.origin if state else secrets.token_hex(16),
             generation=state.generation + 1 if state else 1,
             previous=state.digest if state else "",
-            # Dates never go back, whatever this machine's clock does.
-            written=max(stamp(now), state.written) if state else stamp(now),
+            # Dates go back from the future alone, which no reader believed.
+            written=max(written, state.written) if state and not ahead else written,
             expires=stamp(now + timedelta(days=policy.expires_days)),
             action=action,
             files=state.files if state else (),
@@ -353,7 +369,7 @@ class ChannelPublisher:
         deposits.settle()
         self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
         deposits.confirm()
-        self.memory.remember(state)
+        self.memory.remember(state, publisher=self.root.publisher if self.root else "")
         kind = "channel.planned" if self.dry_run else "channel.changed"
         emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
              detail=state.action.detail, signer=self.signer.name)  # fmt: skip

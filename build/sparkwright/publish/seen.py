@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ConfigError, ReplayedChannelError
+from sparkwright.base.errors import ConfigError, ReplayedChannelError, UntrustedKeyError
 from sparkwright.publish.channel import moment
 from sparkwright.store import hold, storing, write_atomically
 
@@ -36,12 +36,14 @@ class SeenGeneration(Model, frozen=True):
         generation: its number.
         digest: of its payload.
         written: when it was made, in UTC.
+        publisher: id of the one who signed it; empty where that was not noted.
     """
 
     channel: str
     generation: int
     digest: str
     written: str
+    publisher: str = ""
 
 
 class _Memory(Model, frozen=True):
@@ -51,11 +53,13 @@ class _Memory(Model, frozen=True):
         format: of this document.
         channels: by the channel's origin.
         roots: envelopes of the newest roots by publisher, in base64.
+        places: ids of publishers by the address at which a channel of theirs was verified.
     """
 
     format: Literal[1] = 1
     channels: dict[str, SeenGeneration] = msgspec.field(default_factory=dict)
     roots: dict[str, str] = msgspec.field(default_factory=dict)
+    places: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,28 @@ class RecalledChannels:
     Attributes:
         path: the file that they were read from.
         channels: by the channel's origin.
+        places: ids of publishers by the address of their target.
     """
 
     path: Path
     channels: Mapping[str, SeenGeneration]
+    places: Mapping[str, str]
+
+    def require_publisher(self, address: str, publisher: str) -> None:
+        """Refuse a channel of *publisher* at an address where that of another one was verified.
+
+        Raises:
+            UntrustedKeyError: a channel of another publisher was verified there before.
+        """
+        known = self.places.get(address, publisher)
+        if known != publisher:
+            raise UntrustedKeyError(
+                f"{address} has another publisher than before",
+                because=f"publisher {known[:16]} was verified there; this channel is of {publisher[:16]}, "
+                "whose root is pinned too",
+                next_step="ask the publisher of before if that is right; if it is: "
+                "sparkwright channel verify ADDRESS --trust FILE, with the root of the new one",
+            )
 
     def require_fresh(self, state: ChannelState) -> None:
         """Refuse a generation that is older than one that was seen, by number or date, or a second one.
@@ -127,22 +149,33 @@ class SeenChannels:
         Raises:
             ConfigError: the file is damaged.
         """
-        return RecalledChannels(self.path, self._read().channels)
+        memory = self._read()
+        return RecalledChannels(self.path, memory.channels, memory.places)
 
-    def remember(self, state: ChannelState) -> None:
-        """Remember *state*, unless a newer generation was seen meanwhile.
+    def remember(self, state: ChannelState, *, publisher: str = "", address: str = "") -> None:
+        """Remember *state*, unless a newer generation was seen meanwhile, and its publisher.
+
+        Args:
+            state: the generation.
+            publisher: id of the publisher who signed it; empty if it is unsigned.
+            address: the target that it was read from; empty if that says nothing about the publisher.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         seen = SeenGeneration(
-            channel=state.channel, generation=state.generation, digest=state.digest, written=state.written
-        )
+            channel=state.channel, generation=state.generation, digest=state.digest, written=state.written,
+            publisher=publisher,
+        )  # fmt: skip
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
-            memory = self._read()
+            before = memory = self._read()
             known = memory.channels.get(state.origin)
             if known is None or known.generation < state.generation:
-                self._write(msgspec.structs.replace(memory, channels={**memory.channels, state.origin: seen}))
+                memory = msgspec.structs.replace(memory, channels={**memory.channels, state.origin: seen})
+            if publisher and address:
+                memory = msgspec.structs.replace(memory, places={**memory.places, address: publisher})
+            if memory != before:
+                self._write(memory)
 
     def root(self, publisher: str) -> bytes | None:
         """Return the envelope of the newest root of *publisher* that was seen."""
@@ -161,6 +194,22 @@ class SeenChannels:
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
             memory = self._read()
             self._write(msgspec.structs.replace(memory, roots={**memory.roots, root.publisher: text}))
+
+    def begin_again(self, root: TrustRoot, data: bytes) -> None:
+        """Replace all that is remembered of a publisher by *root*, which the user pinned, in its envelope.
+
+        What was seen before may be of a thief, whose later versions would be preferred.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
+            memory = self._read()
+            channels = {
+                origin: one for origin, one in memory.channels.items() if one.publisher != root.publisher
+            }
+            roots = {**memory.roots, root.publisher: base64.b64encode(data).decode()}
+            self._write(msgspec.structs.replace(memory, channels=channels, roots=roots))
 
     def _locked(self) -> AbstractContextManager[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True)

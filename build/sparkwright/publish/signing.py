@@ -235,6 +235,12 @@ def verify_envelope(opened: OpenedEnvelope, root: TrustRoot, *, written: str = "
         UntrustedKeyError: its signers are unknown, revoked, out of their time, or may not sign this.
     """
     if opened.bundle:
+        if role != "channels":
+            raise UntrustedKeyError(
+                f"{opened.what} is signed by sigstore",
+                because=f"identities may sign channels, not {role}: a key has to sign those",
+                next_step="take another mirror; who can run the publisher's CI may have made it",
+            )
         return _verify_bundle(opened, root)
     if not opened.key_ids:
         raise SignatureError(

@@ -20,8 +20,11 @@ from sparkwright.publish.signing import TRUST_TYPE, open_envelope, verify_envelo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from securesystemslib.signer import SSlibKey
+
+    from sparkwright.publish.signing import OpenedEnvelope
 
 FOLDER = "trust"
 _FORMAT = 1
@@ -137,19 +140,62 @@ def root_path(version: int) -> str:
 
 
 def read_root(data: bytes, what: str) -> TrustRoot:
-    """Return the root in the envelope *data*, which has to be signed by one of its own keys.
+    """Return the root in the envelope *data*, without trusting it: anybody can list another's key in one.
 
-    That shows that it is whole; trust in it comes from where the reader got it.
+    Trust in it comes from `first_root` with the versions that follow it, or from the digest of the file.
 
     Raises:
-        SignatureError: it is damaged, or not signed by a key of its own.
-        UntrustedKeyError: by none that may sign roots.
+        SignatureError: it is damaged.
     """
-    opened = open_envelope(data, TRUST_TYPE, what)
-    root = decode_signed(opened.payload, TrustRoot, _FORMAT, what)
-    _require_sound(root, what)
+    return _opened_root(data, what)[0]
+
+
+def first_root(data: bytes, what: str) -> TrustRoot:
+    """Return the first version of a root, which has to be signed by the key whose id is the publisher's.
+
+    That key has to be its only one, so that whoever compared the id knows every key that may sign for it.
+
+    Raises:
+        SignatureError: it is damaged, or its signature is wrong.
+        UntrustedKeyError: it is a later version, has other keys, or is signed by another one.
+    """
+    root, opened = _opened_root(data, what)
+    if root.version != 1:
+        raise UntrustedKeyError(
+            f"{what} cannot be trusted by its publisher's id",
+            because=f"it is version {root.version}, and only the versions from 1 on show who made it",
+            next_step=f"put all versions before it beside it (1.json and so on, as {FOLDER}/ at a target), "
+            "or compare its SHA-256: sparkwright channel key pin FILE --digest SHA256",
+        )
+    if [key.id for key in root.keys] != [root.publisher] or root.identities:
+        raise UntrustedKeyError(
+            f"{what} was not made by its publisher",
+            because=f"a first version has no key but {root.publisher[:16]}, by which the publisher is named",
+            next_step="do not use it; ask the publisher for the file, and for its SHA-256",
+        )
     verify_envelope(opened, root, role="roots")
     return root
+
+
+def root_of_file(path: Path) -> PinnedRoot:
+    """Return the root in the file *path*, proven by the versions before it, ``1.json`` and so on beside it.
+
+    Raises:
+        SignatureError: a version is damaged, or is not the next one.
+        UntrustedKeyError: the first is not signed by the publisher's key alone, a later one by none of the
+            version before, or versions are missing.
+    """
+    data = path.read_bytes()
+    version = read_root(data, str(path)).version
+    before = [path.with_name(f"{number}.json") for number in range(1, min(version, _MOST_VERSIONS))]
+    root: TrustRoot | None = None
+    for file in [one for one in before if one.is_file()]:
+        root = (
+            next_root(root, file.read_bytes(), str(file))
+            if root
+            else first_root(file.read_bytes(), str(file))
+        )
+    return PinnedRoot(next_root(root, data, str(path)) if root else first_root(data, str(path)), data)
 
 
 def next_root(root: TrustRoot, data: bytes, what: str) -> TrustRoot:
@@ -159,9 +205,7 @@ def next_root(root: TrustRoot, data: bytes, what: str) -> TrustRoot:
         SignatureError: it is damaged, or not the next version.
         UntrustedKeyError: it is not signed by a key that *root* trusts for roots.
     """
-    opened = open_envelope(data, TRUST_TYPE, what)
-    following = decode_signed(opened.payload, TrustRoot, _FORMAT, what)
-    _require_sound(following, what)
+    following, opened = _opened_root(data, what)
     verify_envelope(opened, root, role="roots")
     if (following.publisher, following.version) != (root.publisher, root.version + 1):
         raise SignatureError(
@@ -191,6 +235,13 @@ def newest_root(root: TrustRoot, data: bytes, read: Callable[[str], bytes | None
             break
         root, data = next_root(root, found, path), found
     return root, data
+
+
+def _opened_root(data: bytes, what: str) -> tuple[TrustRoot, OpenedEnvelope]:
+    opened = open_envelope(data, TRUST_TYPE, what)
+    root = decode_signed(opened.payload, TrustRoot, _FORMAT, what)
+    _require_sound(root, what)
+    return root, opened
 
 
 def _require_sound(root: TrustRoot, what: str) -> None:
@@ -238,8 +289,3 @@ class PinnedRoot:
 
     root: TrustRoot
     data: bytes
-
-
-def pinned_root(data: bytes, what: str) -> PinnedRoot:
-    """Return the root in the file *data*; see `read_root`."""
-    return PinnedRoot(read_root(data, what), data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.digests import sha256_bytes
@@ -21,6 +20,7 @@ from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.attestations import refusal_of
 from sparkwright.publish.channel import (
     CHANNELS,
+    CLOCK_SKEW,
     POINTER,
     STABLE,
     attestations_path,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5
-_CLOCK_SKEW = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,14 @@ class VerifyChannelOptions:
     Attributes:
         wheels: the wheels whose bytes are read; yanked ones are only read with ``all``.
         allow_unsigned: accept a channel without a signature.
+        named_root: the roots were named for this one call: their publisher counts at every address.
         patience_s: for how long pages of the generation before are read again, in seconds: a publisher
             replaces them right after the pointer.
     """
 
     wheels: WheelChoice = "all"
     allow_unsigned: bool = False
+    named_root: bool = False
     patience_s: float = 10.0
 
 
@@ -81,11 +82,13 @@ class VerifiedChannel:
         state: its present generation.
         signer: the id of the key, or the identity, that signed it; empty if unsigned was accepted.
         wheels: the wheels whose bytes were read.
+        root: the publisher's root by which it was verified; `None` if unsigned was accepted.
     """
 
     state: ChannelState
     signer: str
     wheels: tuple[ListedWheel, ...]
+    root: TrustRoot | None = None
 
 
 def verify_channel(
@@ -127,9 +130,10 @@ def verify_channel(
         for file in chosen:
             reading.wheel(file, state)
             progress.advance(file.size)
-    memory.remember(state)
+    publisher = root.publisher if root else ""
+    memory.remember(state, publisher=publisher, address=mirror.address)
     emit("channel.verified", channel=channel, generation=state.generation, signer=signer, wheels=len(chosen))
-    return VerifiedChannel(state, signer, tuple(chosen))
+    return VerifiedChannel(state, signer, tuple(chosen), root)
 
 
 @dataclass(frozen=True)
@@ -181,12 +185,14 @@ class _Reading:
                 f"{state.expires}: the mirror is frozen, or its publisher stopped",
                 next_step="take another mirror, or ask the publisher for 'sparkwright channel renew'",
             )
-        if written > self.now + _CLOCK_SKEW:
+        if written > self.now + CLOCK_SKEW:
             raise SignatureError(
                 f"{what} is from the future",
                 because=f"it was written on {state.written}",
                 next_step="check this machine's clock",
             )
+        if root is not None and not self.options.named_root:
+            seen.require_publisher(self.mirror.address, root.publisher)
         seen.require_fresh(state)
         return state, signer, root
 

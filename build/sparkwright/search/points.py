@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.carries.folder import unknown_name
+from sparkwright.carries.model import Name  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from sparkwright.carries import Carry
@@ -61,8 +62,9 @@ class ResolvedSpec:
     platform: str = ""
 
 
+# Names are joined to paths and looked up in the history: a stranger's wheel may name any.
 class _Content(msgspec.Struct, frozen=True):
-    name: str
+    name: Name
     content: str
 
 
@@ -72,7 +74,7 @@ class _SpecKernels(msgspec.Struct, frozen=True):
 
 class _Described(msgspec.Struct, frozen=True):
     pin: dict[str, Any]
-    patchset: str
+    patchset: Name
     carries: tuple[_Content, ...]
     kernels: _SpecKernels | None = None
 

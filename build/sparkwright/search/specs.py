@@ -38,6 +38,8 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _STATED = re.compile(r"[^/]+\.dist-info/WHEEL")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+(?:\.post\d+)?)")
 _FULL_ID = 40
+_MOST_BYTES = 2 << 30
+"""Of a wheel by address, of which nothing states the size."""
 _NEXT = (
     "give a wheel, a commit of this project, SERIES@RELEASE, PATCHSET@RELEASE, a commit of upstream's, or '.'"
 )
@@ -198,6 +200,12 @@ class Resolver:
                 with storing(f"writing {filename}"), target.open("wb") as sink:
                     for piece in response.iter_content(1 << 20):
                         sink.write(piece)
+                        if sink.tell() > _MOST_BYTES:
+                            raise BisectionError(
+                                f"{filename} was not fetched",
+                                because=f"it has more than {_MOST_BYTES >> 30} GiB, which no wheel has",
+                                next_step="give the file itself",
+                            )
 
         with open_session(settings) as session:
             try:

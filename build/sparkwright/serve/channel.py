@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sparkwright.base.digests import sha256_bytes, sha256_file
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import TamperedError, UnknownNameError
 from sparkwright.companion.choosing import companion_of_recipe
 from sparkwright.companion.package import PROJECT as COMPANION
@@ -139,12 +139,11 @@ class _Fetching:
         """Return a wheel with the bytes that were signed: in the folder of the channel, or fetched."""
         if isinstance(self.mirror, FolderMirror):
             wheel = self.mirror.folder / file.path
-            if not wheel.is_file() or sha256_file(wheel) != file.sha256:
+            found = self.mirror.digest(file.path, file.size)
+            if found != (file.sha256, file.size):
                 raise TamperedError(
                     f"{wheel} is not the wheel of channel {self.channel}",
-                    because="its bytes are not those that were signed"
-                    if wheel.is_file()
-                    else "it is not there",
+                    because="its bytes are not those that were signed" if found else "it is not there",
                     next_step="copy the channel again from where it was published",
                 )
             return wheel
@@ -164,17 +163,34 @@ class _Fetching:
             return None
         name = file.runtime_path.rpartition("/")[2]
         if self.store.find_intact(file.runtime) is None:
-            data = self.mirror.read(file.runtime_path)
-            if data is None or sha256_bytes(data) != file.runtime:
-                raise TamperedError(
-                    f"the runtime of {file.filename} is not the one of channel {self.channel}",
-                    because="it is missing" if data is None else "its bytes are not those that were signed",
-                    next_step="copy the channel again from where it was published",
-                )
+            data = signed_runtime(self.mirror, file)
             with self.store.scratch() as scratch:
                 (scratch / name).write_bytes(data)
                 self.store.adopt_file(scratch / name, file.runtime)
         return self.store.named_file(file.runtime, name)
+
+
+def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:
+    """Return the locked runtime of the wheel *file* of a verified channel, with the wheel's digest in it.
+
+    Raises:
+        UnknownNameError: it was promoted without one.
+        TamperedError: it is missing, or its bytes are not those that were signed.
+    """
+    if not file.runtime:
+        raise UnknownNameError(
+            f"{file.filename} has no locked runtime",
+            because="it was promoted without one, so that no requirements with digests can be written",
+            next_step="ask its publisher to promote it again with one: sparkwright lock runtime",
+        )
+    data = mirror.read(file.runtime_path)
+    if data is None or sha256_bytes(data) != file.runtime:
+        raise TamperedError(
+            f"the runtime of {file.filename} is not the one of its channel",
+            because="it is missing" if data is None else "its bytes are not those that were signed",
+            next_step="copy the channel again from where it was published",
+        )
+    return data
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:

@@ -178,9 +178,12 @@ class Store:
             return self.remote.fetch_file(self, sha256, size, fresh=fresh)
         return None
 
-    def find_intact(self, sha256: str, *, remote: bool = True) -> Path | None:
-        """Like `find_file`, but read: a file that holds other bytes is dropped, and counts as none."""
-        path = self.find_file(sha256, remote=remote)
+    def find_intact(self, sha256: str, *, size: int | None = None, remote: bool = True) -> Path | None:
+        """Like `find_file`, but read: a file that holds other bytes is dropped, and counts as none.
+
+        *size* bounds what the remote tier may send; a file that is here is dropped by its digest.
+        """
+        path = self.find_file(sha256, remote=False) or self.find_file(sha256, size=size, remote=remote)
         if path is None:
             return None
         try:

@@ -53,7 +53,7 @@ def fetch_artifact(
         DigestError: what came is not what the lock names.
         StorageError: the disk is full or not writable.
     """
-    if found := store.find_intact(artifact.sha256):
+    if found := store.find_intact(artifact.sha256, size=artifact.size):
         return found
     if settings.offline:
         raise NotInStoreError(
@@ -76,7 +76,7 @@ def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
         FetchError: it is no plain file, or cannot be read.
         DigestError: it is not the file that the lock names.
     """
-    if found := store.find_intact(artifact.sha256):
+    if found := store.find_intact(artifact.sha256, size=artifact.size):
         return found
     with store.scratch() as scratch, storing(f"copying {path}"):
         copy = scratch / artifact.filename

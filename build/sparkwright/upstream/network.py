@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
+from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
@@ -78,6 +79,7 @@ def open_session(settings: IndexSettings) -> requests.Session:
             return response
 
     session = requests.Session()
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
     for scheme in ("https://", "http://"):
         session.mount(scheme, Adapter())
     session.headers["User-Agent"] = f"sparkwright/{__version__}"

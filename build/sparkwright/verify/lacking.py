@@ -70,6 +70,9 @@ def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) 
     """Return reasons by the capability that neither the user gave nor counters or log show.
 
     What a recipe configures is never lacking: the checks find that it is missing.
+
+    Raises:
+        EndpointError: the counters are not those of vLLM.
     """
     recipe = load_recipe(options.recipe, options.use) if options.recipe else None
     lacks = {}
@@ -79,7 +82,8 @@ def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) 
         lacks[LOG] = "the server's log was not given (--log)"
     elif max(log.total_gib, log.weights_gib, log.kv_gib) < 0 and log.graph_gib is None:
         lacks[GPU] = "the log names no memory of a GPU"
-    counters = parse_snapshot(known.metrics, perf_counter_ns()) if known.metrics else None
+    page = f"{options.url}/metrics"
+    counters = parse_snapshot(known.metrics, perf_counter_ns(), page) if known.metrics else None
     expected = log.speculative_tokens > 0 or (recipe is not None and bool(recipe.speculative))
     if counters is None and not expected:
         lacks[SPECULATION] = "without vLLM's counters, speculation cannot be seen"

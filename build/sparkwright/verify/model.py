@@ -23,6 +23,7 @@ class FailureKind(StrEnum):
     CONNECT = "connect"  # no connection, or refused
     STATUS = "status"  # an HTTP status other than 200
     NOT_JSON = "not-json"  # HTML, cut or broken JSON
+    FORM = "form"  # JSON, but no chunk as OpenAI's servers write them
     IN_BAND = "in-band"  # an ``error`` object inside the stream
     TRUNCATED = "truncated"  # the stream ended without ``[DONE]``
     RESET = "reset"  # the connection broke

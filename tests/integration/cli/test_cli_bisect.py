@@ -126,6 +126,28 @@ def test_a_wheel_whose_record_was_changed_is_refused(patched: World) -> None:
     assert bad.name in ran.json["error"]["what"]
 
 
+@pytest.mark.parametrize("name", ["../../../elsewhere", "{outside}/doubled", "-x", "a/../doubled"])
+def test_a_wheel_cannot_name_a_carry_elsewhere(patched: World, name: str) -> None:
+    from wheelkit import pack
+
+    outside = patched.folder / "outside/doubled"
+    shutil.copytree(patched.root / "carries/doubled", outside)
+    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
+    patched.good("wheel", *unproved)
+    (bad,) = patched.wheels
+    files = unpack(bad)
+    (member,) = (path for path in files if path.endswith("point.json"))
+    record = json.loads(files[member])
+    carry = next(one for one in record["point"]["carries"] if one["name"] == "doubled")
+    carry["name"] = name.format(outside=outside.parent)
+    files[member] = json.dumps(record).encode()
+    changed = pack(patched.folder / bad.name, files)
+    ran = patched.call("bisect", "--good", "HEAD~1", "--bad", changed, "--judge", "merge", "--json")
+    assert ran.status == BisectionError.exit_code
+    assert "cannot be read" in ran.json["error"]["what"]
+    assert "carries[" in ran.json["error"]["because"]
+
+
 @pytest.mark.parametrize("spec", ["nonsense", "1.2.0-x.whl", "spark@later", "--", "0123456789"])
 def test_what_names_no_build_spec_is_refused(patched: World, spec: str) -> None:
     ran = patched.call("bisect", f"--good={spec}", "--bad", "HEAD", "--judge", "merge", "--json")

@@ -169,10 +169,18 @@ def test_a_reader_pins_a_root_and_verifies_without_a_checkout(built: World) -> N
     unknown = built.call("channel", "verify", place)
     assert (unknown.status, "no root is pinned" in unknown.err) == (67, True)
     first = published / "trust/1.json"
+    assert built.call("channel", "key", "pin", first).status == 2
     assert built.call("channel", "key", "pin", first, "--publisher", "0" * 64).status == 67
+    assert built.call("channel", "key", "pin", first, "--digest", "0" * 64).status == 67
+    built.good("channel", "key", "pin", first, "--digest", root["digest"])
     built.good("channel", "key", "pin", first, "--publisher", root["publisher"])
     built.good("channel", "verify", place)
-    assert built.good("channel", "verify", place, "--json").json[0]["signer"] == root["key"]
+    (verified,) = built.good("channel", "verify", place, "--json").json
+    assert (verified["signer"], verified["root"]) == (root["key"], 1)
+    assert (
+        f"version 1 of {root['written']}, publisher {root['publisher']}"
+        in built.good("channel", "verify", place).out
+    )
     other_reader(built, "another")
     built.good("channel", "verify", place, "--trust", first)
 

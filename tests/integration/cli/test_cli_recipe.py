@@ -91,3 +91,15 @@ def test_check_names_a_dead_variable_and_is_silent_on_its_twin(
     assert main([*words, str(ill)]) == 81
     said = json.loads(capsys.readouterr().out.partition("\n]")[0] + "]")
     assert {problem["name"] for one in said for problem in one["problems"]} == {"VLLM_FP8_MOE_BACKEND"}
+
+
+def test_a_strangers_recipe_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text('format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n')
+    for words in ((), ("--command",)):
+        main(["recipe", "show", str(path), *words])
+        said = capsys.readouterr()
+        assert "\x1b" not in said.out + said.err
+        assert "\x07" not in said.out + said.err

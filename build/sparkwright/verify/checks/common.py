@@ -50,6 +50,7 @@ _FAILS = {
     FailureKind.CONNECT: "found no connection",
     FailureKind.STATUS: "got an HTTP error",
     FailureKind.NOT_JSON: "got something that is not JSON",
+    FailureKind.FORM: "got a chunk of another form than OpenAI's",
     FailureKind.IN_BAND: "got an error inside the stream",
     FailureKind.TRUNCATED: "ended without [DONE]",
     FailureKind.RESET: "had their connection broken",
@@ -230,9 +231,10 @@ def troubles(observation: Observation, *, metered: bool = True) -> tuple[Trouble
 def unanswered(canary: str) -> bool:
     """Tell if a plain request, with the result *canary*, got no answer.
 
-    A request of which only the token count is wrong got one.
+    A request of which only the token count is wrong, or the form of a chunk, got one.
     """
-    return bool(canary) and canary.partition(":")[0] not in {kind.value for kind in _INVALIDATES}
+    answered = {kind.value for kind in (*_INVALIDATES, FailureKind.FORM)}
+    return bool(canary) and canary.partition(":")[0] not in answered
 
 
 def _unanswered(observation: Observation) -> Reason:

@@ -111,18 +111,23 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     It opens as many connections as there are requests and drops idle ones before the server does. To a server
     other than vLLM each request has a connection of its own: llama.cpp's closes one after a stream, although
     it announces to keep it, and the next request would be lost. Its sockets record arrivals, and its trace
-    calls a request's context when the request's bytes are written.
+    tells a request's context when its bytes are written, and that its connection is not new.
     """
     import aiohttp
 
     from sparkwright.verify.arrival import make_socket
 
     async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
-        if (sent := context.trace_request_ctx) is not None:
-            sent()
+        if (exchange := context.trace_request_ctx) is not None:
+            exchange.note_sent()
+
+    async def note_reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+        if (exchange := context.trace_request_ctx) is not None:
+            exchange.note_reused()
 
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(note_sent)
+    trace.on_connection_reuseconn.append(note_reused)
     # Compressed streams would come in other pieces than the server wrote.
     headers = {"Accept-Encoding": "identity"}
     single: dict[str, Any] = (
@@ -175,7 +180,9 @@ async def check_endpoint(
         raise EndpointError(
             f"{endpoint.url}/metrics cannot be read",
             because=f"it answers with status {metrics.status}",
-            next_step="let /metrics through any proxy, or see the server's log",
+            next_step=_WAIT
+            if metrics.status == _LOADING
+            else "let /metrics through any proxy, or see the server's log",
         )
     elif "\nvllm:" not in f"\n{metrics.text}":
         lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
@@ -230,7 +237,8 @@ def _no_address(url: str, because: str) -> EndpointError:
 
 # Responses --------------------------------------------------------------------------------------------
 
-_OK, _REFUSED = 200, (401, 403)
+_OK, _REFUSED, _LOADING = 200, (401, 403), 503
+_WAIT = "wait until its model is loaded, then run the same command again"
 
 
 @dataclass(frozen=True)
@@ -312,7 +320,9 @@ def _read_json(answer: _Answer, model: type[T]) -> T:
         raise EndpointError(
             f"{answer.url} answers with status {answer.status}",
             because=answer.excerpt,
-            next_step="give the root of a vLLM server, such as http://localhost:8000; if another server"
+            next_step=_WAIT
+            if answer.status == _LOADING
+            else "give the root of a vLLM server, such as http://localhost:8000; if another server"
             " cannot list its models, name one by --model",
         )
     try:

@@ -7,12 +7,14 @@ else, has none: it must not stop the clock of the first token.
 
 from __future__ import annotations
 
+import contextlib
 from itertools import zip_longest
 from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.base.config import json_decoder
+from sparkwright.verify.client.odd import straightened
 from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
 _EXCERPT = 200
@@ -108,6 +110,8 @@ class Reply:
         prompt_tokens: from usage.
         cached_tokens: from usage, or -1.
         responded: time at which the first event with a choice came, also one without output; 0 before.
+        odd: fields of another form than OpenAI's that were read all the same.
+        unread: the last message that says nothing of what is known here; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -120,6 +124,8 @@ class Reply:
         self.prompt_tokens = 0
         self.cached_tokens = -1
         self.responded = 0
+        self.odd: set[str] = set()
+        self.unread = ""
         self._usage: int | None = None
         self._running_usage = False  # whether usage comes with each chunk
         self._seen_choice = self._seen_ids = False
@@ -159,28 +165,54 @@ class Reply:
             return self._usage
         return len(self.token_ids) if self.counted_by else 0
 
-    def take(self, data: bytes, at: int) -> None:
+    def take(self, data: bytes, at: int, name: bytes = b"") -> None:
         """Read one event's *data*, whose last byte arrived at *at* (ns); nothing counts after ``[DONE]``.
+
+        Args:
+            data: the event's data.
+            at: its arrival.
+            name: the event's name: that of ``error`` is one, whatever its data are.
 
         Raises:
             ReplyError: it is no chunk, or reports an error.
         """
-        self.done = self.done or data == b"[DONE]"
+        if data.strip() == b"[DONE]" and not self.done:
+            self.done = True
+            self.odd |= {"[DONE] has blanks around it"} if data != b"[DONE]" else set()
         if self.done:
             return
-        try:
-            message = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            shown = data[:_EXCERPT].decode(errors="replace")
-            raise ReplyError(FailureKind.NOT_JSON, f"{error}: {shown}") from None
+        if name == b"error":
+            raise _in_band(_read_error(data))
+        message = self._decoded(data)
         if message.error is not None or message.object == "error":
             raise _in_band(message.error if message.error is not None else message.message)
+        if not message.choices and message.usage is None:
+            self.unread = _excerpt(data)
         self.request = self.request or message.id
         if message.choices:
             self.responded = self.responded or at
         grown = self._take_usage(message.usage, with_choice=bool(message.choices))
         for choice in message.choices:
             self._take_choice(choice, grown, at)
+
+    def _decoded(self, data: bytes) -> _Message:
+        """Return the message in *data*; what is of another form, and plain, is read and noted.
+
+        Raises:
+            ReplyError: it is no JSON, or no chunk.
+        """
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _DECODER.decode(data)
+        try:
+            message, odd = straightened(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ReplyError(FailureKind.NOT_JSON, f"{error}: {_excerpt(data)}") from None
+        try:
+            read = msgspec.convert(message, _Message)
+        except msgspec.ValidationError as error:
+            raise ReplyError(FailureKind.FORM, f"{error}: {_excerpt(data)}") from None
+        self.odd |= odd
+        return read
 
     def _take_usage(self, usage: _Usage | None, *, with_choice: bool) -> int:
         """Store *usage*; returns the tokens by which it has grown, if it comes with each chunk."""
@@ -264,10 +296,12 @@ class Reply:
     def _end_problem(self, *, unmarked: bool) -> _Problem | None:
         if unmarked and self.finish_reason:
             return None
+        told = f"; it also said {self.unread}" if self.unread else ""
         if not self.done:
-            return FailureKind.TRUNCATED, f"the stream ended without [DONE] after {len(self.chunks)} chunks"
+            ended = f"the stream ended without [DONE] after {len(self.chunks)} chunks"
+            return FailureKind.TRUNCATED, ended + told
         if not self.finish_reason:
-            return FailureKind.NO_FINISH, "[DONE] came without a finish reason"
+            return FailureKind.NO_FINISH, f"[DONE] came without a finish reason{told}"
         return None
 
     def _count_problem(self) -> _Problem | None:
@@ -293,10 +327,24 @@ class Reply:
         )
 
 
+def _excerpt(data: bytes) -> str:
+    """Return the beginning of *data* as text, on one line."""
+    return " ".join(data[:_EXCERPT].decode(errors="replace").split())
+
+
+def _read_error(data: bytes) -> Any:
+    """Return what an event called ``error`` says: its JSON, or its text."""
+    try:
+        said = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _excerpt(data)
+    return said["error"] if isinstance(said, dict) and said.get("error") else said
+
+
 def _in_band(error: Any) -> ReplyError:
     if not isinstance(error, dict):
         return ReplyError(FailureKind.IN_BAND, str(error)[:_EXCERPT])
-    parts = [str(error[name]) for name in ("type", "message") if error.get(name)]
+    parts = [str(error[name]) for name in ("type", "message", "detail") if error.get(name)]
     code = error.get("code")
     detail = ": ".join(parts) or str(error)
     return ReplyError(FailureKind.IN_BAND, detail[:_EXCERPT], code if isinstance(code, int) else 0)

@@ -23,6 +23,7 @@ from sparkwright.verify.capabilities import (
 )
 from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.endpoint import open_session
+from sparkwright.verify.client.odd import warn_once
 from sparkwright.verify.client.payload import body_of
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
@@ -95,13 +96,13 @@ class Exchange:
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
-        self._started = self._headers = self._ended = self._behind = 0
-        self._sent = False
-        self._reply = Reply()
-        self._failure: RequestFailure | None = None
+        self._begin()
 
     async def run(self, session: aiohttp.ClientSession) -> Sample:
-        """Send the request once and read the response; never raises for the server's behaviour.
+        """Send the request and read the response; never raises for the server's behaviour.
+
+        It is sent once more, on a connection of its own, if one that was kept open broke before the response:
+        HTTP lets servers, and proxies before them, close such a one at any time (RFC 9112, section 9.3.1).
 
         The connection is returned or closed when this returns or is cancelled.
 
@@ -109,14 +110,27 @@ class Exchange:
             session: from `endpoint.open_session`.
         """
         if not self.refusable:
-            return await self._run(session)
+            sample = await self._run(session)
+            if not self._lost:
+                return sample
+            warn_once(
+                f"{self.endpoint.url}: connections that were kept open break before a response, perhaps by "
+                "a proxy on the way; such requests are sent once more, on a new connection"
+            )
         async with open_session(self.endpoint) as own:
             return await self._run(own)
+
+    def _begin(self) -> None:
+        self._started = self._headers = self._ended = self._behind = 0
+        self._sent = self._reused = self._lost = False
+        self._reply = Reply()
+        self._failure: RequestFailure | None = None
 
     async def _run(self, session: aiohttp.ClientSession) -> Sample:
         """Send the request once and read the response."""
         import aiohttp
 
+        self._begin()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
         self._started = perf_counter_ns()
         self._behind = max(0, self._started - self.due) if self.due else 0
@@ -129,7 +143,7 @@ class Exchange:
                     headers={"Content-Type": "application/json"},
                     timeout=timeout,
                     allow_redirects=False,
-                    trace_request_ctx=self._note_sent,
+                    trace_request_ctx=self,
                 ) as response,
             ):
                 connection = response.connection  # absent once the whole response has been read
@@ -142,11 +156,15 @@ class Exchange:
             self._failure = error.failure
         except (aiohttp.ClientError, OSError) as error:
             self._failure = self._broken(error)
+            self._lost = self._reused and not self._headers and is_closed(error)
         except asyncio.CancelledError:
             self._failure = RequestFailure(kind=FailureKind.CANCELLED, detail="the client cancelled it")
             raise
         finally:
             self._ended = self._ended or perf_counter_ns()
+            if self._reply.odd:
+                told = ", ".join(sorted(self._reply.odd))
+                warn_once(f"{self.endpoint.url}: chunks of another form than OpenAI's are read, too: {told}")
         return self.sample()
 
     def sample(self) -> Sample:
@@ -178,9 +196,14 @@ class Exchange:
             late=self._behind,
         )
 
-    def _note_sent(self) -> None:
+    def note_sent(self) -> None:
+        """Note that bytes of the request are written now."""
         if not self._sent:
             self._sent, self._started = True, perf_counter_ns()
+
+    def note_reused(self) -> None:
+        """Note that the request goes over a connection on which others went before."""
+        self._reused = True
 
     async def _check_head(self, response: aiohttp.ClientResponse) -> None:
         """Refuse a response that is not an event stream, with its text as the reason."""
@@ -205,7 +228,7 @@ class Exchange:
             chunks = len(reply.chunks)
             left -= len(data)
             for event in parser.feed(data):
-                reply.take(event.data, at)
+                reply.take(event.data, at, event.name)
                 self._check_length(left)
             self._check_length(left)
             if reply.done:
@@ -213,6 +236,7 @@ class Exchange:
                 break
             if len(reply.chunks) > chunks:
                 deadline.reschedule(min(now() + stall, end))
+        reply.unread = parser.stray[:_EXCERPT].decode(errors="replace") or reply.unread
         self._failure = reply.problem(
             max_tokens=self.max_tokens,
             natural_stop=self.load.natural_stop,
@@ -262,6 +286,19 @@ class Exchange:
             whole = self.deadlines.whole_s(self.max_tokens)
             return FailureKind.OVERDUE, f"no end within {whole:g} s, and {chunks} chunks until then"
         return FailureKind.STALL, f"nothing for {self.deadlines.stall_s:g} s after {chunks} chunks"
+
+
+def is_closed(error: Exception) -> bool:
+    """Tell if *error* means that a connection was closed before a byte of the response came."""
+    import aiohttp
+
+    match error:
+        case aiohttp.ClientConnectorError():
+            return False
+        case aiohttp.ServerDisconnectedError():
+            return isinstance(error.message, str)  # else the head of a response that had begun
+        case _:
+            return isinstance(error, aiohttp.ClientOSError | aiohttp.ClientConnectionResetError)
 
 
 def _arrived_ns(socket: ArrivalSocket | None) -> int:

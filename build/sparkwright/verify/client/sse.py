@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _MARK = b"\xef\xbb\xbf"
+_IGNORED = frozenset({b"id", b"retry"})
 
 
 class ServerSentEvent(NamedTuple):
@@ -18,7 +19,11 @@ class EventParser:
     """An incremental parser: receives bytes and returns the events that they complete.
 
     Everything stays bytes, so a character that is split over two reads needs no care. Lines end with LF, CRLF
-    or CR; comments, ``id`` and ``retry`` are ignored.
+    or CR; ``id`` and ``retry`` are ignored, and comments too, but those of an event called ``error``, which
+    needs no data: some servers tell so why a stream ends.
+
+    Attributes:
+        stray: the last line that has no field of an event; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -26,7 +31,9 @@ class EventParser:
         self._after_cr = False  # a LF that comes now belongs to the line that ended already
         self._begun = False
         self._data: list[bytes] = []
+        self._comments: list[bytes] = []
         self._name = b""
+        self.stray = b""
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
         """Return the events that *data* completes, in order."""
@@ -57,9 +64,14 @@ class EventParser:
             self._data.append(value)
         elif field == b"event":
             self._name = value
+        elif not field:
+            self._comments.append(value)
+        elif field not in _IGNORED:
+            self.stray = line
 
     def _dispatch(self, events: list[ServerSentEvent]) -> None:
-        if self._data:
-            data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        told = self._data or (self._comments or [b""] if self._name == b"error" else [])
+        if told:
+            data = told[0] if len(told) == 1 else b"\n".join(told)
             events.append(ServerSentEvent(data, self._name))
-        self._data, self._name = [], b""
+        self._data, self._comments, self._name = [], [], b""

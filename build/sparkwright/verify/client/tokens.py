@@ -9,8 +9,8 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.verify.client.body import read_body
-from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
-from sparkwright.verify.client.request import patience
+from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS, open_session
+from sparkwright.verify.client.request import is_closed, patience
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,11 +100,20 @@ async def _tokenize(
     url = f"{endpoint.url}/tokenize"
     body = msgspec.json.encode({"model": endpoint.model, **asked})
     timeout = aiohttp.ClientTimeout(total=patience(deadlines.canary_s, speed))
+
+    async def post(by: aiohttp.ClientSession) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"}
+        async with by.post(url, data=body, headers=headers, timeout=timeout) as response:
+            return response.status, await read_body(response)
+
     try:
-        async with session.post(
-            url, data=body, headers={"Content-Type": "application/json"}, timeout=timeout
-        ) as response:
-            status, data = response.status, await read_body(response)
+        try:
+            status, data = await post(session)
+        except (aiohttp.ClientError, OSError) as error:
+            if not is_closed(error):
+                raise
+            async with open_session(endpoint) as own:  # the connection may have been kept open for too long
+                status, data = await post(own)
     except (aiohttp.ClientError, OSError) as error:
         raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
     if status in ABSENT:

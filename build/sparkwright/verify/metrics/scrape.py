@@ -67,10 +67,7 @@ async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> 
         raise EndpointError(f"{url} could not be read", because=because) from error
     if response.status != _OK:
         raise EndpointError(f"{url} could not be read", because=f"the server answered {response.status}")
-    try:
-        return parse_snapshot(body, at)
-    except ValueError as error:
-        raise EndpointError(f"{url} does not hold vLLM's metrics", because=str(error)) from error
+    return parse_snapshot(body, at, url)
 
 
 async def quiesce(

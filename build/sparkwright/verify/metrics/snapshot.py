@@ -12,6 +12,7 @@ from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sparkwright.base.errors import EndpointError
 from sparkwright.verify.metrics.exposition import MetricSample, parse_exposition
 from sparkwright.verify.model import MetricsSnapshot
 
@@ -46,7 +47,7 @@ _EXPOSED = {
 }
 
 
-def parse_snapshot(text: str, at: int) -> MetricsSnapshot:
+def parse_snapshot(text: str, at: int, where: str = "/metrics") -> MetricsSnapshot:
     """Return the snapshot in an exposition, summed over the server's engines.
 
     The share of the KV cache in use is the mean over engines, whose caches are of one size; ``start_s`` is
@@ -55,12 +56,23 @@ def parse_snapshot(text: str, at: int) -> MetricsSnapshot:
     Args:
         text: body of ``/metrics``.
         at: time at which it was read, ns of ``perf_counter``.
+        where: the address that it was read from, for errors.
 
     Raises:
-        ValueError: a line is not Prometheus text, or a required series is repeated, or its value is
+        EndpointError: a line is not Prometheus text, or a required series is repeated, or its value is
             negative, infinite or not a number. The message names the line.
     """
-    series = _series(parse_exposition(text, _EXPOSED.__contains__))
+    try:
+        return _snapshot(_series(parse_exposition(text, _EXPOSED.__contains__)), at)
+    except ValueError as error:
+        raise EndpointError(
+            f"{where} does not hold vLLM's metrics",
+            because=str(error),
+            next_step="see what stands there: a proxy, or another program, may have written it",
+        ) from error
+
+
+def _snapshot(series: Mapping[str, Sequence[MetricSample]], at: int) -> MetricsSnapshot:
     return MetricsSnapshot(
         at=at,
         **{field: _sum(series[name]) for field, name in COUNTERS.items()},

@@ -6,16 +6,33 @@ print styles apply; the font is the page's too.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from sparkwright.base.events import warn
+from sparkwright.base.process import Completed, Dialogue
 from sparkwright.base.text import clean
 
 _VEGA_LITE = "6.4"
+_PAINT = f"""
+import json, sys
+from vl_convert import vegalite_to_svg
+for line in sys.stdin:
+    made = vegalite_to_svg(line, vl_version="{_VEGA_LITE}", show_warnings=False, allowed_base_urls=[])
+    print(json.dumps(made), flush=True)
+"""
+_DRAWN_WITHIN_S = 120.0
+_UNDRAWN = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 40"><g/>'
+    '<text y="24" fill="var(--soft)">This chart could not be drawn.</text></svg>'
+)
 STANDALONE_STYLE = """
 svg { background: #ffffff; font-family: system-ui, sans-serif;
   --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
@@ -97,11 +114,49 @@ def inline_svg(spec: dict[str, Any], naming: Naming, class_: str = "") -> ET.Ele
 
 @lru_cache(maxsize=256)
 def _compiled(spec: str) -> str:
-    """Return the SVG of a specification in JSON."""
-    from vl_convert import vegalite_to_svg
+    """Return the SVG of a specification in JSON, an empty drawing if none can be made."""
+    return _painter().draw(spec) or _UNDRAWN
 
-    made: str = vegalite_to_svg(spec, vl_version=_VEGA_LITE, show_warnings=False, allowed_base_urls=[])
-    return made
+
+@lru_cache(maxsize=1)
+def _painter() -> _Painter:
+    """Return the painter of this process, which ends with it."""
+    painter = _Painter()
+    atexit.register(painter.end)
+    return painter
+
+
+class _Painter:
+    """Draws in a process of its own: the library's JavaScript engine ends the one that it runs in.
+
+    It does where it gets no address space, as under ``ulimit -v``; the results must not be lost with it.
+    """
+
+    def __init__(self) -> None:
+        self._child: Dialogue | None = None
+        self._failed = False
+
+    def draw(self, spec: str) -> str:
+        """Return the SVG of *spec*, empty once a drawing has failed."""
+        if self._failed:
+            return ""
+        line = None
+        with contextlib.suppress(EOFError):
+            self._child = self._child or Dialogue([sys.executable, "-c", _PAINT], patience_s=5.0)
+            self._child.send(spec.encode() + b"\n")
+            line = self._child.line(_DRAWN_WITHIN_S)
+        if line is not None:
+            return str(json.loads(line))
+        self._failed = True
+        ended = self.end()
+        because = f"the program that draws them ended with status {ended.status}" if ended else ""
+        warn(f"the report has no charts: {because}", output=ended.stderr if ended else "")
+        return ""
+
+    def end(self) -> Completed | None:
+        """End the process, if there is one."""
+        child, self._child = self._child, None
+        return child.end() if child else None
 
 
 def _simplify(element: ET.Element) -> None:

@@ -1,0 +1,95 @@
+"""What `channel verify --requirements` writes is installed by digest, whatever a mirror serves then."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from platform import machine
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+from channel_kit import POLICY, ChannelWorld, now, small_wheel
+
+from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
+from sparkwright.publish.evidence import attach, require_evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from world import World
+
+TAG = f"py3-none-manylinux_2_17_{machine()}"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> ChannelWorld:
+    """Return a channel of one wheel for this machine, promoted with a runtime of nothing but itself."""
+    channel = ChannelWorld(tmp_path / "channel")
+    wheel = small_wheel(channel.dist, "0.24.0+spark.1", tag=TAG)
+    sha256 = wheelkit.sha256(wheel)
+    attach(channel.dist, "audit", sha256, {"checks": {}, "unchecked": []})
+    found = require_evidence(wheel, sha256, "nightly", POLICY, channel.dist / "evidence")
+    runtime = f"vllm==0.24.0+spark.1 --hash=sha256:{sha256}\n".encode()
+    channel.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime)
+    channel.pin()
+    return channel
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Give the address of *folder* on a plain static server."""
+    serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def installed(command: str, target: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command that was printed, into a folder and without any other index."""
+    words = command.split()[1:]
+    program = Path(sys.executable).with_name("uv")
+    extra = ("--no-config", "--no-cache", "--no-index", "--target", target)
+    return subprocess.run([program, *words, *extra], capture_output=True, text=True, check=False)
+
+
+def test_what_was_verified_is_what_is_installed(world: World, published: ChannelWorld) -> None:
+    file = world.folder / "wanted.txt"
+    trust = ("--trust", published.folder / "pinned.json")
+    with served(published.published) as address:
+        place = f"{address}/channels/nightly"
+        said = world.good("channel", "verify", place, *trust, "--requirements", file).out
+        (command,) = (
+            line.removeprefix("next").strip() for line in said.splitlines() if line.startswith("next")
+        )
+        good = installed(command, world.folder / "good")
+        assert good.returncode == 0, good.stderr
+        assert (world.folder / "good/vllm-0.24.0+spark.1.dist-info").is_dir()
+        (wheel,) = published.published.rglob("*.whl")
+        shutil.copy(small_wheel(world.folder, "0.24.0+spark.1", tag=TAG, record={"x.json": 1}), wheel)
+        changed = installed(command, world.folder / "changed")
+    assert (changed.returncode != 0, "ash mismatch" in changed.stderr) == (True, True), changed.stderr
+
+
+def test_requirements_are_refused_where_nothing_signed_holds_them(
+    world: World, published: ChannelWorld
+) -> None:
+    place = published.published / "channels/nightly"
+    trust = ("--trust", published.folder / "pinned.json")
+    asking = ("channel", "verify", place, *trust, "--requirements", world.folder / "wanted.txt")
+    published.promote("1", "other")
+    two = world.call("channel", "verify", published.published, *asking[3:])
+    assert (two.status, "is of one channel" in two.err) == (ConfigError.exit_code, True)
+    none = world.call("channel", "verify", published.published / "channels/other", *asking[3:])
+    assert (none.status, "has no wheel" in none.err) == (UnknownNameError.exit_code, True)
+    (runtime,) = published.published.rglob("*.requirements.txt")
+    runtime.write_bytes(b"vllm==6.6.6\n")
+    assert world.call(*asking).status == TamperedError.exit_code
+    assert not (world.folder / "wanted.txt").exists()
