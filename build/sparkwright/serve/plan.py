@@ -87,5 +87,5 @@ def planned(
         variables=explain_variables(recipe, variables),
         wheel=wheel,
         made=python is not None and python.exists(),
-        notes=recipe.notes,
+        notes=recipe.limits,
     )
