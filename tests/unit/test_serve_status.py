@@ -66,3 +66,5 @@ def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
     keyed = example("http://127.0.0.1:8000/v1", "m", tmp_path / "a key")
     assert "curl -s -H @- " in keyed, "the header comes by standard input, not as an argument"
     assert f"$(cat '{tmp_path}/a key')" in keyed
+    shell = example("http://127.0.0.1:8000/v1", "m", shell_key=True)
+    assert """printf 'Authorization: Bearer %s\\n' "$VLLM_API_KEY" | curl -s -H @- """ in shell

@@ -65,7 +65,7 @@ _SOURCES = ("wheel", "channel", "python")
     "key_file",
     type=click.Path(path_type=Path),
     envvar="SPARKWRIGHT_API_KEY_FILE",
-    help="File of mode 600 with the key that clients must send.",
+    help="File of mode 600 with the key that clients must send; else it is that of VLLM_API_KEY.",
 )
 @click.option("--watch", is_flag=True, help="Start the engine again where it wedges or ends by itself.")
 @click.option(
@@ -85,7 +85,9 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
 @click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
-@click.option("--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot.")
+@click.option(
+    "--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot, without its download."
+)
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
@@ -113,7 +115,7 @@ def command(
     from sparkwright.store import open_store
 
     chosen = as_head(with_settings(load_recipe(recipe, use), settings), asked["head"])
-    options = _options(asked, quick=as_json)
+    options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
         _plan(chosen, options, asked, as_json=as_json)
@@ -129,9 +131,9 @@ def command(
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
 
 
-def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
+def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOptions:
     from sparkwright.serve.model import ServeOptions
-    from sparkwright.serve.settings import read_key
+    from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
     given = {name: asked[name] for name in ("boot_s",) if asked[name]}
@@ -140,7 +142,7 @@ def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
     return ServeOptions(
         host=asked["host"],
         port=asked["port"],
-        api_key=read_key(key_file) if key_file else "",
+        api_key=read_key(key_file) if key_file else shell_key({**os.environ, **recipe.environment}),
         key_file=key_file.absolute() if key_file else None,
         warm_up=not asked["no_warm_up"],
         offline=asked["offline"],

@@ -69,6 +69,7 @@ def install(
 ) -> None:
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
     from sparkwright.serve.service import apply_plan, make_key, plan_install, run_all
+    from sparkwright.serve.settings import shell_key
 
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
     plan = plan_install(options, places)
@@ -77,7 +78,7 @@ def install(
         return
     real = places.root == Path("/")
     with _writing(places):
-        made = make_key(places.key)
+        made = make_key(places.key, shell_key(os.environ))
         if no_start or not real:
             apply_plan(plan, run_commands=False)
     if no_start or not real:

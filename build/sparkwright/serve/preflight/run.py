@@ -17,7 +17,7 @@ from sparkwright.serve.preflight.budget import (
     budget_rows,
     make_budget,
 )
-from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
+from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
 from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_offline
 from sparkwright.serve.preflight.completeness import check_files
 from sparkwright.serve.preflight.demand import kv_options, make_demand, stated_bytes
@@ -44,6 +44,7 @@ from sparkwright.serve.preflight.options import check_options
 from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
+from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
