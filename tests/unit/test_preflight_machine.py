@@ -24,6 +24,7 @@ from sparkwright.serve.preflight.engine import (
     runs_on,
 )
 from sparkwright.serve.preflight.host import cache_folders, is_taken, parse_card, writable
+from sparkwright.serve.preflight.machine_checks import check_wheel
 from sparkwright.verify.server import host as verify_host
 
 SPARK_ENGINE = replace(ENGINE, architectures=frozenset({"Qwen3ForCausalLM"}))
@@ -298,7 +299,10 @@ def test_the_generated_pair_of_the_smoke_recipe():
 
 
 def test_a_wheel_for_another_machine_or_card(model):
-    assert levels(recipe(model), engine=replace(ENGINE, machine="x86_64")) == {"wheel-machine": "refuse"}
+    other = replace(ENGINE, machine="x86_64", version="0.33.0+spark.2")
+    assert levels(recipe(model), engine=other) == {"wheel-machine": "refuse"}
+    (finding,) = check_wheel(spark(), other)
+    assert "make wheel PLATFORM=aarch64 SERIES=0.33" in finding.next_step
     assert levels(recipe(model), spark(card=H200)) == {"wheel-card": "refuse"}
     assert levels(recipe(model), spark(card=H200), engine=replace(ENGINE, codes=frozenset())) == {}
 

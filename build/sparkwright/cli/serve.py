@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, subscribe, warn
+from sparkwright.base.events import JsonlSink, emit, subscribe, warn
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import find_runtime, runtime_of
+from sparkwright.cli.runtime import find_runtime, newest_wheel, runtime_of
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
-from sparkwright.cli.verify import built_wheel, require_libraries
+from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option(
     "--wheel",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Serve with this wheel; by default the newest in dist/ for this machine and series.",
+    help="Serve with this wheel; by default the present build spec's in dist/, else the highest revision.",
 )
 @click.option("--channel", default="", metavar="URL|FOLDER", help="Serve with the newest wheel of a channel.")
 @click.option(
@@ -203,6 +203,8 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
     if asked["python"]:
         return existing(asked["python"], recipe)
     offered = _wheel(store, recipe, asked)
+    if offered.why:
+        emit("serve.wheel", name=offered.wheel.name, why=offered.why)
     runtime = runtime_of(offered, recipe, locked=not asked["unlocked"], then="serve again")
     return install_wheel(
         store, offered.wheel, recipe, runtime.requirements, variables=runtime.variables,
@@ -223,10 +225,9 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
 
 
 def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
-    """Return the wheel that the user named, or the newest one for this machine and the recipe's series."""
+    """Return the wheel that the user named, the newest of a channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.publish import dist_folder
     from sparkwright.serve.runtime_choice import OfferedWheel
 
     if asked["wheel"]:
@@ -242,7 +243,8 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
             memory=default_memory(), now=now(), offline=asked["offline"],
         )  # fmt: skip
         return OfferedWheel(offer.wheel, offer)
-    return OfferedWheel(built_wheel(dist_folder(Path()), machine(), *series))
+    chosen = newest_wheel(series)
+    return OfferedWheel(chosen.path, why=chosen.why)
 
 
 def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
@@ -305,7 +307,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         kernels = {"companion": runtime.companion, "compiled": runtime.missing, "next_step": remedy}
         python = environment_folder(store, offered.wheel, runtime.requirements) / "bin" / "python"
         known = {"python": python, "identity": sha256_file(offered.wheel), "wheel": offered.wheel.name}
-        known["installed"] = runtime.variables
+        known["installed"], kernels["chosen"] = runtime.variables, offered.why
     show_plan(replace(planned(recipe, options, store, **known), **kernels), as_json=as_json)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkwright.serve.plan import Plan
 
 _SHOWN = ("serve.", "warmup.", "warning", "server.evidence", "server.fetching")
+_LINES = {"serve.wheel": "wheel    {name}: {why}", "serve.incident": "evidence {folder}"}
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 
@@ -40,7 +41,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         print_json(to_builtins(plan))
         return
     if plan.wheel:
-        click.echo(f"wheel    {plan.wheel}")
+        click.echo(f"wheel    {plan.wheel}{f': {plan.chosen}' if plan.chosen else ''}")
         click.echo(f"runtime  {'installed' if plan.made else 'to be installed first'}")
     if plan.companion:
         click.echo(f"kernels  {plan.companion}")
@@ -160,8 +161,8 @@ class Screen:
                 self._ready(data)
             case "serve.status":
                 self._state(data)
-            case "serve.incident":
-                self._say(f"evidence {data['folder']}")
+            case kind if kind in _LINES:
+                self._say(_LINES[kind].format(**data))
             case "serve.restarting":
                 self._quieten()
                 self._say(

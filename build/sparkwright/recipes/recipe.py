@@ -22,8 +22,8 @@ TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny
 REHEARSAL = "rehearsal:"  # begins what stands for a model of rehearsals, which the store holds
 _SHIPPED = Path(__file__).with_name("shipped")
 _HYBRID_DRAFTS = (
-    "Stock vLLM lets a hybrid model with a drafter go on from a wrong state, without an error, after a hit in "
-    "the prefix cache or with another request's count of accepted drafts. Carries mend it: hybrid-hit "
+    "Stock vLLM lets a hybrid model with a drafter go on from a wrong state, without an error, after a hit "
+    "in the prefix cache or with another request's count of accepted drafts. Carries mend it: hybrid-hit "
     "(vllm#45614, #47861) and accepted-counts (vllm#53919) on 0.24, mamba-block-units (vllm#54076) on 0.33."
 )
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})

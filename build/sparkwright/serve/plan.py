@@ -41,6 +41,7 @@ class Plan:
         companion: file name of the companion that is installed with it; empty without one.
         compiled: kernels that FlashInfer would compile while the engine starts or serves.
         next_step: what would spare that; empty where nothing is compiled.
+        chosen: the reason why that wheel was taken; empty where it was named.
         key_file: the file with the key that clients must send; empty where it is in no file.
     """
 
@@ -53,6 +54,7 @@ class Plan:
     companion: str = ""
     compiled: tuple[str, ...] = ()
     next_step: str = ""
+    chosen: str = ""
     key_file: str = ""
 
 

@@ -26,10 +26,12 @@ class OfferedWheel:
     Attributes:
         wheel: the file.
         offer: the channel's that it is of; `None` for another file.
+        why: the reason why it was taken; empty where it was named.
     """
 
     wheel: Path
     offer: ChannelOffer | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
