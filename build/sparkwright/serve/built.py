@@ -67,7 +67,7 @@ def present_specs(start: Path, machine: str) -> PresentSpecs:
     with contextlib.suppress(SparkwrightError):
         for series in series_names(open_checkout(start).root):
             checkout = open_checkout(start, series)
-            arches = [None]
+            arches: list[str | None] = [None]
             with contextlib.suppress(SparkwrightError):
                 arches.append(choose_arch(checkout.lock, machine, kernels="native"))
             found[series] = tuple(checkout.build_spec(arch=arch).digest for arch in arches)

@@ -153,7 +153,7 @@ def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
             "refuse",
             "the wheel is for another machine",
             f"it is for {engine.machine}, and this is {host.machine}",
-            f"build or fetch the wheel for {host.machine}: make wheel PLATFORM={host.machine}{_series(engine)}",
+            f"build the wheel for this machine: make wheel PLATFORM={host.machine}{_series(engine)}",
         )
     card = host.card
     if card and engine.codes and not any(runs_on(code, card.capability) for code in engine.codes):

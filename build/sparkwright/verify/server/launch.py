@@ -17,6 +17,7 @@ from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.server.download import download_folders
 from sparkwright.verify.server.environment import find_installed, vllm_command
 from sparkwright.verify.server.host import card_capability, card_memory_gib
+from sparkwright.verify.server.jobs import jobs_variable
 from sparkwright.verify.server.lifecycle import Launch, ServerProcess
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def start_server(
         argv = _command([str(part) for part in what], host, port, folder)
         variables, facts = {}, known or BootFacts()
     whole = {**os.environ, **_DEFAULTS, **variables, **(environment or {})}
+    whole |= jobs_variable(what, whole) if isinstance(what, Recipe) else {}
     return ServerProcess(
         Launch(
             argv=argv,
