@@ -30,6 +30,7 @@ from sparkwright.serve.preflight.drafter import (
 from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import read_host
+from sparkwright.serve.preflight.latent import check_latent
 from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
 from sparkwright.serve.preflight.machine_checks import (
     check_architecture,
@@ -125,7 +126,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
         yield from check_rules(facts.recipe, host, facts.engine, facts.target)
         yield from check_wheel(host, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
-    yield from check_compilers(host, request, facts.engine)
+    yield from check_compilers(host, request, facts.engine, facts.target)
     yield from check_caches(host)
     if request.ask is not None and facts.engine is not None:
         yield from check_options(facts.recipe, request.environment, request.python, facts.engine, request.ask)
@@ -139,6 +140,7 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
     stated = {recipe.model: stated_bytes(recipe)}
     yield from check_disk(facts.host, cache_folder(variables), real, stated)
     weights = recipe.flags.get("load-format") != "dummy"
+    yield from check_latent(facts)
     if facts.target is not None:
         own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
         yield from check_files(facts.target, weights=weights, tokenizer=own)
