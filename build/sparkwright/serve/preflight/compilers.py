@@ -163,8 +163,8 @@ def _fp8_attention(
         "fp8-kv-fallback",
         "refuse",
         "the server would end at its first attention",
-        f"vLLM {engine.version} takes FlashInfer for an FP8 KV cache on {card.capability}, whether or not its "
-        "kernels can be had, and here they can be neither found nor compiled (vllm#60262)",
+        f"vLLM {engine.version} takes FlashInfer for an FP8 KV cache on {card.capability}, whether or not "
+        "its kernels can be had, and here they can be neither found nor compiled (vllm#60262)",
         f'set attention-backend = "TRITON_ATTN", or {remedy}, or install CUDA 13',
         liftable=True,
     )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from sparkwright.serve.preflight.request import StartFacts
 
-# 0.24.0 model_executor/layers/attention/mla_attention.py:1422 and v1/attention/backends/mla/prefill/
-# flash_attn.py:86.
+# Read in 0.24.0: model_executor/layers/attention/mla_attention.py:1422, and line 86 of flash_attn.py in
+# v1/attention/backends/mla/prefill.
 _READ_UNTIL = "0.25"
 _MOST, _PROMPTS, _BLOCKS, _BLOCK = 65_536, 8, 4, 16
 _USUAL_REQUESTS = 256
