@@ -246,8 +246,8 @@ def test_an_fp8_cache_is_refused_where_flashinfer_has_no_kernel_for_it(model):
     assert fp8_levels(model) == refused
     assert fp8_levels(model, spark(nvcc=(12, 8))) == refused, "nvcc does not know the card"
     assert fp8_levels(model, flags={**FP8, "attention-backend": "FLASHINFER"}) == refused
-    lacks = {"m": ("attention-fp8-256",)}
-    assert fp8_levels(model, packages=ENGINE.packages, lacks=lacks) == refused
+    for name in ("attention-fp8-256", "attention-dflash2"):
+        assert fp8_levels(model, packages=ENGINE.packages, lacks={"m": (name,)}) == refused
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class _Missing:
         kernels: the subject of a sentence about them.
         sampling: the sampler's is among them.
         loaded: FlashInfer loads the kernels of another card in their place.
-        attention: attention over an FP8 cache is among them.
+        attention: attention, the drafter's too, is among them.
     """
 
     why: str
@@ -106,7 +106,7 @@ class _Missing:
             f"{why} {', '.join(names)}",
             "some of FlashInfer's kernels",
             sampling="sampling" in names,
-            attention=any(name.startswith("attention-fp8") for name in names),
+            attention=any(name.startswith("attention-") for name in names),
         )
 
 
