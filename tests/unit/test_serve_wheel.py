@@ -9,7 +9,9 @@ import pytest
 from channel_kit import small_wheel
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.service import _wheel
 from sparkwright.pipeline import open_checkout
+from sparkwright.recipes import load_recipe
 from sparkwright.serve.built import PresentSpecs, built_wheel, present_specs
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +91,14 @@ def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> No
     ) as caught:
         built_wheel(dist, "x86_64", ("0.33",), NOWHERE)
     assert "make wheel PLATFORM=x86_64 SERIES=0.33 KERNELS=upstream" in caught.value.next_step
+
+
+def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(
+    dist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("SPARKWRIGHT_DIST", str(dist))
+    monkeypatch.chdir(dist)
+    asked = {"wheel": None, "series": ""}
+    assert "0.33.0" in _wheel(asked, load_recipe("laguna-s-2.1-dflash"), "", offline=True).wheel.name
+    assert "0.24.0" in _wheel(asked, load_recipe("qwen3.6-27b-nvfp4-kv-dflash"), "", offline=True).wheel.name
