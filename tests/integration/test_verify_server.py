@@ -21,7 +21,7 @@ from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
-from sparkwright.verify.server import ServerFailedError, ServerProcess, start_server
+from sparkwright.verify.server import ServerFailedError, ServerProcess, lifecycle, start_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -327,10 +327,17 @@ def fetching(tmp_path: Path, seconds: float, *faults: str) -> ServerProcess:
     return ServerProcess(replace(this.launch, downloads=(folder.parent,)))
 
 
-def test_the_time_in_which_a_model_is_fetched_does_not_count(tmp_path: Path) -> None:
-    this = fetching(tmp_path, 9.0)
-    boot(this)
+def test_the_time_in_which_a_model_is_fetched_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_FETCHED_S", 1.0)
+    this, told = fetching(tmp_path, 9.0), list[Any]()
+    with subscribe(told.append):
+        boot(this)
     assert this.facts.seconds < 8, "nor as time that it took to start"
+    arrived = [event.data["bytes"] for event in told if event.kind == "server.fetching"]
+    assert len(arrived) >= 2
+    assert 0 < arrived[0] < arrived[-1]
 
 
 def test_a_download_that_stands_still_counts(tmp_path: Path) -> None:
