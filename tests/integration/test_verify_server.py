@@ -300,6 +300,7 @@ def test_a_server_that_never_answers_runs_out_of_time(
     assert (error.evidence / "incident.json").exists()
 
 
+@pytest.mark.slow
 def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) -> None:
     said = tmp_path / "said"
     lines = [
@@ -307,7 +308,7 @@ def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) ->
         *(f"loading {number} of 40" for number in range(41)),
     ]
     said.write_text("\n".join(lines), encoding="utf-8")
-    error = fails(faulty(tmp_path, "never-listens", "deaf", boot_s=3.0, end_s=0.5, said=said))
+    error = fails(faulty(tmp_path, "never-listens", "deaf", boot_s=12.0, end_s=0.5, said=said))
     assert error.cause.name == "boot-timeout"
     assert "loading 40 of 40" in error.log_excerpt
     assert "optional module" not in error.log_excerpt
@@ -317,29 +318,31 @@ def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) ->
 
 
 def fetching(tmp_path: Path, seconds: float, *faults: str) -> ServerProcess:
-    """A server that fetches a model for so long, and may take 4 s besides."""
+    """A server that fetches a model for so long, and may take 12 s besides."""
     folder = tmp_path / "hub" / "models--org--name" / "blobs"
     folder.mkdir(parents=True)
     names = [part for name in faults for part in ("--fault", name)]
     this = server(
-        tmp_path, "--fetch", str(folder / "a.incomplete"), str(seconds), *names, boot_s=4.0, end_s=0.5
+        tmp_path, "--fetch", str(folder / "a.incomplete"), str(seconds), *names, boot_s=12.0, end_s=0.5
     )
     return ServerProcess(replace(this.launch, downloads=(folder.parent,)))
 
 
+@pytest.mark.slow
 def test_the_time_in_which_a_model_is_fetched_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "_FETCHED_S", 1.0)
-    this, told = fetching(tmp_path, 9.0), list[Any]()
+    this, told = fetching(tmp_path, 18.0), list[Any]()
     with subscribe(told.append):
         boot(this)
-    assert this.facts.seconds < 8, "nor as time that it took to start"
+    assert this.facts.seconds < 12, "nor as time that it took to start"
     arrived = [event.data["bytes"] for event in told if event.kind == "server.fetching"]
     assert len(arrived) >= 2
     assert 0 < arrived[0] < arrived[-1]
 
 
+@pytest.mark.slow
 def test_a_download_that_stands_still_counts(tmp_path: Path) -> None:
     error = fails(fetching(tmp_path, 1.0, "never-listens", "deaf"))
     assert error.cause.name == "boot-timeout"
