@@ -56,10 +56,10 @@ plan: $(VENV)/.ready ## Show what `make wheel` would do
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
 
-serve: $(VENV)/.ready-serve ## Serve the newest wheel in DIST for this machine by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
+serve: $(VENV)/.ready-serve ## Serve the present build spec's wheel in DIST (else the highest revision) by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
 	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
-verify: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE, verify it and report
+verify: $(VENV)/.ready-verify ## Serve the same wheel by RECIPE, verify it and report
 	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)
 
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it

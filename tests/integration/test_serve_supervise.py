@@ -225,5 +225,8 @@ def test_systemd_hears_when_tokens_come_and_goes_on_hearing(tmp_path: Path, monk
         asyncio.run(run())
     ready = next(number for number, text in enumerate(heard) if text.startswith("READY=1"))
     assert "STATUS=starting" in heard[:ready]
+    assert any("EXTEND_TIMEOUT_USEC=180000000" in text for text in heard[:ready]), (
+        "a model may be fetched first"
+    )
     assert "STATUS=healthy" in heard[ready:]
     assert not any("KEY" in text for text in heard)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
-from sparkwright.verify.server import ServerFailedError, ServerProcess, start_server
+from sparkwright.verify.server import ServerFailedError, ServerProcess, lifecycle, start_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +38,9 @@ def server(tmp_path: Path, *arguments: str, **options: Any) -> ServerProcess:
     )
 
 
-def faulty(tmp_path: Path, *names: str, **options: Any) -> ServerProcess:
-    return server(tmp_path, *(part for name in names for part in ("--fault", name)), **options)
+def faulty(tmp_path: Path, *names: str, said: Path | None = None, **options: Any) -> ServerProcess:
+    arguments = [part for name in names for part in ("--fault", name)]
+    return server(tmp_path, *arguments, *(["--say", str(said)] if said else []), **options)
 
 
 def boot(this: ServerProcess) -> None:
@@ -296,6 +298,84 @@ def test_a_server_that_never_answers_runs_out_of_time(
     assert error.status is None, "it still ran"
     assert why in error.cause.because
     assert (error.evidence / "incident.json").exists()
+
+
+@pytest.mark.slow
+def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    lines = [
+        "ImportError: an optional module is missing",
+        *(f"loading {number} of 40" for number in range(41)),
+    ]
+    said.write_text("\n".join(lines), encoding="utf-8")
+    error = fails(faulty(tmp_path, "never-listens", "deaf", boot_s=12.0, end_s=0.5, said=said))
+    assert error.cause.name == "boot-timeout"
+    assert "loading 40 of 40" in error.log_excerpt
+    assert "optional module" not in error.log_excerpt
+
+
+# A model's download ------------------------------------------------------------------------
+
+
+def fetching(tmp_path: Path, seconds: float, *faults: str) -> ServerProcess:
+    """A server that fetches a model for so long, and may take 12 s besides."""
+    folder = tmp_path / "hub" / "models--org--name" / "blobs"
+    folder.mkdir(parents=True)
+    names = [part for name in faults for part in ("--fault", name)]
+    this = server(
+        tmp_path, "--fetch", str(folder / "a.incomplete"), str(seconds), *names, boot_s=12.0, end_s=0.5
+    )
+    return ServerProcess(replace(this.launch, downloads=(folder.parent,)))
+
+
+@pytest.mark.slow
+def test_the_time_in_which_a_model_is_fetched_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_FETCHED_S", 1.0)
+    this, told = fetching(tmp_path, 18.0), list[Any]()
+    with subscribe(told.append):
+        boot(this)
+    assert this.facts.seconds < 12, "nor as time that it took to start"
+    arrived = [event.data["bytes"] for event in told if event.kind == "server.fetching"]
+    assert len(arrived) >= 2
+    assert 0 < arrived[0] < arrived[-1]
+
+
+@pytest.mark.slow
+def test_a_download_that_stands_still_counts(tmp_path: Path) -> None:
+    error = fails(fetching(tmp_path, 1.0, "never-listens", "deaf"))
+    assert error.cause.name == "boot-timeout"
+
+
+# The key -----------------------------------------------------------------------------------
+
+
+def test_the_key_of_the_shell_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-the-shell")
+    this = server(tmp_path)
+    assert this.endpoint.api_key == "sk-of-the-shell"
+    boot(this)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "because"),
+    [
+        ("fake", "", "its requests have none"),
+        ("", "", "its requests have none"),
+        ("fake", "sk-b", "is not the"),
+    ],
+)
+def test_a_key_that_is_refused_ends_a_start_at_once(
+    tmp_path: Path, model: str, key: str, because: str
+) -> None:
+    began = time.monotonic()
+    error = fails(server(tmp_path, environment={"FAKE_KEY": "sk-a"}, model=model, api_key=key))
+    assert (error.cause.name, error.status) == ("key-refused", None)
+    assert because in error.because
+    assert "VLLM_API_KEY" in error.next_step
+    assert time.monotonic() - began < 60, "of 120 s"
+    assert "sk-" not in f"{error} {(error.evidence / 'incident.json').read_text(encoding='utf-8')}"
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:

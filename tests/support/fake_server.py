@@ -40,9 +40,19 @@ class Handler(BaseHTTPRequestHandler):
     """Responds to canaries."""
 
     faults: frozenset[str] = frozenset()
+    key = ""
     protocol_version = "HTTP/1.1"
 
+    def refused(self) -> bool:
+        """Refuse a request without the key, as vLLM does below /v1."""
+        if not self.key or self.headers["Authorization"] == f"Bearer {self.key}":
+            return False
+        self.send_error(401)
+        return True
+
     def do_GET(self) -> None:
+        if self.path.startswith("/v1") and self.refused():
+            return
         match self.path:
             case "/health":
                 self.answer("text/plain", b"")
@@ -55,6 +65,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.refused():
+            return
         if "no-tokens" in self.faults:
             time.sleep(600)
         if "error-500" in self.faults:
@@ -89,6 +101,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def fetch(path: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    with path.open("ab", buffering=0) as stream:
+        while time.monotonic() < end:
+            stream.write(os.urandom(1 << 16))
+            os.fsync(stream)
+            time.sleep(0.1)
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -100,8 +121,10 @@ def main() -> int:
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--say", type=Path, help="file whose lines it prints while it starts")
     parser.add_argument("--exit", type=int, help="status to end with after that")
+    parser.add_argument("--fetch", nargs=2, help="file that grows while it starts, and for how many seconds")
     args = parser.parse_args()
     Handler.faults = frozenset(args.fault)
+    Handler.key = os.environ.get("VLLM_API_KEY", "") or os.environ.get("FAKE_KEY", "")
     escape = ["escape"] if "engine-escapes" in args.fault else []
     engine = subprocess.Popen([sys.executable, "-c", ENGINE, *escape])
     if args.say is not None:
@@ -112,6 +135,8 @@ def main() -> int:
         return int(args.exit)
     if "deaf" in args.fault:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if args.fetch is not None:
+        fetch(Path(args.fetch[0]), float(args.fetch[1]))
     if "never-listens" in args.fault:
         time.sleep(600)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)

@@ -292,6 +292,7 @@ CASES = (
     Case("boot-slow", "boot", FAIL, "no answer within 1800 s", msgspec.structs.replace(TINY, speed=1200.0)),
     Case("negative-estimate", "boot", FAIL, "-35.69"),
     Case("unrounded-graphs", "boot", FAIL, "no multiples of 1"),
+    Case("piecewise-drafts", "boot", PASS, profile=TINY, warns="steps with drafts run in piecewise graphs"),
     Case("fp4-fallback-linear", "boot", FAIL, "linear layers run on MarlinNvFp4LinearKernel", TINY),
     Case("fp4-fallback-moe", "boot", FAIL, "MoE layers run on EMULATION", TINY),
     Case("nvfp4-no-gain", "boot", FAIL, "NVFP4 cache holds 1.00 times", TINY, AGAINST_FP8),

@@ -19,7 +19,6 @@ import wheelkit
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
 from sparkwright.cli.main import main
-from sparkwright.cli.verify import built_wheel
 from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
@@ -27,6 +26,7 @@ from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.companion_provenance import BUILD_TYPE, provenance_of
 from sparkwright.publish.series import series_pages
+from sparkwright.serve.built import PresentSpecs, built_wheel
 from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
@@ -109,9 +109,10 @@ def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> Non
 def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:
     folder = made(store, tmp_path).parent
     with pytest.raises(ConfigError, match="holds no wheel for this machine"):
-        built_wheel(folder, kit.TARGET.machine)
+        built_wheel(folder, kit.TARGET.machine, (), PresentSpecs({}))
     (folder / f"vllm-1.0-py3-none-linux_{kit.TARGET.machine}.whl").write_bytes(b"")
-    assert built_wheel(folder, kit.TARGET.machine).name.startswith("vllm-1.0")
+    chosen = built_wheel(folder, kit.TARGET.machine, (), PresentSpecs({}))
+    assert chosen.path.name.startswith("vllm-1.0")
 
 
 def test_a_healthy_companion_passes_its_audit(store: Store, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sparkwright.serve.preflight.engine import (
     runs_on,
 )
 from sparkwright.serve.preflight.host import cache_folders, is_taken, parse_card, writable
+from sparkwright.serve.preflight.machine_checks import check_wheel
 from sparkwright.verify.server import host as verify_host
 
 SPARK_ENGINE = replace(ENGINE, architectures=frozenset({"Qwen3ForCausalLM"}))
@@ -230,6 +231,49 @@ def test_the_command_for_missing_kernels_names_series_machine_and_card(model):
     assert "build --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
 
 
+FP8 = {"kv-cache-dtype": "fp8"}
+BARE = {"flashinfer-python": "0.7.2.post1"}
+
+
+def fp8_levels(model, host=None, *, packages=BARE, lacks=None, **keys):
+    keys = {"flags": FP8, "capability": "12.1", "name": "m", **keys}
+    engine = replace(ENGINE, packages=packages, companion_arch="12.1a", companion_lacks=lacks or {})
+    return levels(recipe(model, **keys), host or spark(tools={}), engine=engine)
+
+
+def test_an_fp8_cache_is_refused_where_flashinfer_has_no_kernel_for_it(model):
+    refused = {"fp8-kv-fallback": "refuse", "nvcc": "warn"}
+    assert fp8_levels(model) == refused
+    assert fp8_levels(model, spark(nvcc=(12, 8))) == refused, "nvcc does not know the card"
+    assert fp8_levels(model, flags={**FP8, "attention-backend": "FLASHINFER"}) == refused
+    for name in ("attention-fp8-256", "attention-dflash2"):
+        assert fp8_levels(model, packages=ENGINE.packages, lacks={"m": (name,)}) == refused
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"flags": {**FP8, "attention-backend": "TRITON_ATTN"}},
+        {"flags": {"kv-cache-dtype": "auto"}},
+        {"host": spark(tools={}, card=H200), "capability": "9.0"},
+        {"host": spark(nvcc=(13, 0))},
+        {"traits": ("mla",)},
+        {"packages": ENGINE.packages, "lacks": {"m": ("sampling",)}},
+        {"packages": ENGINE.packages, "lacks": {"m": ()}},
+        {"packages": {}},
+    ],
+    ids=str,
+)
+def test_an_fp8_cache_is_served_where_another_backend_or_a_kernel_is_there(model, keys):
+    assert "fp8-kv-fallback" not in fp8_levels(model, **keys)
+
+
+def test_gemma_and_gpt_oss_are_left_to_triton(tmp_path):
+    for name in ("Gemma4ForConditionalGeneration", "Gemma3ForCausalLM", "GptOssForCausalLM"):
+        other = write_checkpoint(tmp_path / name, {**DENSE, "architectures": [name]})
+        assert "fp8-kv-fallback" not in fp8_levels(other)
+
+
 def test_a_companion_for_another_card_that_flashinfer_would_load(model):
     def found(**changes):
         return levels(recipe(model), engine=replace(ENGINE, **changes))
@@ -298,7 +342,10 @@ def test_the_generated_pair_of_the_smoke_recipe():
 
 
 def test_a_wheel_for_another_machine_or_card(model):
-    assert levels(recipe(model), engine=replace(ENGINE, machine="x86_64")) == {"wheel-machine": "refuse"}
+    other = replace(ENGINE, machine="x86_64", version="0.33.0+spark.2")
+    assert levels(recipe(model), engine=other) == {"wheel-machine": "refuse"}
+    (finding,) = check_wheel(spark(), other)
+    assert "make wheel PLATFORM=aarch64 SERIES=0.33" in finding.next_step
     assert levels(recipe(model), spark(card=H200)) == {"wheel-card": "refuse"}
     assert levels(recipe(model), spark(card=H200), engine=replace(ENGINE, codes=frozenset())) == {}
 

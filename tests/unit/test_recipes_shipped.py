@@ -6,11 +6,14 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparkwright.pipeline import open_checkout
 from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, recipes
 from sparkwright.recipes.reference import load_references, references
+from sparkwright.serve.preflight.checkpoint import Checkpoint
+from sparkwright.serve.preflight.drafter import check_drafter
 
 ROOT = Path(__file__).parents[2]
 RECIPES = recipes()
@@ -77,3 +80,45 @@ def test_recipes_for_two_machines_divide_the_model():
     assert all(name.endswith("-2x") for name in two)
     assert node_arguments(0, "a") == ("--nnodes", "2", "--node-rank", "0", "--master-addr", "a")
     assert node_arguments(1, "a")[-1] == "--headless"
+
+
+# The block_size of each DFlash drafter, and where it was read.
+BLOCKS = {
+    "poolside/Laguna-S-2.1-DFlash-NVFP4": 16,  # ggml-org/llama.cpp#26669, of a copy as GGUF
+    "tiny:drafter": 8,  # sparkwright/verify/tiny/
+    "z-lab/Qwen3.5-27B-DFlash": 16,  # the recipe's reason
+    "z-lab/Qwen3.6-27B-DFlash": 16,  # its configuration, as checkpoint_kit.py has it
+    "z-lab/Qwen3.6-35B-A3B-DFlash": 16,  # its page gives figures of blocks of 8 and of 16
+    "z-lab/Qwen3.8-27B-DFlash2": 8,  # Blaizzy/mlx-vlm#1959; vLLM 0.33.0's own test drafts 7
+    "z-lab/gemma-4-26B-A4B-it-DFlash": 16,  # taken to be as for the 31B model
+    "z-lab/gemma-4-31B-it-DFlash": 16,  # https://huggingface.co/Lucebox/gemma-4-31B-it-DFlash-GGUF
+    "z-lab/gpt-oss-120b-DFlash": 8,  # the recipe's reason
+}
+DFLASH = [pair for pair in PAIRS if RECIPES[pair[0]].speculative.get("method") == "dflash"]
+
+
+def drafter_findings(recipe: Recipe) -> list[str]:
+    config = {"architectures": ["DFlashDraftModel"], "block_size": BLOCKS[recipe.drafter]}
+    drafter = Checkpoint(recipe.drafter, Path(), config=config)
+    return [one.check for one in check_drafter(recipe, Checkpoint(recipe.model, Path()), drafter)]
+
+
+@pytest.mark.parametrize(("name", "use"), DFLASH)
+def test_preflights_rule_of_drafters_finds_nothing_in_a_recipe_that_ships(name, use):
+    recipe = apply_use(RECIPES[name], use) if use else RECIPES[name]
+    assert not recipe.drafter or drafter_findings(recipe) == []
+
+
+def test_a_draft_as_long_as_a_block_would_be_found():
+    recipe = RECIPES["qwen3.8-27b-dflash2"]
+    long = msgspec.structs.replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 8})
+    assert drafter_findings(long) == ["draft-length"]
+
+
+def test_limits_of_hybrid_drafts_name_carries_that_repair_them():
+    told = {name for name, recipe in RECIPES.items() if "hybrid-hit" in " ".join(recipe.limits)}
+    assert told == {
+        name for name, recipe in RECIPES.items() if "hybrid" in recipe.traits and recipe.speculative
+    }
+    plain = msgspec.structs.replace(RECIPES["qwen3.6-27b-mtp"], flags={"enable-prefix-caching": False})
+    assert plain.limits == plain.notes

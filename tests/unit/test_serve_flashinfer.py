@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkwright.recipes import Recipe
-from sparkwright.serve.flashinfer import CUBIN, companion_variables, environment_path
+from sparkwright.serve import flashinfer
+from sparkwright.serve.flashinfer import CUBIN, cubin_variables, environment_path, installed_variables
 from sparkwright.serve.model import ServeOptions
+from sparkwright.serve.preflight import EngineFacts
 from sparkwright.serve.run import server_variables
 from sparkwright.serve.runtime import ExactRequirements
 
@@ -27,19 +30,72 @@ def programs(folder: Path, *names: str) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has no CUDA in its usual place."""
+    monkeypatch.setattr(flashinfer, "_CUDA", tmp_path / "cuda")
+
+
 @pytest.mark.parametrize("there", [(), ("nvcc",), ("ninja",)])
-def test_it_is_told_where_a_compiler_is_missing(tmp_path: Path, there: tuple[str, ...]) -> None:
+def test_a_companion_is_told_where_a_compiler_is_missing(tmp_path: Path, there: tuple[str, ...]) -> None:
     path = {"PATH": str(programs(tmp_path / "bin", *there))}
-    assert companion_variables(WITHOUT, path, complete=True) == {CUBIN: "1"}
+    assert cubin_variables(WITHOUT, path, capability="9.0", complete=True) == {CUBIN: "1"}
 
 
-def test_it_is_not_told_where_it_would_compile_or_finds_cubins(tmp_path: Path) -> None:
+def test_a_companion_is_not_told_where_it_would_be_compiled_or_cubins_are_found(tmp_path: Path) -> None:
     bare = {"PATH": str(tmp_path)}
     both = {"PATH": str(programs(tmp_path / "bin", "nvcc", "ninja"))}
-    assert companion_variables(WITHOUT, both, complete=True) == {}
-    assert companion_variables(WITH, bare, complete=True) == {}
-    assert companion_variables(WITHOUT, bare, complete=False) == {}, "a missing kernel could not be compiled"
-    assert companion_variables(WITHOUT, {**bare, CUBIN: "0"}, complete=True) == {}, "the user decided"
+
+    def told(
+        requirements: ExactRequirements, environment: dict[str, str], *, complete: bool
+    ) -> dict[str, str]:
+        return cubin_variables(requirements, environment, capability="9.0", complete=complete)
+
+    assert told(WITHOUT, both, complete=True) == {}
+    assert told(WITH, bare, complete=True) == {}
+    assert told(WITHOUT, bare, complete=False) == {}, "a missing kernel could not be compiled"
+    assert told(WITHOUT, {**bare, CUBIN: "0"}, complete=True) == {}, "the user decided"
+
+
+@pytest.mark.parametrize(
+    ("there", "complete", "expected"),
+    [
+        (("nvcc", "ninja"), False, {CUBIN: "1"}),
+        (("nvcc", "ninja"), True, {CUBIN: "1"}),
+        ((), True, {CUBIN: "1"}),
+        (("nvcc",), False, {}),
+        (("ninja",), False, {}),
+    ],
+)
+def test_on_a_spark_xqa_is_told_wherever_it_can_be_had(
+    tmp_path: Path, there: tuple[str, ...], complete: Any, expected: dict[str, str]
+) -> None:
+    path = {"PATH": str(programs(tmp_path / "bin", *there))}
+    assert cubin_variables(WITHOUT, path, capability="12.1", complete=complete) == expected
+    assert cubin_variables(WITH, path, capability="12.1", complete=complete) == {}, "0.24 has cubins"
+    assert cubin_variables(ExactRequirements(), path, capability="12.1", complete=complete) == {}
+
+
+def test_the_runtimes_ninja_counts_and_nvcc_of_the_named_toolkit_alone(tmp_path: Path) -> None:
+    locked = ExactRequirements(f"{WITHOUT.text}ninja==1.13.2 --hash=sha256:0\n")
+    path = {"PATH": str(programs(tmp_path / "bin", "nvcc"))}
+    assert cubin_variables(locked, path, capability="12.1", complete=False) == {CUBIN: "1"}
+    named = {**path, "CUDA_HOME": str(tmp_path / "other")}
+    assert cubin_variables(locked, named, capability="12.1", complete=False) == {}
+    (tmp_path / "cuda").mkdir()
+    programs(tmp_path / "cuda" / "bin", "nvcc")
+    usual = {"PATH": str(tmp_path)}
+    assert cubin_variables(locked, usual, capability="12.1", complete=False) == {CUBIN: "1"}
+
+
+def test_an_installed_environment_is_told_the_same(tmp_path: Path) -> None:
+    python = programs(tmp_path / "env", "python", "ninja") / "python"
+    path = {"PATH": str(programs(tmp_path / "bin", "nvcc"))}
+    engine = EngineFacts(version="0.33.0", packages={"flashinfer-python": "0.7.2.post1"})
+    assert installed_variables(engine, "r", "12.1", path, python) == {CUBIN: "1"}
+    assert installed_variables(engine, "r", "9.0", path, python) == {}
+    whole = replace(engine, packages={**engine.packages, "flashinfer-cubin": "0.6.12"})
+    assert installed_variables(whole, "r", "12.1", path, python) == {}
 
 
 def test_the_environments_ninja_is_found(tmp_path: Path) -> None:

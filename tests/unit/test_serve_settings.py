@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, node_arguments, serve_arguments
-from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, with_settings
+from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +105,11 @@ def test_a_credential_of_systemd_s_may_be_the_group_s(
     path.chmod(0o444)
     with pytest.raises(ConfigError):
         read_key(path)
+
+
+def test_the_key_of_a_shell_is_one_word_or_none() -> None:
+    assert shell_key({}) == shell_key({"VLLM_API_KEY": ""}) == ""
+    assert shell_key({"VLLM_API_KEY": "sk-1234"}) == "sk-1234"
+    with pytest.raises(ConfigError, match="VLLM_API_KEY cannot be used") as caught:
+        shell_key({"VLLM_API_KEY": "sk-1234 # mine"})
+    assert "sk-1234" not in str(caught.value)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.cli.serve_show import example, state_line
+from sparkwright.base.events import emit
+from sparkwright.cli.serve_show import Screen, example, state_line
+from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.status import Status, memory_pressure, status_between
 from sparkwright.verify.model import HostSample, MetricsSnapshot
 
@@ -66,3 +68,14 @@ def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
     keyed = example("http://127.0.0.1:8000/v1", "m", tmp_path / "a key")
     assert "curl -s -H @- " in keyed, "the header comes by standard input, not as an argument"
     assert f"$(cat '{tmp_path}/a key')" in keyed
+    shell = example("http://127.0.0.1:8000/v1", "m", shell_key=True)
+    assert """printf 'Authorization: Bearer %s\\n' "$VLLM_API_KEY" | curl -s -H @- """ in shell
+
+
+def test_a_download_and_the_wheel_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen(ServeOptions(), quiet=False).showing():
+        emit("serve.wheel", name="vllm.whl", why="the highest revision of series 0.24")
+        emit("server.fetching", bytes=12_300_000_000, seconds=90)
+    out = capsys.readouterr().out
+    assert "wheel    vllm.whl: the highest revision of series 0.24" in out
+    assert "fetching 12.3 GB of models are here" in out

@@ -1,37 +1,104 @@
-"""The wheel that is served where none is named: of this machine and of a wanted series."""
+"""The wheel that is served where none is named: of the present build spec, else of the highest revision."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from channel_kit import small_wheel
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.verify import built_wheel
+from sparkwright.cli.service import _wheel
+from sparkwright.pipeline import open_checkout
+from sparkwright.recipes import load_recipe
+from sparkwright.serve.built import PresentSpecs, built_wheel, present_specs
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
+NOWHERE = PresentSpecs({})
+# In the order in which they were made; what was made last is what nobody means.
+MADE = (
+    ("0.33.0+spark.1.aaaaaaaa", "aarch64"),
+    ("0.24.0+spark.11.bbbbbbbb", "aarch64"),
+    ("0.24.0+spark.12.cccccccc", "x86_64"),
+    ("0.24.0+spark.12.dddddddd", "aarch64"),
+    ("0.24.0+spark.9.eeeeeeee", "aarch64"),
+)
 
 
 @pytest.fixture
 def dist(tmp_path: Path) -> Path:
-    """A folder with wheels of two series and machines; the one made last is of another machine."""
-    made = (("0.33.0+spark.1", "aarch64"), ("0.24.0+spark.1", "aarch64"), ("0.24.0+spark.2", "x86_64"))
-    for age, (version, machine) in enumerate(made):
+    """A folder with wheels of two series and machines."""
+    for age, (version, machine) in enumerate(MADE):
         path = small_wheel(tmp_path, version, tag=f"py3-none-manylinux_2_28_{machine}")
         os.utime(path, (1e9 + age, 1e9 + age))
     return tmp_path
 
 
-def test_the_one_made_last_for_this_machine_is_taken(dist: Path) -> None:
-    assert "0.24.0" in built_wheel(dist, "aarch64").name
-    assert "x86_64" in built_wheel(dist, "x86_64").name
+def test_the_present_build_spec_comes_before_a_higher_revision_and_a_younger_file(dist: Path) -> None:
+    present = PresentSpecs({"0.24": ("bbbbbbbb" * 8,)})
+    chosen = built_wheel(dist, "aarch64", ("0.24",), present)
+    assert "spark.11." in chosen.path.name
+    assert chosen.why == "the present build spec of series 0.24"
 
 
-def test_only_wheels_of_the_wanted_series_count(dist: Path) -> None:
-    assert "0.33.0" in built_wheel(dist, "aarch64", "0.33").name
-    assert "0.24.0" in built_wheel(dist, "aarch64", "0.33", "0.24").name
-    with pytest.raises(ConfigError, match=r"no wheel of series 0\.33 for this machine, which is x86_64"):
-        built_wheel(dist, "x86_64", "0.33")
+def test_without_it_the_highest_revision_comes_before_a_younger_file(dist: Path) -> None:
+    chosen = built_wheel(dist, "aarch64", ("0.24",), PresentSpecs({"0.24": ("f" * 64,)}))
+    assert "spark.12.dddddddd" in chosen.path.name
+    assert chosen.why.startswith("the highest revision of series 0.24; 'make wheel SERIES=0.24'")
+    assert built_wheel(dist, "aarch64", ("0.24",), NOWHERE).why == "the highest revision of series 0.24"
+    assert "x86_64" in built_wheel(dist, "x86_64", (), NOWHERE).path.name
+
+
+def test_the_preferred_series_is_the_default_one_and_then_the_first(dist: Path) -> None:
+    specs = PresentSpecs({"0.33": ("f" * 64,), "0.24": ("f" * 64,)})
+    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), specs).path.name
+    assert "0.33.0" in built_wheel(dist, "aarch64", (), specs).path.name
+    assert "0.24.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), NOWHERE).path.name
+    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.33",), NOWHERE).path.name
+
+
+def test_of_one_revision_kernels_for_the_card_come_first_and_then_the_youngest(tmp_path: Path) -> None:
+    made = ("sm121a.aaaaaaaa", "mixed.5.sm121a.bbbbbbbb.stock.fa2", "cccccccc", "dddddddd")
+    paths = [small_wheel(tmp_path, f"0.24.0+spark.12.{rest}", tag="py3-none-linux_aarch64") for rest in made]
+    for age, path in enumerate(paths):
+        os.utime(path, (1e9 + age, 1e9 + age))
+    for expected in (paths[0], paths[1], paths[3], paths[2]):
+        assert built_wheel(tmp_path, "aarch64", ("0.24",), NOWHERE).path == expected
+        expected.unlink()
+
+
+def test_a_checkout_describes_a_wheel_of_each_series_with_and_without_own_kernels() -> None:
+    present = present_specs(ROOT, "aarch64")
+    assert next(iter(present.digests)) == open_checkout(ROOT).series
+    for series, (stock, native) in present.digests.items():
+        checkout = open_checkout(ROOT, series)
+        assert stock == checkout.build_spec().digest != native
+        release = checkout.lock.release.version
+        assert present.has(f"{release}+spark.1.{stock[:12]}")
+        assert present.has(f"{release}+spark.1.sm121a.{native[:12]}")
+        assert not present.has(f"{release}+spark.1.{'a' * 12}")
+        assert not present.has("0.19.0")
+
+
+def test_outside_of_a_checkout_nothing_is_present(tmp_path: Path) -> None:
+    assert present_specs(tmp_path, "aarch64").digests == {}
+
+
+def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no wheel of series 0\.33 for this machine, which is x86_64"
+    ) as caught:
+        built_wheel(dist, "x86_64", ("0.33",), NOWHERE)
+    assert "make wheel PLATFORM=x86_64 SERIES=0.33 KERNELS=upstream" in caught.value.next_step
+
+
+def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(
+    dist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("SPARKWRIGHT_DIST", str(dist))
+    monkeypatch.chdir(dist)
+    asked = {"wheel": None, "series": ""}
+    assert "0.33.0" in _wheel(asked, load_recipe("laguna-s-2.1-dflash"), "", offline=True).wheel.name
+    assert "0.24.0" in _wheel(asked, load_recipe("qwen3.6-27b-nvfp4-kv-dflash"), "", offline=True).wheel.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 from dataclasses import replace
@@ -16,6 +17,7 @@ from compose_spec import PyCompose
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.cli.service import command
 from sparkwright.recipes import recipes
+from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.service import (
     ServiceOptions,
     ServicePlaces,
@@ -30,10 +32,12 @@ from sparkwright.serve.service import (
 from sparkwright.serve.service.compose import compose_text
 from sparkwright.serve.service.install import check_unit
 from sparkwright.serve.service.unit import command_line, unit_text
+from sparkwright.serve.settings import read_key
 
 if TYPE_CHECKING:
     from sparkwright.serve.service.model import Scope
 
+ROOT = Path(__file__).parents[2]
 RECIPE = "qwen3.6-27b-nvfp4-kv-dflash"
 SYSTEMD = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 HOSTILE = '/srv/a b%n"$HOME\\'
@@ -130,6 +134,21 @@ def test_a_key_is_made_once_and_an_open_one_is_refused(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="cannot be used"):
         make_key(path)
+
+
+def test_a_key_that_is_given_is_the_services(tmp_path: Path) -> None:
+    assert make_key(tmp_path / "chat.key", "sk-of-the-shell")
+    assert read_key(tmp_path / "chat.key") == "sk-of-the-shell"
+
+
+def test_units_and_images_give_a_boot_the_time_that_serve_gives_it(tmp_path: Path) -> None:
+    (limit,) = directives(unit_text(options(), places(tmp_path)))["TimeoutStartSec"]
+    assert limit == f"{ServeOptions().boot_s + ServeOptions().warm_up_s:.0f}s", (
+        "and more while a model is fetched"
+    )
+    for text in (compose_text(options(), places(tmp_path)), (ROOT / "ci/Containerfile").read_text()):
+        (hours,) = re.findall(r"start[-_]period[:=] ?(\d+)h", text)
+        assert int(hours) >= 12, "a health check has no way to wait for a download"
 
 
 def test_words_of_the_command_line_stay_words() -> None:

@@ -29,7 +29,7 @@ def attached(
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(folder))
     manifest: dict[str, object] = {
         "title": "t",
-        "wheel": {"name": "w.whl", "sha256": DIGEST},
+        "wheel": {"name": "vllm-0.24.0-py3-none-any.whl", "sha256": DIGEST},
         "card": options.pop("card", "12.1"),
     }
     match options.pop("of", "a wheel"):
@@ -48,7 +48,9 @@ def test_a_whole_run_on_the_card_is_what_stable_asks_for(
 ) -> None:
     (path,) = attached(tmp_path, monkeypatch, Verdict.PASS)
     assert (path.parent.name, path.name) == (DIGEST, "verify-run-1.json")
-    (found,) = require_evidence(tmp_path / "w.whl", DIGEST, "stable", STABLE, tmp_path / "evidence")
+    (found,) = require_evidence(
+        tmp_path / "vllm-0.24.0-py3-none-any.whl", DIGEST, "stable", STABLE, tmp_path / "evidence"
+    )
     assert found.evidence.detail["capability"] == "12.1"
 
 
@@ -77,4 +79,6 @@ def test_less_than_the_whole_run_or_another_card_is_not_accepted(
     (path,) = attached(tmp_path, monkeypatch, Verdict.PASS, **options)
     assert json.loads(path.read_bytes())["verdict"] == "passed"
     with pytest.raises(Exception, match="its policy requires evidence that is missing"):
-        require_evidence(tmp_path / "w.whl", DIGEST, "stable", STABLE, tmp_path / "evidence")
+        require_evidence(
+            tmp_path / "vllm-0.24.0-py3-none-any.whl", DIGEST, "stable", STABLE, tmp_path / "evidence"
+        )

@@ -12,7 +12,7 @@ from verify_kit import Bench, boot_facts, by_name, context
 from sparkwright.base.events import subscribe
 from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.verify.checks.boot import BootCheck
-from sparkwright.verify.fallbacks import fallbacks
+from sparkwright.verify.fallbacks import fallbacks, lost_graphs
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.server.bootlog import read_boot_log
 from sparkwright.verify.simulator.log import boot_lines
@@ -89,6 +89,43 @@ def test_the_simulated_start_falls_back_only_with_the_fault(fault: str, layers: 
     assert [one.layers for one in found] == ([layers] if layers else [])
 
 
+@pytest.mark.parametrize("dialect", ["0.24", "0.33"])
+@pytest.mark.parametrize("fault", ["piecewise-drafts", ""])
+def test_a_simulated_start_loses_whole_graphs_only_with_the_fault(fault: str, dialect: str) -> None:
+    told = settings(*filter(None, [fault]), dialect=dialect)
+    text = "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))
+    assert bool(lost_graphs(read_boot_log(text))) == bool(fault)
+
+
+LOST = {"graph_mode": "PIECEWISE", "planned_graphs": "FULL_AND_PIECEWISE", "speculative_tokens": 7}
+
+
+def captures(**changes: Any) -> Any:
+    facts = {("main", 0): boot_facts(**{**FAST, "capture_sizes": (8, 16), **changes})}
+    found = BootCheck().judge(context(facts=facts), BENCH.healthy())
+    return by_name(found)["decode graphs are captured for whole drafts"]
+
+
+def test_drafts_that_lose_whole_graphs_are_warned_of() -> None:
+    found = captures(**LOST)
+    assert found.verdict is Verdict.PASS
+    assert "VLLM_HAS_FLASHINFER_CUBIN" in " ".join(found.warnings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"graph_mode": "FULL_AND_PIECEWISE"},
+        {"planned_graphs": "PIECEWISE"},
+        {"planned_graphs": ""},
+        {"speculative_tokens": 0},
+        {"graph_mode": "NONE"},
+    ],
+)
+def test_graphs_that_were_not_planned_or_are_whole_are_no_loss(changes: dict[str, Any]) -> None:
+    assert captures(**{**LOST, **changes}).warnings == ()
+
+
 def test_fast_kernels_pass() -> None:
     found = judged()
     assert found.verdict is Verdict.PASS
@@ -157,3 +194,12 @@ def _on_a_spark(facts: Any) -> Any:
     import msgspec
 
     return msgspec.structs.replace(facts, capability="12.1")
+
+
+def test_serving_warns_of_lost_graphs_on_any_card() -> None:
+    warnings: list[str] = []
+    with subscribe(lambda event: warnings.append(event.data["message"])):
+        warn_of_fallbacks(boot_facts(**LOST))
+        warn_of_fallbacks(boot_facts(**{**LOST, "graph_mode": "FULL_AND_PIECEWISE"}))
+    assert len(warnings) == 1
+    assert "piecewise" in warnings[0]

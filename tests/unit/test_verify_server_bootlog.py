@@ -36,6 +36,7 @@ def test_every_fact_of_a_boot_is_read(dialect: str, runner: str) -> None:
         utilization=0.7,
         capture_sizes=ROUNDED,
         graph_mode="FULL_AND_PIECEWISE",
+        planned_graphs="FULL_AND_PIECEWISE",
         speculative_tokens=7,
         speculative_method="dflash",
         max_model_len=49_152,

@@ -126,7 +126,7 @@ def test_defaults_follow_the_recipe() -> None:
     assert default_vary(alone, 32) == {TOKENS: (0, 4, 7), "kv-cache-dtype": ("auto", "fp8")}
     vary = default_vary(MTP, 32)
     assert vary[METHOD][:2] == ("mtp:2", "mtp:3")
-    assert {"dflash:8", "none"} <= set(vary[METHOD])
+    assert {"dflash:7", "none"} <= set(vary[METHOD])
     assert TOKENS not in vary
     assert vary["kv-cache-dtype"] == ("fp8", "auto")
     assert vary["max-num-batched-tokens"] == (8192, 16384)

@@ -10,7 +10,6 @@ from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.verify import built_wheel
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
@@ -50,13 +49,15 @@ def command(
     """
     from sparkwright.lock.runtime import format_runtime, joined_overrides, read_runtime, runtime_name
     from sparkwright.publish import dist_folder
+    from sparkwright.serve.built import built_wheel, present_specs
     from sparkwright.serve.runtime import requirements_of, resolve_runtime
 
     checkout = session.checkout
     dist = dist_folder(checkout.root)
     told = {}
     for machine in machines or tuple(sorted(checkout.lock.wheels)):
-        wheel = built_wheel(dist, machine, checkout.series)
+        specs = present_specs(checkout.root, machine)
+        wheel = built_wheel(dist, machine, (checkout.series,), specs).path
         path = checkout.patchsets / runtime_name(checkout.series, machine)
         before = read_runtime(path) if path.is_file() else None
         runtime = resolve_runtime(

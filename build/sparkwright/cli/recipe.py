@@ -73,7 +73,8 @@ def show(*, name: str, use: str | None, as_command: bool, as_json: bool) -> None
 
     recipe = load_recipe(name, use or "")
     if as_json:
-        print_json({**to_builtins(recipe), "standing": recipe.standing, "command": _commands(recipe)})
+        told = {"notes": recipe.limits, "standing": recipe.standing, "command": _commands(recipe)}
+        print_json({**to_builtins(recipe), **told})
         return
     if as_command:
         click.echo(printable("\n".join(_commands(recipe))))
@@ -111,7 +112,7 @@ def _show_known(recipe: Recipe) -> None:
     """Print notes, evidence, lowest scores and published figures."""
     from sparkwright.recipes.reference import references
 
-    for note in recipe.notes:
+    for note in recipe.limits:
         click.echo(f"note     {printable(note)}")
     for one in recipe.evidence:
         differs = f"; there: {one.differs}" if one.differs else ""

@@ -11,8 +11,28 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkwright.recipes import Recipe
+    from sparkwright.serve.built import BuiltWheel
     from sparkwright.serve.runtime_choice import OfferedWheel, ServedRuntime
+
+
+def newest_wheel(series: Sequence[str]) -> BuiltWheel:
+    """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
+
+    Args:
+        series: those that are wanted; any if empty.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from platform import machine
+
+    from sparkwright.publish import dist_folder
+    from sparkwright.serve.built import built_wheel, present_specs
+
+    return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
 
 
 def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str) -> ServedRuntime:

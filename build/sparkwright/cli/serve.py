@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, subscribe, warn
+from sparkwright.base.events import JsonlSink, emit, subscribe, warn
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import find_runtime, runtime_of
+from sparkwright.cli.runtime import find_runtime, newest_wheel, runtime_of
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
-from sparkwright.cli.verify import built_wheel, require_libraries
+from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option(
     "--wheel",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Serve with this wheel; by default the newest in dist/ for this machine and series.",
+    help="Serve with this wheel; by default the present build spec's in dist/, else the highest revision.",
 )
 @click.option("--channel", default="", metavar="URL|FOLDER", help="Serve with the newest wheel of a channel.")
 @click.option(
@@ -65,7 +65,7 @@ _SOURCES = ("wheel", "channel", "python")
     "key_file",
     type=click.Path(path_type=Path),
     envvar="SPARKWRIGHT_API_KEY_FILE",
-    help="File of mode 600 with the key that clients must send.",
+    help="File of mode 600 with the key that clients must send; else it is that of VLLM_API_KEY.",
 )
 @click.option("--watch", is_flag=True, help="Start the engine again where it wedges or ends by itself.")
 @click.option(
@@ -85,7 +85,9 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
 @click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
-@click.option("--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot.")
+@click.option(
+    "--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot, without its download."
+)
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
@@ -113,7 +115,7 @@ def command(
     from sparkwright.store import open_store
 
     chosen = as_head(with_settings(load_recipe(recipe, use), settings), asked["head"])
-    options = _options(asked, quick=as_json)
+    options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
         _plan(chosen, options, asked, as_json=as_json)
@@ -129,9 +131,9 @@ def command(
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
 
 
-def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
+def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOptions:
     from sparkwright.serve.model import ServeOptions
-    from sparkwright.serve.settings import read_key
+    from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
     given = {name: asked[name] for name in ("boot_s",) if asked[name]}
@@ -140,7 +142,7 @@ def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
     return ServeOptions(
         host=asked["host"],
         port=asked["port"],
-        api_key=read_key(key_file) if key_file else "",
+        api_key=read_key(key_file) if key_file else shell_key({**os.environ, **recipe.environment}),
         key_file=key_file.absolute() if key_file else None,
         warm_up=not asked["no_warm_up"],
         offline=asked["offline"],
@@ -201,6 +203,8 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
     if asked["python"]:
         return existing(asked["python"], recipe)
     offered = _wheel(store, recipe, asked)
+    if offered.why:
+        emit("serve.wheel", name=offered.wheel.name, why=offered.why)
     runtime = runtime_of(offered, recipe, locked=not asked["unlocked"], then="serve again")
     return install_wheel(
         store, offered.wheel, recipe, runtime.requirements, variables=runtime.variables,
@@ -221,10 +225,9 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
 
 
 def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
-    """Return the wheel that the user named, or the newest one for this machine and the recipe's series."""
+    """Return the wheel that the user named, the newest of a channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.publish import dist_folder
     from sparkwright.serve.runtime_choice import OfferedWheel
 
     if asked["wheel"]:
@@ -240,7 +243,8 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
             memory=default_memory(), now=now(), offline=asked["offline"],
         )  # fmt: skip
         return OfferedWheel(offer.wheel, offer)
-    return OfferedWheel(built_wheel(dist_folder(Path()), machine(), *series))
+    chosen = newest_wheel(series)
+    return OfferedWheel(chosen.path, why=chosen.why)
 
 
 def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
@@ -303,7 +307,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         kernels = {"companion": runtime.companion, "compiled": runtime.missing, "next_step": remedy}
         python = environment_folder(store, offered.wheel, runtime.requirements) / "bin" / "python"
         known = {"python": python, "identity": sha256_file(offered.wheel), "wheel": offered.wheel.name}
-        known["installed"] = runtime.variables
+        known["installed"], kernels["chosen"] = runtime.variables, offered.why
     show_plan(replace(planned(recipe, options, store, **known), **kernels), as_json=as_json)
 
 

@@ -17,6 +17,7 @@ from sparkwright.base.text import human_seconds
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import showing_events
+from sparkwright.serve.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from sparkwright.serve.model import ServeOptions
     from sparkwright.serve.plan import Plan
 
-_SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
+_SHOWN = ("serve.", "warmup.", "warning", "server.evidence", "server.fetching")
+_LINES = {"serve.wheel": "wheel    {name}: {why}", "serve.incident": "evidence {folder}"}
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 
@@ -39,7 +41,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         print_json(to_builtins(plan))
         return
     if plan.wheel:
-        click.echo(f"wheel    {plan.wheel}")
+        click.echo(f"wheel    {plan.wheel}{f': {plan.chosen}' if plan.chosen else ''}")
         click.echo(f"runtime  {'installed' if plan.made else 'to be installed first'}")
     if plan.companion:
         click.echo(f"kernels  {plan.companion}")
@@ -50,23 +52,35 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     show_table(("variable", "value", "why"), [(one.name, one.value, one.why) for one in plan.variables])
     for note in plan.notes:
         click.echo(f"note     {printable(note)}")
-    click.echo("\nenv " + " ".join(_assigned(one.name, one.value) for one in plan.variables) + " \\")
+    assigned = " ".join(_assigned(one.name, one.value, plan.key_file) for one in plan.variables)
+    click.echo(f"\nenv {assigned} \\")
     click.echo(f"  {plan.command}")
     click.echo("\na dry run: nothing was started")
 
 
-def _assigned(name: str, value: str) -> str:
-    """Return an assignment for a shell; a hidden value is read from the file that has it."""
-    return f'{name}="$(cat KEY-FILE)"' if value == "***" else f"{name}={shlex.quote(value)}"
+def _assigned(name: str, value: str, key_file: str) -> str:
+    """Return an assignment for a shell; a hidden value comes out of the key's file, or of the shell."""
+    if value != "***":
+        return f"{name}={shlex.quote(value)}"
+    in_file = key_file and name == KEY_VARIABLE
+    return f'{name}="$(cat {shlex.quote(key_file)})"' if in_file else f'{name}="${name}"'
 
 
-def example(url: str, model: str, key_file: object = None) -> str:
-    """Return a command that asks the server one question; a key goes in by its file, never as an argument."""
+def example(url: str, model: str, key_file: object = None, *, shell_key: bool = False) -> str:
+    """Return a command that asks the server one question; a key is never an argument of it.
+
+    Args:
+        url: root of the server's API.
+        model: the served name.
+        key_file: the file of the key, if it is in one.
+        shell_key: the key is in a variable of the shell.
+    """
     body = json.dumps({"model": model, "messages": [_QUESTION], "max_tokens": 32, "temperature": 0})
     asked = f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    if not key_file:
+    if not key_file and not shell_key:
         return asked
-    header = f"""printf 'Authorization: Bearer %s\\n' "$(cat {shlex.quote(str(key_file))})" """
+    key = f"$(cat {shlex.quote(str(key_file))})" if key_file else f"${KEY_VARIABLE}"
+    header = f"""printf 'Authorization: Bearer %s\\n' "{key}" """
     return f"{header}| {asked.replace('curl -s', 'curl -s -H @-', 1)}"
 
 
@@ -141,12 +155,14 @@ class Screen:
             case "serve.starting":
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
                 self._say(f"log      {data['log']}")
+            case "server.fetching":
+                self._fetching(data)
             case "serve.ready":
                 self._ready(data)
             case "serve.status":
                 self._state(data)
-            case "serve.incident":
-                self._say(f"evidence {data['folder']}")
+            case kind if kind in _LINES:
+                self._say(_LINES[kind].format(**data))
             case "serve.restarting":
                 self._quieten()
                 self._say(
@@ -161,6 +177,13 @@ class Screen:
             case _:
                 pass
 
+    def _fetching(self, data: dict[str, Any]) -> None:
+        told = f"{data['bytes'] / 1e9:.1f} GB of models are here, after {human_seconds(data['seconds'])}"
+        if sys.stderr.isatty():  # noqa: TID251
+            self._wait_for(f"start the engine: fetching, {told}")
+        else:
+            self._say(f"fetching {told}")
+
     def _ready(self, data: dict[str, Any]) -> None:
         self._quieten()
         warm = ""
@@ -171,7 +194,8 @@ class Screen:
         )
         if os.environ.get("NOTIFY_SOCKET"):
             return  # a journal needs no command to type, and only the service may read the key's path
-        click.echo(f"try      {example(data['url'], data['model'], self._options.key_file)}")
+        key_file, has_key = self._options.key_file, bool(self._options.api_key)
+        click.echo(f"try      {example(data['url'], data['model'], key_file, shell_key=has_key)}")
         click.echo("stop     Ctrl-C, which waits for the server to end; twice kills it")
 
     def _state(self, data: dict[str, Any]) -> None:

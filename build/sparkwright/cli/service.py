@@ -13,10 +13,10 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
-from sparkwright.cli.runtime import runtime_of
+from sparkwright.cli.runtime import newest_wheel, runtime_of
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
-from sparkwright.cli.verify import built_wheel, require_libraries
+from sparkwright.cli.verify import require_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +69,7 @@ def install(
 ) -> None:
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
     from sparkwright.serve.service import apply_plan, make_key, plan_install, run_all
+    from sparkwright.serve.settings import shell_key
 
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
     plan = plan_install(options, places)
@@ -77,7 +78,7 @@ def install(
         return
     real = places.root == Path("/")
     with _writing(places):
-        made = make_key(places.key)
+        made = make_key(places.key, shell_key(os.environ))
         if no_start or not real:
             apply_plan(plan, run_commands=False)
     if no_start or not real:
@@ -85,7 +86,7 @@ def install(
         return
     _require_systemd(places)
     require_libraries(_LIBRARIES, "serve")
-    wheel = _wheel(asked, asked["channel"], offline=offline)
+    wheel = _wheel(asked, chosen, asked["channel"], offline=offline)
     record = _first_record(options, places, asked["channel"])
     with _writing(places):
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
@@ -145,8 +146,8 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
     places = _places(name, asked)
     record = load_record(places)
-    wheel = _wheel(asked, asked["channel"] or record.channel, offline=offline)
     recipe = load_recipe(record.recipe, record.use)
+    wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
     slot = _prepared(places, wheel, recipe, asked, offline=offline)
     _change(places, record, slot, wheel.wheel, recipe)
     show_change(places, as_json=as_json)
@@ -250,11 +251,10 @@ def _described(
     return chosen, options, places
 
 
-def _wheel(asked: dict[str, Any], channel: str, *, offline: bool) -> OfferedWheel:
-    """Return the named wheel, the newest of the channel, or the newest that was built here."""
+def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool) -> OfferedWheel:
+    """Return the named wheel, the newest of the channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.publish import dist_folder
     from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.store import open_store
 
@@ -270,7 +270,7 @@ def _wheel(asked: dict[str, Any], channel: str, *, offline: bool) -> OfferedWhee
             memory=default_memory(), now=now(), offline=offline,
         )  # fmt: skip
         return OfferedWheel(offer.wheel, offer)
-    return OfferedWheel(built_wheel(dist_folder(Path()), machine(), asked["series"]))
+    return OfferedWheel(newest_wheel((asked["series"],) if asked["series"] else recipe.series).path)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def show_plan(plan: InstallPlan, places: ServicePlaces, *, as_json: bool) -> Non
         click.secho(f"# {file.path}  (mode {file.mode:04o})", bold=True)
         click.echo(file.text)
     click.secho(f"# {places.key}  (mode 0600)", bold=True)
-    click.echo("a random key, made once and never shown here\n")
+    click.echo("the key of VLLM_API_KEY, or a random one; made once and never shown here\n")
     for words in (*plan.commands, *plan.afterwards):
         click.echo(f"$ {' '.join(words)}")
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib
 import importlib.util
-import platform as this_machine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from sparkwright.cli.machines import counting_machines, opened_cluster
 from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
+from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import OPTIONS, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
@@ -96,9 +96,10 @@ def command(
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
-    of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
-    --resume continues an interrupted run. With --cluster the server runs on another machine, which needs a
-    GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
+    of these, WHEEL is the one in dist/ of the present build spec, else of the highest revision. Leaves a
+    report, and everything that was seen. --resume continues an interrupted run. With --cluster the server
+    runs on another machine, which needs a GB10 (any card for --smoke, none for --demo), and the run comes
+    back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
     that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, 'verify reference
@@ -107,7 +108,6 @@ def command(
     schema' prints the schema of verdict.json.
     """
     require_libraries()
-    from sparkwright.publish import dist_folder
     from sparkwright.verify.options import VerifyOptions
 
     keys = (api_key, baseline_api_key)
@@ -126,9 +126,10 @@ def command(
             refuse_keys(folder, options, asked, keys)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
-                wheel = built_wheel(dist_folder(Path()), this_machine.machine())
+                chosen = newest_wheel(_series(asked))
+                wheel = chosen.path
                 if not (quiet or as_json):
-                    click.echo(f"verifying {wheel}", err=True)
+                    click.echo(f"verifying {wheel}: {chosen.why}", err=True)
             options = options_of(wheel, asked)
         _require_possible(options)
         if only_plan:
@@ -184,33 +185,11 @@ def _attach(results: Results, options: VerifyOptions) -> None:
     )
 
 
-def built_wheel(folder: Path, machine: str, *series: str) -> Path:
-    """Return the wheel in *folder* for *machine*, of one of *series* if any is given, that was made last.
+def _series(asked: dict[str, Any]) -> tuple[str, ...]:
+    """Return the series that the recipe to verify by is meant for; none for any."""
+    from sparkwright.recipes import load_recipe
 
-    Raises:
-        ConfigError: there is none.
-    """
-    from sparkwright.companion.package import is_companion
-    from sparkwright.publish import wheels_in
-    from sparkwright.publish.series import series_of
-    from sparkwright.wheel import parse_name
-
-    found = [wheel for wheel in wheels_in(folder) if not is_companion(wheel.name)]
-    names = {wheel: parse_name(wheel.name) for wheel in found}
-    fitting = [
-        wheel
-        for wheel, name in names.items()
-        if name.machine == machine and (not series or series_of(name.version) in series)
-    ]
-    if not fitting:
-        others = ", ".join(wheel.name for wheel in found)
-        of_series = f" of series {' or '.join(series)}" if series else ""
-        raise ConfigError(
-            f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
-            because=f"it holds {others}" if others else "it holds none at all",
-            next_step=f"make wheel PLATFORM={machine}, or give a wheel, --python, --url or --demo",
-        )
-    return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
+    return load_recipe(asked["recipe"]).series if asked["recipe"] and not asked["smoke"] else ()
 
 
 def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify") -> None:

@@ -20,7 +20,9 @@ from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
+from sparkwright.lock.runtime import beside
 from sparkwright.pipeline import apply
+from sparkwright.pipeline.checkout import series_of
 from sparkwright.pipeline.device_code import foreign_extensions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import version_of
@@ -133,7 +135,7 @@ def _summary(job: Job, state: BuildState) -> dict[str, Any]:
             }
             for outcome in report.outcomes
         ],
-        "install": _install_command(state),
+        "install": _install_command(job, state),
     }
 
 
@@ -144,8 +146,14 @@ def _proof(state: BuildState, carry: str) -> str:
     return "none, allowed" if require(state.report).outcome(carry).kind.wants_proof else ""
 
 
-def _install_command(state: BuildState) -> str:
-    return f"pip install {shlex.quote(str(require(state.placed)))}"
+def _install_command(job: Job, state: BuildState) -> str:
+    """Return the command that installs the wheel with its locked runtime, or the one that locks it."""
+    placed = require(state.placed)
+    runtime = beside(placed)
+    if not runtime.is_file():
+        return f"sparkwright lock runtime --series {series_of(job.spec.lock)}"
+    folder, locked = shlex.quote(str(placed.parent)), shlex.quote(str(runtime))
+    return f"pip install --no-deps --require-hashes --find-links {folder} -r {locked}"
 
 
 def _show(job: Job, state: BuildState) -> None:
@@ -168,7 +176,7 @@ def _show(job: Job, state: BuildState) -> None:
     else:
         _show_kernels(job, state)
     click.echo(f"index    {job.out / 'simple'}")
-    click.echo(f"next     {_install_command(state)}")
+    click.echo(f"next     {_install_command(job, state)}")
 
 
 def native_hint(lock: Lock) -> str:

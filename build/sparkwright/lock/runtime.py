@@ -113,6 +113,11 @@ class LockedRuntime:
         return tuple(found)
 
 
+def beside(wheel: Path) -> Path:
+    """Return the file beside *wheel* that holds its locked runtime, where it was published with one."""
+    return wheel.with_name(f"{wheel.name.removesuffix('.whl')}{SUFFIX}")
+
+
 def runtime_name(series: str, machine: str) -> str:
     """Return the name of the file with the runtime of *series* on *machine*, beside the series' patchset."""
     return f"{series}-{machine}{SUFFIX}"

@@ -23,6 +23,7 @@ from sparkwright.companion.package import is_companion
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.index import wheels_in
 from sparkwright.publish.policy import EvidenceKind
+from sparkwright.publish.series import series_of
 from sparkwright.store import storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
@@ -39,8 +40,8 @@ FOLDER = "evidence"
 _MOST_BYTES = 16 << 20
 _COMMANDS: dict[EvidenceKind, str] = {
     "audit": "sparkwright audit {wheel}",
-    "proofs": "sparkwright carry prove, then sparkwright wheel",
-    "rehearsal": "sparkwright rehearse",
+    "proofs": "sparkwright carry prove --series {series}, then sparkwright wheel --series {series}",
+    "rehearsal": "sparkwright rehearse --series {series}",
     "verify": "sparkwright verify {wheel}",
 }
 _COMPANION_AUDIT = "sparkwright companion audit {wheel}"
@@ -186,7 +187,7 @@ def require_evidence(
     attached = _attached(folder / sha256)
     found: list[FoundEvidence] = []
     missing: list[tuple[str, str]] = []
-    companion = is_companion(wheel.name)
+    companion, series = is_companion(wheel.name), series_of(parse_name(wheel.name).version)
     for kind in policy.companion_requires if companion else policy.requires:
         if kind == "proofs":
             proofs, reason = _proofs(wheel, sha256)
@@ -203,7 +204,7 @@ def require_evidence(
         else:
             where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
             command = _COMPANION_AUDIT if companion and kind == "audit" else _COMMANDS[kind]
-            missing.append((f"{kind}: {reason}", command.format(wheel=wheel) + where))
+            missing.append((f"{kind}: {reason}", command.format(wheel=wheel, series=series) + where))
     if missing:
         raise MissingEvidenceError(
             f"{wheel.name} cannot go to {channel}",

@@ -222,7 +222,7 @@ def _least_memory(about: About) -> int:
 
 
 def _guide(recipe: Recipe) -> str:
-    notes = "\n".join(f"- {note}" for note in recipe.notes)
+    notes = "\n".join(f"- {note}" for note in recipe.limits)
     scores = "\n".join(f"- {one}" for one in recipe.evaluation)
     sources = "\n".join(f"- {one.source}" for one in recipe.evidence)
     parts = [f"## Launch command\n\n```bash\n{command_line(recipe)}\n```"]

@@ -21,6 +21,11 @@ FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"
 REHEARSAL = "rehearsal:"  # begins what stands for a model of rehearsals, which the store holds
 _SHIPPED = Path(__file__).with_name("shipped")
+_HYBRID_DRAFTS = (
+    "Stock vLLM lets a hybrid model with a drafter go on from a wrong state, without an error, after a hit "
+    "in the prefix cache or with another request's count of accepted drafts. Carries mend it: hybrid-hit "
+    "(vllm#45614, #47861) and accepted-counts (vllm#53919) on 0.24, mamba-block-units (vllm#54076) on 0.33."
+)
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
@@ -96,7 +101,7 @@ class Recipe(Model, frozen=True):
         evidence: where and by whom it was served; none: it was never seen served.
         reference: keys of published figures in ``reference.toml``.
         evaluation: lowest scores of evaluation tasks, each with its source.
-        notes: known failures and limits, for people.
+        notes: its own known failures and limits, for people; `limits` has all.
     """
 
     format: int
@@ -137,6 +142,13 @@ class Recipe(Model, frozen=True):
         """Return the grade in a word or two: ``A``, ``near A`` or ``never``."""
         near = f"near {self.near_grade}" if self.near_grade != "never" else "never"
         return self.grade if self.grade != "never" else near
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Return its notes, behind those that hold for every recipe of its kind."""
+        cached = self.flags.get("enable-prefix-caching") is not False
+        hybrid = "hybrid" in self.traits and bool(self.speculative) and cached
+        return (*((_HYBRID_DRAFTS,) if hybrid else ()), *self.notes)
 
     @property
     def made_up(self) -> bool:

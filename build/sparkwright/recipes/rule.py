@@ -125,6 +125,7 @@ class Rule:
         instead: a working alternative.
         source: release and file:line under ``vllm/`` that decides it.
         broken: predicate of the combination.
+        since: the first release in which it fails so; empty where it is not known to have worked before.
         before: the first release in which it works, or whose source was not read; empty where none is known.
         carry: the carry that repairs it, in wheels that hold it.
     """
@@ -134,6 +135,7 @@ class Rule:
     instead: str
     source: str
     broken: Callable[[ServerOptions], bool]
+    since: str = ""
     before: str = ""
     carry: str = ""
 
@@ -144,5 +146,8 @@ class Rule:
         try:
             release = Version(version)
         except InvalidVersion:
-            return not self.before
-        return not self.before or Version(release.base_version) < Version(self.before)
+            return not self.before and not self.since
+        base = Version(release.base_version)
+        return (not self.since or base >= Version(self.since)) and (
+            not self.before or base < Version(self.before)
+        )

@@ -68,9 +68,21 @@ RULES: tuple[Rule, ...] = (
         " the only one that reads such a cache, refuses it",
         'use a wheel with the carry nvfp4-kv-triton, kv-cache-dtype = "fp8_e4m3" with DFlash, or a causal'
         " method such as mtp",
-        # The same words stand in 0.33.0 v1/attention/backends/flashinfer.py:1391.
+        # Releases 0.30 to 0.32 were not read.
         "0.24.0 v1/attention/backends/flashinfer.py:807",
         lambda o: o.method == "dflash" and o.draft_kv.startswith("nvfp4"),
+        before="0.30",
+        carry=_NVFP4_CARRY,
+    ),
+    Rule(
+        "dflash-nvfp4-kv-card",
+        "FlashInfer attends without a causal mask over an NVFP4 KV cache by XQA, which reads it on compute"
+        " capability 12.x alone: elsewhere it is chosen all the same, and the first drafts end the engine",
+        'use a wheel with the carry nvfp4-kv-triton, kv-cache-dtype = "fp8_e4m3" with DFlash, or'
+        ' kv_cache_dtype = "bfloat16" in [speculative]',
+        "0.33.0 v1/attention/backends/flashinfer.py:1391 and :1606",
+        lambda o: o.method == "dflash" and o.draft_kv.startswith("nvfp4") and o.family(12) is False,
+        since="0.33",
         carry=_NVFP4_CARRY,
     ),
     Rule(

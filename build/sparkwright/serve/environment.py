@@ -96,6 +96,6 @@ def existing(python: Path, recipe: Recipe) -> Installation:
     described = f"vllm {found.version} of {python}"
     python = python.absolute()
     variables = installed_variables(
-        read_installed(python), recipe.name, card_capability(), {**os.environ, **recipe.environment}
+        read_installed(python), recipe.name, card_capability(), {**os.environ, **recipe.environment}, python
     )
     return Installation(python, digest_of([str(python), found.version]), recipe, described, variables)

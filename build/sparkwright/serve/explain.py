@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.serve.caches import reason_of
 from sparkwright.serve.flashinfer import REASONS
+from sparkwright.serve.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +49,7 @@ _KNOWN = {
     "PYTHONUNBUFFERED": "the log is complete up to a crash",
     "NO_COLOR": "the log is a file",
     "VLLM_NO_USAGE_STATS": "nothing is reported to upstream",
-    "VLLM_API_KEY": "the key that clients send, out of the file of --api-key-file",
+    KEY_VARIABLE: "the key that clients must send, out of --api-key-file or this shell",
     **REASONS,
 }
 

@@ -1,10 +1,13 @@
-"""Variables with which vLLM takes FlashInfer's kernels from a companion on a machine without their compilers.
+"""Variables by which vLLM takes FlashInfer's kernels, and FlashInfer compiles no more at once than fits.
 
 vLLM takes FlashInfer's kernels for NVFP4 layers and experts only where ``has_flashinfer()`` of
 ``vllm/utils/flashinfer.py`` is true: with the package ``flashinfer-cubin``, with VLLM_HAS_FLASHINFER_CUBIN,
 or with ``nvcc`` (0.33: and ``ninja``) found. It does not look for a companion. The runtime of 0.24 has
-``flashinfer-cubin``, that of 0.33 has not. The variable also makes 0.33 decode by XQA on 12.x, so that a
-companion is complete with its kernels alone.
+``flashinfer-cubin``, that of 0.33 has not.
+
+On 12.x the variable decides more. 0.33 decodes drafts by XQA, with whole CUDA graphs, only if NVIDIA's
+server answers a request at the start, or the variable is set. XQA is compiled or comes in a companion; that
+server has nothing of it.
 """
 
 from __future__ import annotations
@@ -12,22 +15,26 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sparkwright.verify.server.jobs import COMPILER_GIB, JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sparkwright.serve.preflight import EngineFacts
     from sparkwright.serve.runtime import ExactRequirements
 
 CUBIN = "VLLM_HAS_FLASHINFER_CUBIN"
 REASONS: Mapping[str, str] = {
-    CUBIN: "the companion has the kernels, and vLLM would not look for them where nvcc is missing",
+    JOBS: f"FlashInfer's compilers at once, each of {COMPILER_GIB:.0f} GiB, beside the share of the server",
+    CUBIN: "FlashInfer's kernels can be had here: vLLM asks neither for nvcc nor for NVIDIA's server first",
     "PATH": "FlashInfer compiles with the environment's ninja, and vLLM 0.33 leaves it out without one",
 }
-_COMPILERS = ("nvcc", "ninja")
-_CUBINS = re.compile(r"^flashinfer-cubin\b", re.MULTILINE)
+_CUDA = Path("/usr/local/cuda")
+_LOCKED = re.compile(r"^(flashinfer-python|flashinfer-cubin|ninja)\b", re.MULTILINE)
+_XQA = "12."  # capabilities
 
 
 def environment_path(python: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -45,38 +52,55 @@ def environment_path(python: Path, environment: Mapping[str, str]) -> dict[str, 
     return {"PATH": os.pathsep.join([folder, path])}
 
 
-def companion_variables(
-    requirements: ExactRequirements, environment: Mapping[str, str], *, complete: bool
+def cubin_variables(
+    requirements: ExactRequirements, environment: Mapping[str, str], *, capability: str, complete: bool
 ) -> dict[str, str]:
-    """Return the variable that lets vLLM take kernels from a companion; nothing where it takes them anyway.
+    """Return the variable by which vLLM takes FlashInfer's kernels; nothing where it takes them anyway.
 
-    With a kernel missing, or none of FlashInfer's packages locked, it is left out: FlashInfer would be chosen
-    and could not compile.
+    With a kernel missing that cannot be compiled, or none of FlashInfer's packages locked, it is left out.
 
     Args:
         requirements: the locked runtime.
         environment: variables of the server.
-        complete: the companion has every kernel that the recipe needs on this card.
+        capability: of the card, such as ``12.1``.
+        complete: a companion has every kernel that the recipe needs on this card.
     """
-    return _told(environment) if complete and not _CUBINS.search(requirements.text) else {}
+    locked = set(_LOCKED.findall(requirements.text))
+    if "flashinfer-python" not in locked or "flashinfer-cubin" in locked:
+        return {}
+    return _told(environment, capability, complete=complete, ninja="ninja" in locked)
 
 
 def installed_variables(
-    engine: EngineFacts, recipe: str, capability: str, environment: Mapping[str, str]
+    engine: EngineFacts, recipe: str, capability: str, environment: Mapping[str, str], python: Path
 ) -> dict[str, str]:
-    """Return the same as `companion_variables` for an environment that is made already.
+    """Return the same as `cubin_variables` for an environment that is made already.
 
     Args:
         engine: facts about it.
         recipe: name of the recipe.
         capability: of the card, such as ``12.1``.
         environment: variables of the server.
+        python: its interpreter.
     """
+    if not engine.packages.get("flashinfer-python") or engine.packages.get("flashinfer-cubin"):
+        return {}
     for_card = bool(capability) and engine.companion_arch.rstrip("af") == capability
     complete = for_card and engine.companion_lacks.get(recipe) == ()
-    return _told(environment) if complete and not engine.packages.get("flashinfer-cubin") else {}
+    ninja = (python.parent / "ninja").exists()
+    return _told(environment, capability, complete=complete, ninja=ninja)
 
 
-def _told(environment: Mapping[str, str]) -> dict[str, str]:
-    compilers = all(shutil.which(name, path=environment.get("PATH", os.defpath)) for name in _COMPILERS)
-    return {} if compilers or CUBIN in environment else {CUBIN: "1"}
+def _told(environment: Mapping[str, str], capability: str, *, complete: bool, ninja: bool) -> dict[str, str]:
+    path = environment.get("PATH", os.defpath)
+    compiles = has_nvcc(environment) and (ninja or shutil.which("ninja", path=path) is not None)
+    useful = complete or compiles if capability.startswith(_XQA) else complete and not compiles
+    return {CUBIN: "1"} if useful and CUBIN not in environment else {}
+
+
+def has_nvcc(environment: Mapping[str, str]) -> bool:
+    """Tell if FlashInfer finds ``nvcc``: in CUDA_HOME or CUDA_PATH, else on PATH or in /usr/local/cuda."""
+    named = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    if not named and shutil.which("nvcc", path=environment.get("PATH", os.defpath)):
+        return True
+    return os.access((Path(named) if named else _CUDA) / "bin" / "nvcc", os.X_OK)

@@ -11,6 +11,7 @@ from sparkwright.serve.caches import cache_key
 from sparkwright.serve.explain import Reason, explain_flags, explain_variables
 from sparkwright.serve.places import caches_of
 from sparkwright.serve.run import server_variables
+from sparkwright.serve.settings import KEY_VARIABLE
 from sparkwright.verify.server import card_capability
 from sparkwright.verify.server.environment import vllm_command
 
@@ -40,6 +41,8 @@ class Plan:
         companion: file name of the companion that is installed with it; empty without one.
         compiled: kernels that FlashInfer would compile while the engine starts or serves.
         next_step: what would spare that; empty where nothing is compiled.
+        chosen: the reason why that wheel was taken; empty where it was named.
+        key_file: the file with the key that clients must send; empty where it is in no file.
     """
 
     command: str
@@ -51,6 +54,8 @@ class Plan:
     companion: str = ""
     compiled: tuple[str, ...] = ()
     next_step: str = ""
+    chosen: str = ""
+    key_file: str = ""
 
 
 def planned(
@@ -78,7 +83,7 @@ def planned(
     own = server_variables(recipe, options, caches_of(store) / key, python=python, installed=installed)
     variables = {**recipe.environment, **own}
     if options.api_key:
-        variables["VLLM_API_KEY"] = ""
+        variables[KEY_VARIABLE] = ""
     interpreter = str(python) if python is not None else _UNKNOWN_PYTHON
     program = (interpreter, *vllm_command(store.home)[1:])
     return Plan(
@@ -87,5 +92,6 @@ def planned(
         variables=explain_variables(recipe, variables),
         wheel=wheel,
         made=python is not None and python.exists(),
-        notes=recipe.notes,
+        notes=recipe.limits,
+        key_file=str(options.key_file or ""),
     )

@@ -24,6 +24,7 @@ from sparkwright.verify.client import open_session
 from sparkwright.verify.metrics import fetch_snapshot
 from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
 from sparkwright.verify.server.failures import excerpt
+from sparkwright.verify.server.jobs import jobs_variable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -63,7 +64,8 @@ def server_variables(
     taken = {**os.environ, **asked}
     offline = _OFFLINE if options.offline else {}
     path = environment_path(python, taken) if python is not None else {}
-    found = {name: value for name, value in {**path, **(installed or {})}.items() if name not in asked}
+    whole = {**path, **(installed or {}), **jobs_variable(recipe, taken)}
+    found = {name: value for name, value in whole.items() if name not in asked}
     return {**cache_variables(caches, taken), **found, **offline, **options.environment}
 
 

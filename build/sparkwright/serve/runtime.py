@@ -14,8 +14,8 @@ from sparkwright.base.events import task
 from sparkwright.base.process import run, uv_program
 from sparkwright.lock.runtime import (
     OLDEST_PYTHON,
-    SUFFIX,
     LockedRuntime,
+    beside,
     plain_requirements,
     read_runtime,
     runtime_name,
@@ -129,7 +129,7 @@ def find_runtime(wheel: Path, patchsets: Path | None = None) -> Path:
         WheelError: it is not named as a wheel is.
     """
     name = parse_name(wheel.name)
-    places = [wheel.with_name(f"{wheel.name.removesuffix('.whl')}{SUFFIX}")]
+    places = [beside(wheel)]
     if patchsets is not None:
         places.append(patchsets / runtime_name(series_of(name.version), name.machine))
     found = next((place for place in places if place.is_file()), None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.serve.companions import choose_companion, choose_of_channel, with_companion
 from sparkwright.serve.environment import wheel_requirements
-from sparkwright.serve.flashinfer import companion_variables
+from sparkwright.serve.flashinfer import cubin_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,10 +26,12 @@ class OfferedWheel:
     Attributes:
         wheel: the file.
         offer: the channel's that it is of; `None` for another file.
+        why: the reason why it was taken; empty where it was named.
     """
 
     wheel: Path
     offer: ChannelOffer | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,14 @@ def choose_runtime(
     if offered.offer is not None and locked and (choice.wheel is None or choice.missing):
         of_channel = choose_of_channel(offered.offer, recipe, capability, requirements)
         choice = _fuller(choice, of_channel)
-    if choice.wheel is None:
-        return ServedRuntime(requirements, missing=choice.missing)
-    variables = companion_variables(
+    variables = cubin_variables(
         requirements,
         {**environment, **recipe.environment},
-        complete=choice.listed and not choice.missing,
+        capability=capability,
+        complete=choice.wheel is not None and choice.listed and not choice.missing,
     )
+    if choice.wheel is None:
+        return ServedRuntime(requirements, variables, choice.missing)
     return ServedRuntime(
         with_companion(requirements, choice.wheel), variables, choice.missing, choice.wheel.name
     )

@@ -12,7 +12,7 @@ import msgspec
 from sparkwright.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.recipes import Recipe
@@ -22,6 +22,8 @@ SET_BY_USER = "set on the command line"
 _DECIDED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 _WORDS = {"true": True, "false": False}
 _MOST_BYTES = 4096
+KEY_VARIABLE = "VLLM_API_KEY"
+"""The variable of a shell or a recipe out of which vLLM takes the key that clients must send."""
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -101,10 +103,30 @@ def read_key(path: Path) -> str:
             f"chmod 600 {path}",
         )  # fmt: skip
     key = data.decode("ascii", errors="replace").strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key or len(data) > _MOST_BYTES:
+    if not _is_word(key):
         raise _refused(path, "it does not hold one word of plain ASCII", "write the key alone into it")
     return key
 
 
-def _refused(path: Path, because: str, next_step: str) -> ConfigError:
-    return ConfigError(f"the key in {path} cannot be used", because=because, next_step=next_step)
+def shell_key(environment: Mapping[str, str]) -> str:
+    """Return the key that vLLM would take out of *environment*; empty without one.
+
+    Raises:
+        ConfigError: it is anything but one word.
+    """
+    key = environment.get(KEY_VARIABLE, "")
+    if key and not _is_word(key):
+        raise _refused(
+            KEY_VARIABLE,
+            "it is not one word of plain ASCII",
+            "set it to the key alone, or use --api-key-file",
+        )
+    return key
+
+
+def _is_word(key: str) -> bool:
+    return 0 < len(key) <= _MOST_BYTES and key.isascii() and key.isprintable() and " " not in key
+
+
+def _refused(place: Path | str, because: str, next_step: str) -> ConfigError:
+    return ConfigError(f"the key in {place} cannot be used", because=because, next_step=next_step)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _KEPT_SAMPLES = 240
+_EXTENDED_S = 180  # of a start in systemd's eyes, from each pulse on
 
 
 class WatchedEngine(Protocol):
@@ -91,8 +92,9 @@ async def supervise(
     restarts: tuple[float, ...] = ()
     announced = False
     while True:
-        _tell(options, "restarting" if announced else "starting", "")
-        pulse = asyncio.create_task(_pulse(options))
+        state = "restarting" if announced else "starting"
+        _tell(options, state, "")
+        pulse = asyncio.create_task(_pulse(options, state, ""))
         try:
             async with start() as engine:
                 await _stop(pulse)
@@ -128,7 +130,11 @@ async def _delay(
         )
     emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
     _tell(options, "restarting", judgement.because)
-    await _wait(delay / options.speed, options)
+    pulse = asyncio.create_task(_pulse(options, "restarting", judgement.because))
+    try:
+        await asyncio.sleep(delay / options.speed)
+    finally:
+        await _stop(pulse)
     return (*restarts, now)
 
 
@@ -154,7 +160,8 @@ async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:
     finally:
         await canaries.stop()
     warn(f"the engine is {judgement.verdict}: {judgement.because}")
-    pulse = asyncio.create_task(_pulse(options))  # stacks of many processes may take minutes
+    # Stacks of many processes may take minutes.
+    pulse = asyncio.create_task(_pulse(options, judgement.verdict, judgement.because))
     try:
         place = await engine.keep_evidence(f"{judgement.verdict}: {judgement.because}")
         names = await asyncio.to_thread(keep_incident, place, engine.pids(), tuple(samples))
@@ -198,19 +205,15 @@ class _Canaries:
             await _stop(self._pending)
 
 
-async def _pulse(options: WatchOptions) -> None:
-    """Keep systemd's watchdog waiting while an engine starts or evidence is kept: those have limits."""
+async def _pulse(options: WatchOptions, verdict: str, because: str) -> None:
+    """Keep systemd and the state's readers waiting while an engine starts or evidence is kept.
+
+    Both have limits of their own.
+    """
     while True:
-        notify("WATCHDOG=1")
+        _tell(options, verdict, because)
+        notify(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={_EXTENDED_S * 1_000_000}")
         await asyncio.sleep(options.interval_s / options.speed)
-
-
-async def _wait(seconds: float, options: WatchOptions) -> None:
-    pulse = asyncio.create_task(_pulse(options))
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        await _stop(pulse)
 
 
 async def _stop(task: asyncio.Task[object] | asyncio.Task[str] | asyncio.Task[None]) -> None:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 _UNPACKING = re.compile(r"MARLIN|W4A16", re.IGNORECASE)
 _EMULATION = re.compile(r"EMULATION", re.IGNORECASE)
 _FP4 = re.compile(r"FP4", re.IGNORECASE)
+_WHOLE = (
+    "On 12.x set VLLM_HAS_FLASHINFER_CUBIN=1 where nvcc or a companion is there, or name TRITON_ATTN as "
+    "attention-backend, here and in [speculative]"
+)
 _TENSOR_CORES = ("10.", "11.", "12.")
 """Compute capabilities with tensor cores for FP4."""
 
@@ -74,6 +78,20 @@ def fallbacks(facts: BootFacts) -> tuple[Fallback, ...]:
         shown = "CUDA graphs were turned off while it started, and enforce-eager was not asked for"
         found.append(Fallback("graphs", shown, "the log's line on cudagraph_mode says why"))
     return tuple(found)
+
+
+def lost_graphs(facts: BootFacts) -> str:
+    """Return what is wrong where steps with drafts were to be whole CUDA graphs, and attention is left out.
+
+    Empty where nothing is. So it is in 0.33 with FlashInfer on 12.x, if that may not use XQA (vllm#49547).
+    """
+    planned, drafts = facts.planned_graphs, facts.speculative_tokens > 0
+    if not drafts or "FULL" not in planned or facts.graph_mode != "PIECEWISE":
+        return ""
+    return (
+        f"steps with drafts run in piecewise graphs, and {planned} was configured: an attention backend "
+        f"takes no whole ones; its line on cudagraph_mode names it. {_WHOLE}"
+    )
 
 
 def _of_layers(layers: str, chosen: tuple[str, ...], asked: str) -> list[Fallback]:

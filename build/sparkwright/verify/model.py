@@ -270,6 +270,7 @@ class BootFacts(Model, frozen=True):
         utilization: share of it that the server may use.
         capture_sizes: batch sizes that graphs were captured for.
         graph_mode: such as ``FULL_AND_PIECEWISE``.
+        planned_graphs: the same as it was configured, before backends were asked what they can.
         speculative_tokens: drafted tokens a step, k; 0 without speculation.
         speculative_method: such as ``dflash``.
         max_model_len: tokens of the longest request.
@@ -303,6 +304,7 @@ class BootFacts(Model, frozen=True):
     utilization: float = -1
     capture_sizes: tuple[int, ...] = ()
     graph_mode: str = ""
+    planned_graphs: str = ""
     speculative_tokens: int = -1
     speculative_method: str = ""
     max_model_len: int = -1

@@ -41,13 +41,14 @@ def staged(world: World) -> World:
 def serving(staged: World) -> Iterator[Any]:
     started: list[Serving] = []
 
-    def start(*words: str | Path) -> Serving:
+    def start(*words: str | Path, **environment: str) -> Serving:
         out = staged.folder / f"serve-{len(started)}.jsonl"
         script = (
             "import sys; from sparkwright.cli.main import main; "
             f"sys.stdout = open({str(out)!r}, 'w', buffering=1); sys.exit(main(sys.argv[1:]))"
         )
-        child = staged.start("serve", RECIPE, "--json", "--port", "0", *words, script=script)
+        words = ("serve", RECIPE, "--json", "--port", "0", *words)
+        child = staged.start(*words, script=script, **environment)
         started.append(Serving(child, out))
         return started[-1]
 
@@ -83,6 +84,17 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     again.child.send_signal(signal.SIGINT)
     assert again.end()[0] == 0
     assert list((staged.store.home / "serve" / "caches").iterdir()) == caches, "a second start reuses them"
+
+
+def test_the_key_of_the_shell_is_the_servers(serving: Any) -> None:
+    this = serving("--no-warm-up", VLLM_API_KEY=SECRET)
+    ready = this.wait_for("serve.ready")
+    assert this.chat(ready["url"], "Hello", SECRET)["content"]
+    assert SECRET not in this.command_lines()
+    this.child.send_signal(signal.SIGTERM)
+    status, errors = this.end()
+    assert status == 0, errors
+    assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors
 
 
 def test_what_is_compiled_while_serving_is_told(staged: World, serving: Any) -> None:
@@ -206,6 +218,31 @@ def test_a_dry_run_starts_nothing_and_gives_reasons(staged: World, tmp_path: Pat
     assert SECRET not in ran.said
     assert not (staged.store.home / "serve").exists()
     assert not staged.store.environments.exists() or not list(staged.store.environments.glob("*/vllm"))
+
+
+def test_a_dry_run_has_the_key_of_the_shell_and_the_command_takes_it_from_there(staged: World) -> None:
+    shown = staged.run("serve", RECIPE, "--dry-run", VLLM_API_KEY=SECRET)
+    assert 'VLLM_API_KEY="$VLLM_API_KEY"' in shown.said
+    assert SECRET not in shown.said
+    plan = staged.run("serve", RECIPE, "--dry-run", "--json", VLLM_API_KEY=SECRET).json
+    assert {one["name"]: one["value"] for one in plan["variables"]}["VLLM_API_KEY"] == "***"
+    refused = staged.run("serve", RECIPE, "--dry-run", VLLM_API_KEY="two words")
+    assert refused.status == ConfigError.exit_code
+    assert "two words" not in refused.said
+
+
+def test_jobs_of_flashinfers_compilers_are_shown_and_the_users_are_left(
+    staged: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown() -> str | None:
+        plan = staged.good("serve", RECIPE, "--dry-run", "--json").json
+        return {one["name"]: one["value"] for one in plan["variables"]}.get("MAX_JOBS")
+
+    assert shown() is None, "without a card nothing is compiled"
+    monkeypatch.setattr("sparkwright.verify.server.host.card_capability", lambda: "12.1")
+    assert int(shown() or 0) >= 1
+    monkeypatch.setenv("MAX_JOBS", "5")
+    assert shown() is None
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_vllm_is_told_of_the_companion_only_where_it_has_all_that_the_recipe_nee
 ) -> None:
     """0.33, told that cubins are there, decodes a cache of FP8 by XQA, and could not compile that."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # nvidia-smi alone: no compiler
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))  # not one of this machine
     add_companion(tmp_path / "dist", *SPEC.chosen("12.1a"))
     known, unknown = plan("qwen3.8-27b-mtp"), plan("qwen3.8-27b-dflash2")
     told = [CUBIN in {one["name"] for one in found["variables"]} for found in (known, unknown)]

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.cli.verify import built_wheel
+from sparkwright.serve.built import PresentSpecs, built_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -311,14 +311,14 @@ def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
     ours, others = ("aarch64", "x86_64") if machine() == "aarch64" else ("x86_64", "aarch64")
     wheel_file(dist, "0.24.0+spark.84110ebb", f"manylinux_2_28_{ours}", 1)
-    newest = wheel_file(dist, "0.24.0+spark.2.1a2b3c4d", f"manylinux_2_34_{ours}", 3)
-    wheel_file(dist, "0.24.0+spark.10.1a2b3c4d", f"manylinux_2_28_{ours}", 2)
+    wheel_file(dist, "0.24.0+spark.2.1a2b3c4d", f"manylinux_2_34_{ours}", 3)
+    newest = wheel_file(dist, "0.24.0+spark.10.1a2b3c4d", f"manylinux_2_28_{ours}", 2)
     foreign = wheel_file(dist, "0.24.0+spark.11.1a2b3c4d", f"manylinux_2_28_{others}", 4)
-    assert built_wheel(dist, ours) == newest
-    assert built_wheel(dist, others) == foreign
+    assert built_wheel(dist, ours, (), PresentSpecs({})).path == newest
+    assert built_wheel(dist, others, (), PresentSpecs({})).path == foreign
     done = verify(cwd=tmp_path)
     assert done.returncode not in {0, 1, 10}, done.stderr
-    assert f"verifying dist/{newest.name}\n" in done.stderr
+    assert f"verifying dist/{newest.name}: the highest revision of series 0.24\n" in done.stderr
     newest.unlink()
     assert "verifying dist/vllm-0.24.0+spark.10.1a2b3c4d-" in verify("--smoke", cwd=tmp_path).stderr
 

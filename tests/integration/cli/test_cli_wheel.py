@@ -7,7 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kit import seed_environment
@@ -16,8 +17,13 @@ from wheelkit import sha256, unpack
 from world import CLAMP_PROBE, World
 
 from sparkwright.base.digests import sha256_file
+from sparkwright.cli.wheel import _install_command
+from sparkwright.lock.runtime import beside
 from sparkwright.probe.environment import requirements
 from sparkwright.store import remove_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def ours(world: World, name: str) -> Any:
@@ -35,7 +41,8 @@ def test_from_nothing_to_an_index_that_pip_takes(world: World) -> None:
     assert files["vllm/clamp.py"].decode() == CLAMPED
     assert files["vllm/align.py"].decode() == ALIGNED
     assert f"sha256   {sha256(wheel)}" in ran.out
-    assert f"pip install {wheel}" in ran.out
+    assert "pip install" not in ran.out, "never without a locked runtime"
+    assert "next     sparkwright lock runtime --series " in ran.out
     assert "kernels  upstream's" in ran.out
     taken = world.folder / "taken"
     pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps"]
@@ -43,6 +50,14 @@ def test_from_nothing_to_an_index_that_pip_takes(world: World) -> None:
     pip += ["--index-url", (world.dist / "simple").as_uri(), "vllm"]
     subprocess.run(pip, check=True, capture_output=True)
     assert sha256(taken / wheel.name) == sha256(wheel)
+
+
+def test_the_next_line_installs_with_the_locked_runtime_where_there_is_one(tmp_path: Path) -> None:
+    placed = tmp_path / "vllm-1.2.0-py3-none-any.whl"
+    beside(placed).touch()
+    told = _install_command(cast("Any", None), cast("Any", SimpleNamespace(placed=placed)))
+    options = f"--no-deps --require-hashes --find-links {tmp_path}"
+    assert told == f"pip install {options} -r {tmp_path}/vllm-1.2.0-py3-none-any.requirements.txt"
 
 
 def test_the_record_has_the_runner_of_the_revision(world: World) -> None:

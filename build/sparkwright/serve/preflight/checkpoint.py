@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.serve.preflight.safetensors import Shard, Tensor, is_pointer, read_shard
+from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -114,18 +115,6 @@ class Checkpoint:
     def has_vocabulary(self) -> bool:
         """Tell if a tokenizer can be made of its files."""
         return any(name in _VOCABULARIES for name in self.tokenizer)
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of huggingface_hub's cache, by its variables."""
-    if hub := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(hub).expanduser()
-    if home := environment.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    root = environment.get("XDG_CACHE_HOME") or str(
-        Path(environment.get("HOME", "~")).expanduser() / ".cache"
-    )
-    return Path(root).expanduser() / "huggingface" / "hub"
 
 
 def find_folder(name: str, environment: Mapping[str, str], revision: str = "") -> Path | None:

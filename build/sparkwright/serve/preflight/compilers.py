@@ -7,15 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from packaging.version import Version
 
+from sparkwright.recipes.rule import ServerOptions
 from sparkwright.serve.companions import build_command
 from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.shape import model_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
     from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import CardFacts, HostFacts
@@ -25,11 +29,12 @@ _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}
 _FIRST_THAT_LOOKS = Version("0.7")
+_NOT_FLASHINFER = ("Gemma3", "Gemma4", "GptOss")
 _TRUE = {"1", "true", "yes", "on"}
 
 
 def check_compilers(
-    host: HostFacts, request: PreflightRequest, engine: EngineFacts | None
+    host: HostFacts, request: PreflightRequest, engine: EngineFacts | None, target: Checkpoint | None = None
 ) -> Iterator[Finding]:
     """Yield findings about just-in-time compilers: FlashInfer's, Triton's, CuTe's.
 
@@ -37,6 +42,7 @@ def check_compilers(
         host: the machine's facts.
         request: the start: a companion states by the recipe's name which kernels that needs.
         engine: the vLLM that would serve; `None` where it is not known.
+        target: the model; `None` where it is not on this machine.
     """
     card, environment, recipe = host.card, request.variables, request.recipe.name
     if card is None:
@@ -48,6 +54,8 @@ def check_compilers(
         command = build_command(engine.version, engine.machine or host.machine, card.capability, recipe)
         remedy = f"install a companion with them ({command})"
         yield _of_another_card(engine, card) if missing.loaded else _uncompiled(host, card, missing, remedy)
+        if not missing.loaded and missing.attention and not _compiles(host, card):
+            yield from _fp8_attention(request.recipe, card, engine, target, remedy)
     prebuilt = missing is None and engine is not None and bool(engine.packages.get(COMPANION))
     for name in _ARCHITECTURES:
         value = environment.get(name, "")
@@ -82,17 +90,24 @@ class _Missing:
         kernels: the subject of a sentence about them.
         sampling: the sampler's is among them.
         loaded: FlashInfer loads the kernels of another card in their place.
+        attention: attention, the drafter's too, is among them.
     """
 
     why: str
     kernels: str = "FlashInfer's kernels"
     sampling: bool = True
     loaded: bool = False
+    attention: bool = True
 
     @classmethod
     def some(cls, why: str, names: Sequence[str]) -> _Missing:
         """Return those called *names*, which end the reason *why*."""
-        return cls(f"{why} {', '.join(names)}", "some of FlashInfer's kernels", "sampling" in names)
+        return cls(
+            f"{why} {', '.join(names)}",
+            "some of FlashInfer's kernels",
+            sampling="sampling" in names,
+            attention=any(name.startswith("attention-") for name in names),
+        )
 
 
 def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | None:
@@ -119,6 +134,39 @@ def _of_another_card(engine: EngineFacts, card: CardFacts) -> Finding:
         f"the installed {COMPANION} is for {engine.companion_arch}, {card.name} has {card.capability}, and "
         f"FlashInfer {engine.packages['flashinfer-python']} does not look which card a companion is for",
         f"install a companion for this card, or none: pip uninstall {COMPANION}",
+    )
+
+
+def _compiles(host: HostFacts, card: CardFacts) -> bool:
+    """Tell if this machine can compile kernels for *card*."""
+    return bool(host.tools.get("nvcc")) and not (
+        host.nvcc and host.nvcc < _FIRST_NVCC.get(card.capability, ())
+    )
+
+
+def _fp8_attention(
+    recipe: Recipe, card: CardFacts, engine: EngineFacts, target: Checkpoint | None, remedy: str
+) -> Iterator[Finding]:
+    """Yield a finding where vLLM chooses FlashInfer for an FP8 cache and has no kernel of it (vllm#60262).
+
+    FLASH_ATTN reads such a cache on 9.x alone, and FLASHINFER is next, whether it can compile or not. Windows
+    over images (Gemma) and sinks (gpt-oss) are left to TRITON_ATTN, and latent attention to TRITON_MLA.
+    """
+    options = ServerOptions.of(msgspec.structs.replace(recipe, speculative={}), card.capability)
+    others = target is not None and any(name.startswith(_NOT_FLASHINFER) for name in target.architectures)
+    latent = "mla" in options.traits or (target is not None and model_shape(target.text).mla)
+    fp8 = options.kv in {"fp8", "fp8_e4m3", "fp8_e5m2"}
+    chosen = not options.backends or "FLASHINFER" in options.backends
+    if not fp8 or not chosen or others or latent or options.family(12) is not True:
+        return
+    yield Finding(
+        "fp8-kv-fallback",
+        "refuse",
+        "the server would end at its first attention",
+        f"vLLM {engine.version} takes FlashInfer for an FP8 KV cache on {card.capability}, whether or not "
+        "its kernels can be had, and here they can be neither found nor compiled (vllm#60262)",
+        f'set attention-backend = "TRITON_ATTN", or {remedy}, or install CUDA 13',
+        liftable=True,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from sparkwright.publish.series import series_of
 from sparkwright.recipes import incompatibilities
 from sparkwright.serve.preflight.budget import GIB
 from sparkwright.serve.preflight.completeness import missing_shards
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import HostFacts
 
+_RELEASE = re.compile(r"\d+\.\d+")
 _OLDEST_DRIVER = 580
 _ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
 _SPARE = 2 * GIB
@@ -151,7 +153,7 @@ def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
             "refuse",
             "the wheel is for another machine",
             f"it is for {engine.machine}, and this is {host.machine}",
-            f"build or fetch the wheel for {host.machine}: make wheel PLATFORM={host.machine}",
+            f"build the wheel for this machine: make wheel PLATFORM={host.machine}{_series(engine)}",
         )
     card = host.card
     if card and engine.codes and not any(runs_on(code, card.capability) for code in engine.codes):
@@ -160,8 +162,14 @@ def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
             "refuse",
             "the wheel's kernels do not run on this card",
             f"they are for {', '.join(sorted(engine.codes))}, and {card.name} has {card.capability}",
-            "use a wheel with upstream's kernels, or compile for this card: make wheel KERNELS=native ARCH=…",
+            "use a wheel with upstream's kernels, or compile for this card: make wheel KERNELS=native ARCH=…"
+            f"{_series(engine)}",
         )
+
+
+def _series(engine: EngineFacts) -> str:
+    """Return make's variable for the series of *engine*, so that a hint builds no other release."""
+    return f" SERIES={series_of(engine.version)}" if _RELEASE.match(engine.version) else ""
 
 
 def check_architecture(engine: EngineFacts, *checkpoints: Checkpoint | None) -> Iterator[Finding]:

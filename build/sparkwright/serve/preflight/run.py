@@ -17,7 +17,7 @@ from sparkwright.serve.preflight.budget import (
     budget_rows,
     make_budget,
 )
-from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
+from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
 from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_offline
 from sparkwright.serve.preflight.completeness import check_files
 from sparkwright.serve.preflight.demand import kv_options, make_demand, stated_bytes
@@ -30,6 +30,7 @@ from sparkwright.serve.preflight.drafter import (
 from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import read_host
+from sparkwright.serve.preflight.latent import check_latent
 from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
 from sparkwright.serve.preflight.machine_checks import (
     check_architecture,
@@ -44,6 +45,7 @@ from sparkwright.serve.preflight.options import check_options
 from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
+from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -124,7 +126,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
         yield from check_rules(facts.recipe, host, facts.engine, facts.target)
         yield from check_wheel(host, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
-    yield from check_compilers(host, request, facts.engine)
+    yield from check_compilers(host, request, facts.engine, facts.target)
     yield from check_caches(host)
     if request.ask is not None and facts.engine is not None:
         yield from check_options(facts.recipe, request.environment, request.python, facts.engine, request.ask)
@@ -138,6 +140,7 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
     stated = {recipe.model: stated_bytes(recipe)}
     yield from check_disk(facts.host, cache_folder(variables), real, stated)
     weights = recipe.flags.get("load-format") != "dummy"
+    yield from check_latent(facts)
     if facts.target is not None:
         own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
         yield from check_files(facts.target, weights=weights, tokenizer=own)

@@ -56,7 +56,8 @@ services:
       interval: 30s
       timeout: 10s
       retries: 3
-      start_period: 45m
+      # A boot has a limit of its own, which leaves out the download of a model; this one must not be shorter.
+      start_period: 12h
     logging:
       driver: json-file
       options:

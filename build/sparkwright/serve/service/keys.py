@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 _BYTES = 32
 
 
-def make_key(path: Path) -> bool:
+def make_key(path: Path, given: str = "") -> bool:
     """Make a key in *path*, unless there is one; return true if it was made.
+
+    Args:
+        path: the file.
+        given: the key to write; a random one if empty.
 
     Raises:
         ConfigError: the file that is there may be read by others, or holds no key.
@@ -28,5 +32,5 @@ def make_key(path: Path) -> bool:
         return False
     with os.fdopen(descriptor, "w", encoding="ascii") as stream:
         os.fchmod(descriptor, 0o600)  # whatever the umask is
-        stream.write(f"sk-{secrets.token_urlsafe(_BYTES)}\n")
+        stream.write(f"{given or f'sk-{secrets.token_urlsafe(_BYTES)}'}\n")
     return True

@@ -12,7 +12,7 @@ from sparkwright.base.errors import ProcessError, ServerEndedError
 if TYPE_CHECKING:
     from sparkwright.serve.service.model import Scope
 
-_START_S = 2760.0  # more than the unit's own limit
+_STOP_S = 300.0  # more than the unit's own limit
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 
 
@@ -59,7 +59,9 @@ class SystemdManager:
         from sparkwright.base.process import run
 
         scope = ("--user",) if self.scope == "user" else ()
-        done = run(["systemctl", *scope, *words], timeout=_START_S, accept=accept)
+        # A start has the unit's limit, which grows while a model is fetched.
+        limit = None if words[0] == "start" else _STOP_S
+        done = run(["systemctl", *scope, *words], timeout=limit, accept=accept)
         return done.status, done.text
 
     def start(self) -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.serve.warmup import LIMIT_S
+from sparkwright.verify.server import BOOT_S
+
 if TYPE_CHECKING:
     from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
 
 # Exit codes that another start does not cure: formats, names, options, preflight, recipes.
 _FINAL = (2, 10, 11, 12, 13, 14, 76, 81, 82)
-_BOOT = "45min"  # of tens of gigabytes on a cold disk, with kernels to tune
+# The watchdog has limits of its own for a boot and its warm-up. It has the time extended while a model is
+# fetched, which has none.
+_START_S = round(BOOT_S + LIMIT_S)
 
 _SANDBOX = """
 # What runs here loads CUDA, compiles kernels and reads models. So these are not set: PrivateDevices
@@ -97,7 +102,7 @@ def _service(options: ServiceOptions, places: ServicePlaces, *, system: bool) ->
         "Restart=on-failure",
         "RestartSec=30s",
         f"RestartPreventExitStatus={' '.join(map(str, _FINAL))}",
-        f"TimeoutStartSec={_BOOT}",
+        f"TimeoutStartSec={_START_S}s",
         "TimeoutStopSec=90s",
         "WatchdogSec=3min",
         # The engine ends by its own parent, which keeps evidence; what is left after that is killed.

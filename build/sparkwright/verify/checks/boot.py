@@ -11,7 +11,13 @@ from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
 from sparkwright.verify.checks.common import conclude, main_facts, triage
-from sparkwright.verify.fallbacks import computes_fp4, fallbacks, has_fp4_weights, names_fp4_kernels
+from sparkwright.verify.fallbacks import (
+    computes_fp4,
+    fallbacks,
+    has_fp4_weights,
+    lost_graphs,
+    names_fp4_kernels,
+)
 from sparkwright.verify.model import BootFacts, Finding, Verdict
 
 if TYPE_CHECKING:
@@ -217,6 +223,8 @@ def _captures_of(facts: BootFacts) -> Reason | None:
         return None  # no graphs, no drafts, or k unknown: the finding on the drafter says which
     if not facts.graph_mode or not facts.capture_sizes:
         return Verdict.INCONCLUSIVE, "its log names no graph mode, or no capture sizes"
+    if lost := lost_graphs(facts):
+        return Verdict.PASS, lost
     odd = [size for size in facts.capture_sizes if size % step]
     wrong = odd if facts.graph_mode == "FULL" else [size for size in odd if _decodes(size, facts)]
     if "FULL" in facts.graph_mode and wrong:

@@ -327,6 +327,14 @@ async def canary(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
 ) -> str:
     """Request a few tokens, within `Deadlines.canary_s`; returns empty on success, else the failure."""
+    failure = await first_tokens(session, endpoint, deadlines, speed)
+    return "" if failure is None else f"{failure.kind}: {failure.detail}"
+
+
+async def first_tokens(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
+) -> RequestFailure | None:
+    """Request a few tokens, as `canary` does; returns the failure, `None` on success."""
     limits = msgspec.structs.replace(deadlines, first_token_s=deadlines.canary_s, stall_s=deadlines.canary_s)
     exchange = Exchange(
         endpoint,
@@ -339,4 +347,4 @@ async def canary(
         salt=str(perf_counter_ns()),
     )
     sample = await exchange.run(session)
-    return "" if sample.failure is None else f"{sample.failure.kind}: {sample.failure.detail}"
+    return sample.failure

@@ -49,6 +49,7 @@ _TOTAL = re.compile(rf"Free memory on device [^(]*\({_NUMBER}/{_NUMBER} GiB\) on
 _UTILIZATION = re.compile(r"The current --gpu-memory-utilization=([\d.]+)")
 # config/vllm.py, config/compilation.py: what became of the mode after the configuration was printed
 _MODE_CHANGED = re.compile(r"(?:Overriding cudagraph_mode(?: from \w+)? to|setting cudagraph_mode=)\s*(\w+)")
+_MODE = r"'cudagraph_mode': <CUDAGraphMode\.(\w+)"
 _MAX_MODEL_LEN = re.compile(r"Using max model len (\d+)")  # config/model.py: the target's comes first
 # platforms/interface.py, before it model_executor/models/config.py: hybrids, whose states need larger blocks
 _ALIGNED = re.compile(r"Setting attention block size to (\d+) tokens")
@@ -114,6 +115,7 @@ def read_boot_log(text: str) -> BootFacts:
         utilization=_number(_last(_UTILIZATION, text) or _argument(text, "gpu_memory_utilization")),
         capture_sizes=_capture_sizes(text, config, k),
         graph_mode=_graph_mode(text, config, engine[-1].end() if engine else 0),
+        planned_graphs=_first(_MODE, config),
         speculative_tokens=k,
         speculative_method=_first(r"method='([^']*)'", speculative) if drafts else "",
         max_model_len=int(_first(r"max_seq_len=(\d+)", config) or _first(_MAX_MODEL_LEN.pattern, text) or -1),
@@ -174,7 +176,7 @@ def _graphs_taken(text: str, pool: list[tuple[str, str]]) -> float:
 
 def _graph_mode(text: str, config: str, since: int) -> str:
     changed = _MODE_CHANGED.findall(text[since:])
-    return changed[-1] if changed else _first(r"'cudagraph_mode': <CUDAGraphMode\.(\w+)", config)
+    return changed[-1] if changed else _first(_MODE, config)
 
 
 def _capture_sizes(text: str, config: str, k: int) -> tuple[int, ...]:

@@ -14,15 +14,20 @@ from sparkwright.base.ports import free_port
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
+from sparkwright.verify.server.download import download_folders
 from sparkwright.verify.server.environment import find_installed, vllm_command
 from sparkwright.verify.server.host import card_capability, card_memory_gib
+from sparkwright.verify.server.jobs import jobs_variable
 from sparkwright.verify.server.lifecycle import Launch, ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 BOOT_S = 1800.0
-"""For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned."""
+"""For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned.
+
+The time in which a model is fetched does not count.
+"""
 
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # so that the log is complete up to a crash
@@ -61,8 +66,9 @@ def start_server(
         host: address to listen at.
         port: port to listen at; 0 chooses a free one.
         model: served model name of a command's server; empty reads it there. A recipe's is its name.
-        api_key: key that clients send. A recipe's server is started with it.
-        boot_s: limit of the boot, in the server's seconds.
+        api_key: key that clients send; by default that of the variable VLLM_API_KEY, which vLLM would take
+            as well. A recipe's server is started with it.
+        boot_s: limit of the boot without its download, in the server's seconds.
         end_s: time from SIGTERM until it is killed, in real seconds.
         known: facts of a command's server that its log lacks, such as the card's memory.
         card: path of a simulator's page with the readings of its card.
@@ -84,21 +90,24 @@ def start_server(
     else:
         argv = _command([str(part) for part in what], host, port, folder)
         variables, facts = {}, known or BootFacts()
+    whole = {**os.environ, **_DEFAULTS, **variables, **(environment or {})}
+    whole |= jobs_variable(what, whole) if isinstance(what, Recipe) else {}
     return ServerProcess(
         Launch(
             argv=argv,
-            environment={**os.environ, **_DEFAULTS, **variables, **(environment or {})},
+            environment=whole,
             folder=folder,
             host=host,
             port=port,
             model=model,
-            api_key=api_key,
+            api_key=api_key or whole.get("VLLM_API_KEY", ""),
             speed=speed,
             deadlines=deadlines or Deadlines(),
             boot_s=boot_s,
             end_s=end_s,
             facts=facts,
             card=card,
+            downloads=download_folders(what, whole) if isinstance(what, Recipe) else (),
         )
     )
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from sparkwright.base.errors import ServerError, SparkwrightError
+from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
 from sparkwright.base.process import start
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.verify.server.download import Download
 from sparkwright.verify.server.evidence import Incident, keep_evidence
-from sparkwright.verify.server.failures import Cause, diagnose, excerpt
+from sparkwright.verify.server.failures import Cause, diagnose, excerpt, tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,10 +42,17 @@ if TYPE_CHECKING:
 _MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25
 _METRICS_S = 10.0  # between two looks at the counters that evidence of a death would hold
+_FETCHED_S = 10.0  # between two reports of a download
 _ANSWER_S = 5.0
+_KEY_REFUSED = frozenset({401, 403})
 _OWN_S = 30.0  # an interpreter starts no faster because its clock does
 _CANARIES = 3  # kernels may be compiled at their first use, so that the first canary may be late
 _DYING_S = 3.0
+_LINES = 12
+_GIVE_KEY = (
+    "give one key: by --api-key-file, or by VLLM_API_KEY in this shell; no other key in the recipe's "
+    "[environment]"
+)
 
 
 class ServerFailedError(ServerError):
@@ -84,6 +92,7 @@ class Launch:
         end_s: time from SIGTERM until it is killed, in real seconds.
         facts: facts known beforehand that its log may lack.
         card: see `Endpoint`.
+        downloads: folders that grow while a model is fetched, which the boot's limit leaves out.
     """
 
     argv: tuple[str, ...]
@@ -99,6 +108,7 @@ class Launch:
     end_s: float
     facts: BootFacts
     card: str = ""
+    downloads: tuple[Path, ...] = ()
 
 
 class ServerProcess:
@@ -126,6 +136,8 @@ class ServerProcess:
         self._kept: Path | None = None
         self._keeping = asyncio.Lock()
         self._metrics = ""
+        self._download = Download(launch.downloads)
+        self._told = 0.0
 
     # Properties ------------------------------------------------------------------------------
 
@@ -255,7 +267,7 @@ class ServerProcess:
 
         async with open_session(self.endpoint) as session:
             await self._until_ready(session)
-            took = self._age * self.launch.speed
+            took = (self._age - self._download.seconds) * self.launch.speed
             facts = _merged(read_boot_log(self._read_log()), self.launch.facts)
             with contextlib.suppress(SparkwrightError):  # the checks report what is missing
                 facts = facts_from_metrics(await fetch_snapshot(session, self.endpoint), facts)
@@ -275,7 +287,7 @@ class ServerProcess:
         """
         launch, why = self.launch, "nothing listens at its port"
         end = self._within(launch.boot_s)
-        while self._age < end:
+        while self._age < (end := end + self._fetched()):
             if self.died is not None:
                 raise await self._failure("the server ended while it started")
             if await self._listens():
@@ -288,6 +300,14 @@ class ServerProcess:
         # In the server's seconds, without the allowance for this machine's delays.
         waited = min(self._age * launch.speed, launch.boot_s)
         raise await self._failure(f"the server gave no answer within {waited:.0f} s", why)
+
+    def _fetched(self) -> float:
+        """Return the seconds since the last look in which a model was fetched, and report its bytes."""
+        passed = self._download.look(self._age)
+        if passed and self._age - self._told > _FETCHED_S:
+            self._told = self._age
+            emit("server.fetching", bytes=self._download.bytes, seconds=round(self._download.seconds))
+        return passed
 
     def _within(self, seconds: float) -> float:
         """Return the real seconds to wait for *seconds* of the server's clock."""
@@ -311,13 +331,16 @@ class ServerProcess:
         return why
 
     async def _canary(self, session: aiohttp.ClientSession) -> str:
-        from sparkwright.verify.client.request import canary
+        from sparkwright.verify.client.request import first_tokens
 
         if not self.model:
             self.model = await self._served(session)
             if not self.model:
                 return "it does not list the model that it serves"
-        return await canary(session, self.endpoint, self.launch.deadlines, self.launch.speed)
+        failure = await first_tokens(session, self.endpoint, self.launch.deadlines, self.launch.speed)
+        if failure is not None and failure.status in _KEY_REFUSED:
+            raise await self._key_refused(failure.status)
+        return "" if failure is None else f"{failure.kind}: {failure.detail}"
 
     async def _served(self, session: aiohttp.ClientSession) -> str:
         """Return the first model that the server lists, or empty."""
@@ -328,8 +351,10 @@ class ServerProcess:
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         try:
             async with session.get(f"{self.url}/v1/models", timeout=timeout) as response:
+                if response.status in _KEY_REFUSED:
+                    raise await self._key_refused(response.status)
                 return str(json.loads(await read_body(response))["data"][0]["id"])
-        except (SparkwrightError, aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+        except (EndpointError, aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return ""
 
     async def _listens(self) -> bool:
@@ -346,12 +371,22 @@ class ServerProcess:
 
     async def _failure(self, what: str, why: str = "") -> ServerFailedError:
         log, status = self._read_log(), self.died
-        cause = diagnose(log, status)
+        cause, shown = diagnose(log, status), excerpt(log)
         if status is None and cause.name == "unknown":
             next_step = "see the end of the log; allow more time if it was still starting"
-            cause = Cause("boot-timeout", why, next_step)
+            # It runs, so an error in the log did not end it: its last lines tell how far it came.
+            cause, shown = Cause("boot-timeout", why, next_step), tail(log, lines=_LINES)
         evidence = await self.keep_evidence(f"{what}: {why}" if why else what)
-        return ServerFailedError(what, cause, status, excerpt(log), evidence)
+        return ServerFailedError(what, cause, status, shown, evidence)
+
+    async def _key_refused(self, status: int) -> ServerFailedError:
+        """Return the error of a server that refuses the key: waiting does not change its mind."""
+        sent = "the key of its requests is not the server's"
+        because = sent if self.launch.api_key else "it asks for a key, and its requests have none"
+        cause = Cause("key-refused", f"{because} (status {status})", _GIVE_KEY)
+        what = "the server refuses the first request"
+        evidence = await self.keep_evidence(f"{what}: {cause.because}")
+        return ServerFailedError(what, cause, None, tail(self._read_log(), lines=_LINES), evidence)
 
     async def _watch(self) -> None:
         """Fetch the counters regularly, and keep evidence as soon as the server ends by itself."""

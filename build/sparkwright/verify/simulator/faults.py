@@ -151,6 +151,7 @@ _TABLE: Final = (
         {"gib": -35.69},
     ),
     Fault("unrounded-graphs", "decode graphs are captured for sizes that hold no whole drafts", ("boot",)),
+    Fault("piecewise-drafts", "an attention backend takes no whole graphs for drafts", ("boot",)),
     Fault("fp4-fallback-linear", "linear layers of FP4 weights run on Marlin, weights only", ("boot",)),
     Fault("fp4-fallback-moe", "experts of FP4 weights are emulated", ("boot",)),
     Fault("nvfp4-no-gain", "NVFP4 KV that holds no more tokens than FP8", ("boot",)),

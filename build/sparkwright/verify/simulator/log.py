@@ -158,6 +158,13 @@ def _sharing(settings: Settings) -> Iterator[LogLine]:
         yield LogLine(
             "gpu_model_runner.py:6594", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total"
         )
+    if "piecewise-drafts" in settings.faults and settings.k:
+        text = (
+            f"CUDAGraphMode.{_GRAPH_MODE} is not supported with spec-decode for attention backend "
+            "FlashInferMetadataBuilder (support: AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE); "
+            "setting cudagraph_mode=PIECEWISE"
+        )
+        yield LogLine("compilation.py:1465", text, "WARNING")
     yield LogLine("gpu_worker.py:508", f"Available KV cache memory: {memory.kv_gib} GiB")
     if settings.runner == "v1" and memory.graphs_gib > 0:
         used, share = settings.utilization, memory.graphs_gib / settings.total_gib

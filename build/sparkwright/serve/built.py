@@ -1,0 +1,128 @@
+"""The wheel that is served where none is named: by the build spec and the revision, not by the file's age."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.companion.package import is_companion
+from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.choose import choose_arch
+from sparkwright.publish import wheels_in
+from sparkwright.publish.series import series_of
+from sparkwright.wheel import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+_DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
+
+
+@dataclass(frozen=True)
+class BuiltWheel:
+    """A wheel in a folder.
+
+    Attributes:
+        path: the file.
+        why: the reason why this one was taken.
+    """
+
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True)
+class PresentSpecs:
+    """The build specs that a checkout describes now.
+
+    Attributes:
+        digests: by series, the default one first: of a wheel with upstream's kernels, and of one with own.
+    """
+
+    digests: Mapping[str, tuple[str, ...]]
+
+    def has(self, version: str) -> bool:
+        """Tell if a wheel of *version* is of one of them."""
+        parts = (Version(version).local or "").split(".")
+        found = [part for part in parts if _DIGEST.fullmatch(part)]
+        known = self.digests.get(series_of(version), ())
+        return any(digest.startswith(part) for part in found for digest in known)
+
+
+def present_specs(start: Path, machine: str) -> PresentSpecs:
+    """Return the build specs of the checkout around *start*; none outside of one.
+
+    Args:
+        start: a folder.
+        machine: the machine that wheels are for.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    with contextlib.suppress(SparkwrightError):
+        for series in series_names(open_checkout(start).root):
+            checkout = open_checkout(start, series)
+            arches: list[str | None] = [None]
+            with contextlib.suppress(SparkwrightError):
+                arches.append(choose_arch(checkout.lock, machine, kernels="native"))
+            found[series] = tuple(checkout.build_spec(arch=arch).digest for arch in arches)
+    return PresentSpecs(found)
+
+
+def built_wheel(folder: Path, machine: str, series: Sequence[str], present: PresentSpecs) -> BuiltWheel:
+    """Return the wheel in *folder* of the present build spec; else the one of the highest revision.
+
+    Args:
+        folder: a folder of wheels.
+        machine: the machine.
+        series: those that are wanted; any if empty. The default one is preferred, and then the first.
+        present: the build specs of the checkout.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    wheels = {wheel: parse_name(wheel.name) for wheel in wheels_in(folder) if not is_companion(wheel.name)}
+    fitting = {
+        wheel: name.version
+        for wheel, name in wheels.items()
+        if name.machine == machine and (not series or series_of(name.version) in series)
+    }
+    if not fitting:
+        raise _none(folder, machine, series, [wheel.name for wheel in wheels])
+    order = [*(one for one in present.digests if one in series or not series), *series]
+    order += sorted({series_of(version) for version in fitting.values()}, key=Version, reverse=True)
+    of_spec = {wheel: version for wheel, version in fitting.items() if present.has(version)}
+    for candidates, why in ((of_spec, "the present build spec of"), (fitting, "the highest revision of")):
+        for one in dict.fromkeys(order):
+            if chosen := _highest({w: v for w, v in candidates.items() if series_of(v) == one}):
+                missing = one in present.digests and candidates is fitting
+                remedy = f"; 'make wheel SERIES={one}' builds the present build spec" if missing else ""
+                return BuiltWheel(chosen, f"{why} series {one}{remedy}")
+    raise AssertionError(order)  # pragma: no cover - each wheel's series is in it
+
+
+def _highest(wheels: Mapping[Path, str]) -> Path | None:
+    """Return the wheel of the highest version but for digests, which have no order, or then the youngest."""
+    return max(wheels, key=lambda wheel: (_ordered(wheels[wheel]), wheel.stat().st_mtime_ns), default=None)
+
+
+def _ordered(version: str) -> Version:
+    parsed = Version(version)
+    parts = [part for part in (parsed.local or "").split(".") if not _DIGEST.fullmatch(part)]
+    return Version(f"{parsed.public}+{'.'.join(filter(None, parts)) or '0'}")
+
+
+def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[str]) -> ConfigError:
+    wanted = f" SERIES={series[0]}" if series else ""
+    of_series = f" of series {' or '.join(series)}" if series else ""
+    return ConfigError(
+        f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
+        because=f"it holds {', '.join(others)}" if others else "it holds none at all",
+        next_step=f"make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes, or "
+        "give a wheel, --python, --url or --demo",
+    )

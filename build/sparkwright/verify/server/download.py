@@ -1,0 +1,78 @@
+"""A model's download, as huggingface_hub's cache shows it: the time in which files grow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sparkwright.recipes import Recipe
+
+_LOOK_S = 2.0
+_BLOCK = 512  # the unit of st_blocks; a file's length may be set before its bytes arrive
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of huggingface_hub's cache, by its variables."""
+    if hub := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(hub).expanduser()
+    if home := environment.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    root = environment.get("XDG_CACHE_HOME") or str(
+        Path(environment.get("HOME", "~")).expanduser() / ".cache"
+    )
+    return Path(root).expanduser() / "huggingface" / "hub"
+
+
+def download_folders(recipe: Recipe, environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders that vLLM fetches the models of *recipe* into; none for models in folders."""
+    named = recipe.flags.get("download-dir")
+    cache = Path(named).expanduser() if isinstance(named, str) else cache_folder(environment)
+    models = [
+        name for name in (recipe.model, recipe.drafter) if name and not Path(name).expanduser().exists()
+    ]
+    return tuple(cache / f"models--{name.replace('/', '--')}" for name in models)
+
+
+class Download:
+    """Finds out for how long files in *folders* have grown.
+
+    Attributes:
+        bytes: those on the disk at the last look.
+        seconds: the time in which they grew.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple(folders)
+        self._at = 0.0
+        self.bytes = self._stored()
+        self.seconds = 0.0
+
+    def look(self, now: float) -> float:
+        """Return the seconds since the last look if files grew since, else 0.
+
+        Args:
+            now: seconds since the start; looks that follow each other closely are one.
+        """
+        if not self._folders or now - self._at < _LOOK_S:
+            return 0.0
+        passed, self._at = now - self._at, now
+        before, self.bytes = self.bytes, self._stored()
+        if self.bytes <= before:
+            return 0.0
+        self.seconds += passed
+        return passed
+
+    def _stored(self) -> int:
+        total = 0
+        for folder in self._folders:
+            for parent, _, names in os.walk(folder):
+                for name in names:
+                    try:
+                        total += os.lstat(os.path.join(parent, name)).st_blocks * _BLOCK  # noqa: PTH118
+                    except OSError:  # renamed when it was complete
+                        continue
+        return total

@@ -1,0 +1,54 @@
+"""The time in which files of a model's cache grow, and where that cache is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight_kit import recipe
+
+from sparkwright.verify.server.download import Download, download_folders
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK = b"x" * 8192
+
+
+def test_seconds_count_while_files_grow_and_no_others(tmp_path: Path) -> None:
+    part = tmp_path / "blobs" / "a.incomplete"
+    part.parent.mkdir()
+    part.write_bytes(BLOCK)
+    download = Download([tmp_path, tmp_path / "absent"])
+    assert download.look(5.0) == 0, "what was here before is no download"
+    part.write_bytes(BLOCK * 2)
+    assert download.look(6.0) == 0, "looks that follow each other closely are one"
+    assert download.look(15.0) == 10.0
+    assert download.look(25.0) == 0, "it stands still"
+    part.rename(part.with_suffix(""))
+    assert download.look(35.0) == 0, "it has another name, and no more bytes"
+    (tmp_path / "blobs" / "b.incomplete").write_bytes(BLOCK)
+    assert download.look(38.0) == 3.0
+    assert download.seconds == 13.0
+    assert download.bytes >= 3 * len(BLOCK)
+
+
+def test_a_length_without_bytes_is_no_download(tmp_path: Path) -> None:
+    download = Download([tmp_path])
+    with (tmp_path / "sparse").open("wb") as stream:
+        stream.truncate(1 << 30)
+    assert download.look(5.0) == 0
+
+
+def test_without_folders_nothing_is_looked_at() -> None:
+    assert Download(()).look(100.0) == 0
+
+
+def test_models_are_fetched_into_the_cache_that_variables_or_a_flag_name(tmp_path: Path) -> None:
+    served = recipe("org/m", drafter="org/d")
+    names = ("models--org--m", "models--org--d")
+    assert download_folders(served, {"HF_HOME": "/h"}) == tuple(
+        tmp_path.__class__("/h/hub", one) for one in names
+    )
+    named = recipe("org/m", flags={"download-dir": str(tmp_path)})
+    assert download_folders(named, {"HF_HOME": "/h"}) == (tmp_path / "models--org--m",)
+    assert download_folders(recipe(tmp_path), {}) == (), "a folder is here already"
