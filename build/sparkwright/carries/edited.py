@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, PatchError
 from sparkwright.base.events import task
-from sparkwright.git import FileEntry, blob_id, check_out, patch_tree
+from sparkwright.git import LINK, FileEntry, blob_id, check_out, patch_tree
 from sparkwright.store import remove_tree, storing
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:
     Raises:
         PatchError: it is neither.
     """
-    if file.is_symlink() or (entry is not None and entry.mode == "120000"):
+    if file.is_symlink() or (entry is not None and entry.mode == LINK):
         if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
             raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
         return True

@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
+from sparkwright.base.members import MOST_TEXT, name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-MOST_TEXT = 16 << 20
-"""The most bytes of a member that are held in memory at once; upstream's largest text has 2.9 MB."""
 
 LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4H3L5H2L")
@@ -296,19 +294,6 @@ def _located(
     if position != directory:
         raise _fault(path, "bytes before its central directory belong to no member")
     return members
-
-
-def name_fault(name: str) -> str:
-    """Return the reason that *name* is unsafe as a member's name, or the empty string."""
-    if "\\" in name:
-        return f"the name {name!r} holds a backslash"
-    if name.startswith("/") or name[1:2] == ":":
-        return f"the name {name!r} is absolute"
-    if any(part in {"", ".", ".."} for part in name.removesuffix("/").split("/")):
-        return f"the name {name!r} reaches outside its folder or has an empty part"
-    if not name.isprintable():
-        return f"the name {name!r} holds control characters"
-    return ""
 
 
 def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> WheelMember:
