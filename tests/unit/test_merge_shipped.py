@@ -108,7 +108,7 @@ def test_a_mode_of_what_is_not_shipped_is_no_matter(requests: Requests) -> None:
     ("name", "because"),
     [
         (b"vllm/caf\xe9.py", "is not UTF-8"),
-        (b"vllm/a\nb.py", "U+000A"),
+        (b"vllm/a\nb.py", "holds control characters"),
         ("vllm/a\u200bb.py".encode(), "U+200B"),
         (b"vllm/a\\b.py", "backslash"),
     ],
@@ -116,7 +116,7 @@ def test_a_mode_of_what_is_not_shipped_is_no_matter(requests: Requests) -> None:
 def test_a_name_that_no_wheel_holds(requests: Requests, name: bytes, because: str) -> None:
     told = refused(requests.outcome(files={name.decode(errors="surrogateescape"): b"x = 1\n"}))
     assert because in told
-    assert "control" not in told
+    assert ("control" in because) is ("control" in told)
 
 
 def test_a_name_in_utf_8_is_a_name(requests: Requests) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 # Upstream's largest Python file has 0.3 MB. Ruff takes up to 2.4 GB for each MiB of Python that is made to be
 # hard to read.
 MOST_PYTHON = 1 << 20
@@ -16,14 +18,17 @@ def most_bytes(name: str) -> int:
 
 def name_fault(name: str) -> str:
     """Return the reason that *name* is unsafe as a member's name, or the empty string."""
-    if "\\" in name:
-        return f"the name {name!r} holds a backslash"
-    if name.startswith("/") or name[1:2] == ":":
-        return f"the name {name!r} is absolute"
-    if any(part in {"", ".", ".."} for part in name.removesuffix("/").split("/")):
-        return f"the name {name!r} reaches outside its folder or has an empty part"
-    if any("\udc80" <= character <= "\udcff" for character in name):
-        return f"the name {name!r} is not UTF-8"
-    if odd := next((character for character in name if not character.isprintable()), ""):
-        return f"the name {name!r} holds U+{ord(odd):04X}, which is no printable character"
-    return ""
+    odd = next((character for character in name if not character.isprintable()), "")
+    kind = unicodedata.category(odd) if odd else ""
+    faults = {
+        "holds a backslash": "\\" in name,
+        "is absolute": name.startswith("/") or name[1:2] == ":",
+        "reaches outside its folder or has an empty part": any(
+            part in {"", ".", ".."} for part in name.removesuffix("/").split("/")
+        ),
+        "is not UTF-8": kind == "Cs",
+        "holds control characters": kind == "Cc",
+        f"holds U+{ord(odd or ' '):04X}, which is no printable character": bool(odd),
+    }
+    because = next((fault for fault, found in faults.items() if found), "")
+    return because and f"the name {name!r} {because}"

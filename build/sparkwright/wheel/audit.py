@@ -163,7 +163,7 @@ class AuditReport:
             raise AuditError(
                 f"{self.filename} failed its audit",
                 because="; ".join(f"{check.name}: {check.detail}" for check in self.failures),
-                next_step="do not install or publish it; change the carry that is at fault, or build it again",
+                next_step="do not install or publish it; change the carry at fault, or build it again",
             )
 
     def to_json(self) -> dict[str, Any]:
