@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import line_ends
 from sparkwright.git import FileEntry, merge_trees, patch_tree
 from sparkwright.merge.absorb import reverse_applies
 from sparkwright.merge.hazards import examine
@@ -72,7 +73,7 @@ def _conflicted(
         return absorbed(repository, carry, change, ours, ("reverse-apply",))
     code = [path for path in result.conflicts if not is_text(path)]
     if code:
-        detail = _shortened(code) + _line_ends(repository, change, ours, code)
+        detail = _shortened(code) + _told_ends(repository, change, ours, code)
         return Outcome(
             carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
         )
@@ -94,21 +95,15 @@ def _shortened(paths: Sequence[str]) -> str:
     return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
 
 
-def _line_ends(repository: Repository, change: CarryChange, ours: str, paths: Sequence[str]) -> str:
+def _told_ends(repository: Repository, change: CarryChange, ours: str, paths: Sequence[str]) -> str:
     """Return a remark on the first of *paths* whose line ends one side changed; each line conflicts then."""
     trees = {"the carry was written for": change.base, "the carry has": change.theirs, "it meets": ours}
     for path in paths:
-        styles = {what: _style(Side(repository, tree).text(path)) for what, tree in trees.items()}
+        styles = {what: line_ends(Side(repository, tree).text(path)) for what, tree in trees.items()}
         if len(set(styles.values()) - {""}) > 1:
             told = ", ".join(f"{what} {style}" for what, style in styles.items() if style)
             return f"; the line ends of {path} differ: {told}"
     return ""
-
-
-def _style(text: bytes) -> str:
-    """Return the line ends that most lines of *text* have; empty without a line."""
-    lines = text.count(b"\n")
-    return "" if not lines else "CRLF" if 2 * text.count(b"\r\n") > lines else "LF"
 
 
 def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
