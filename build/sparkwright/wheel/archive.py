@@ -117,6 +117,17 @@ class Archive:
             data += more
         return data
 
+    def _lacking(self, name: str) -> ArchiveError:
+        """Return the error for a member that is not there; a renamed wheel has its metadata elsewhere."""
+        folders = sorted({member.partition("/")[0] for member in self.members if ".dist-info/" in member})
+        if ".dist-info/" not in name or not folders or name.partition("/")[0] in folders:
+            return _fault(self.path, f"it has no member {name}")
+        return ArchiveError(
+            f"{self.path.name} cannot be used",
+            because=f"it was renamed: its metadata is in {folders[0]}, not in {name.partition('/')[0]}",
+            next_step=f"rename it back: its name began with {folders[0].removesuffix('.dist-info')}-",
+        )
+
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the content of the member *name* in pieces of about a MiB; check its CRC-32 and size.
 
@@ -126,7 +137,7 @@ class Archive:
         """
         member = self.members.get(name)
         if member is None:
-            raise _fault(self.path, f"it has no member {name}")
+            raise self._lacking(name)
         crc = size = 0
         try:
             for piece in self._inflated(member):
