@@ -58,6 +58,31 @@ PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         "value --reasoning-parser nano_v3",
         {"flags": {"reasoning-parser": "nemotron_v3"}},
     ),
+    "unknown-quantization": (
+        {"flags": {"quantization": "mxfp4_x"}},
+        "value --quantization mxfp4_x",
+        {"flags": {"quantization": "mxfp4"}},
+    ),
+    "utilization-in-percent": (
+        {"flags": {"gpu-memory-utilization": 95}},
+        "parser vllm serve: --gpu-memory-utilization: Input should be less than or equal to 1",
+        {"flags": {"gpu-memory-utilization": 0.95}},
+    ),
+    "no-machine": (
+        {"flags": {"tensor-parallel-size": 0}},
+        "parser vllm serve: --tensor-parallel-size: Input should be greater than or equal to 1",
+        {"flags": {"tensor-parallel-size": 1}},
+    ),
+    "template-missing": (
+        {"flags": {"chat-template": "unsloth.jinja"}},
+        "chat template string (unsloth.jinja) appears path-like",
+        {"flags": {"chat-template": "{{ messages }}"}},
+    ),
+    "config-missing": (
+        {"flags": {"config": "missing.yaml"}},
+        "missing.yaml",
+        {"flags": {"max-num-seqs": 8}},
+    ),
     "wrong-type": (
         {"flags": {"max-num-seqs": "many"}},
         "parser vllm serve: argument --max-num-seqs",

@@ -44,6 +44,7 @@ from sparkwright.serve.preflight.options import check_options
 from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
+from sparkwright.serve.preflight.template import check_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,6 +138,8 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
     yield from check_offline(variables, real)
     stated = {recipe.model: stated_bytes(recipe)}
     yield from check_disk(facts.host, cache_folder(variables), real, stated)
+    if not recipe.model.startswith(TINY):
+        yield from check_template(recipe, facts.target)
     weights = recipe.flags.get("load-format") != "dummy"
     if facts.target is not None:
         own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
