@@ -22,7 +22,7 @@ SHIPPED = recipes()
 DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
 AUTO = {"enable-auto-tool-choice": True}
 # What is planted, what has to be named, and its healthy twin.
-PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+PLANTED: dict[str, tuple[dict[str, Any], str | tuple[str, ...], dict[str, Any]]] = {
     "dead-flag": (
         {"flags": {"speculative-disable-by-batch-size": 8}},
         "flag --speculative-disable-by-batch-size",
@@ -75,12 +75,15 @@ PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "template-missing": (
         {"flags": {"chat-template": "unsloth.jinja"}},
-        "chat template string (unsloth.jinja) appears path-like",
+        (
+            "parser vllm serve: ValueError: The supplied",
+            "parser vllm serve: VLLMValidationError: The supplied",
+        ),
         {"flags": {"chat-template": "{{ messages }}"}},
     ),
     "config-missing": (
         {"flags": {"config": "missing.yaml"}},
-        "missing.yaml",
+        "parser vllm serve: FileNotFoundError: [Errno 2] No such file or directory: 'missing.yaml'",
         {"flags": {"max-num-seqs": 8}},
     ),
     "wrong-type": (
