@@ -18,7 +18,7 @@ from sparkwright.merge.modules import Thing
 from sparkwright.merge.report import Hazard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkwright.merge.sides import Side
 
@@ -237,7 +237,7 @@ class _Reader:
         scope.bound[bound] += 1
         scope.imported[bound] = dotted
 
-    def visit(self, body: list[ast.stmt] | list[ast.AST], scopes: tuple[_Scope, ...]) -> None:
+    def visit(self, body: Sequence[ast.AST], scopes: tuple[_Scope, ...]) -> None:
         """Take down the calls of *body*, innermost scope last."""
         for node in body:
             self._node(node, scopes)
