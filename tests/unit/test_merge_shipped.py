@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from kit import Scene, UpstreamRepository, write_carry
+from kit import Scene, UpstreamRepository, make_tree, write_carry
 
 from sparkwright.carries import load_carry
-from sparkwright.merge import Outcome, OutcomeKind
+from sparkwright.git import FileEntry, Repository
+from sparkwright.merge import MergeReport, Outcome, OutcomeKind
+from sparkwright.pipeline.job import Job
 
 CODE, OTHER = "vllm/cache.py", "vllm/other.py"
 START = {CODE: "a = 1\n\n\nb = 2\n", OTHER: "c = 3\n", "docs/page.md": "text\n", "vllm/table.json": "{}\n"}
@@ -158,3 +163,13 @@ class TestLineEnds:
         scene.add("fix", {CODE: START[CODE].replace("a = 1", "a = 5")})
         (outcome,) = scene.merge().outcomes
         assert (outcome.kind, outcome.detail) == (OutcomeKind.CONFLICT, CODE)
+
+
+def test_the_links_that_a_job_changes_are_told_to_the_audit(repository: Repository) -> None:
+    link = FileEntry("120000", b"cache.py")
+    before = make_tree(repository, {CODE: "a = 1\n", "vllm/theirs.py": link})
+    after = make_tree(repository, {CODE: "a = 2\n", "vllm/theirs.py": link, "vllm/new.py": link})
+    report = MergeReport(version="1", pristine=before, tree=after, commit="", outcomes=())
+    job = SimpleNamespace(repository=repository, tree_of_wheel=lambda pristine: pristine)
+    job._changed = partial(Job._changed, job)
+    assert Job.links(cast("Job", job), report) == {"vllm/new.py"}
