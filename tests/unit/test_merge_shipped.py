@@ -91,6 +91,12 @@ def test_a_submodule_wherever_it_is(requests: Requests, path: str) -> None:
     assert f"{path} is a submodule" in refused(requests.outcome(command))
 
 
+def test_a_submodule_that_conflicts(requests: Requests) -> None:
+    requests.scene.target = {**START, CODE: "a = 9\n\n\nb = 2\n"}
+    outcome = requests.outcome(("update-index", "--cacheinfo", f"160000,{requests.base},{CODE}"))
+    assert outcome.kind is OutcomeKind.CONFLICT
+
+
 def test_a_mode_alone_changes_no_wheel(requests: Requests) -> None:
     told = refused(requests.outcome(("update-index", "--chmod=+x", CODE)))
     assert f"nothing but the modes of {CODE}" in told
