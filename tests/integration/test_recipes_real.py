@@ -22,7 +22,7 @@ SHIPPED = recipes()
 DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
 AUTO = {"enable-auto-tool-choice": True}
 # What is planted, what has to be named, and its healthy twin.
-PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+PLANTED: dict[str, tuple[dict[str, Any], str | tuple[str, ...], dict[str, Any]]] = {
     "dead-flag": (
         {"flags": {"speculative-disable-by-batch-size": 8}},
         "flag --speculative-disable-by-batch-size",
@@ -57,6 +57,34 @@ PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"flags": {"reasoning-parser": "nano_v3"}},
         "value --reasoning-parser nano_v3",
         {"flags": {"reasoning-parser": "nemotron_v3"}},
+    ),
+    "unknown-quantization": (
+        {"flags": {"quantization": "mxfp4_x"}},
+        "value --quantization mxfp4_x",
+        {"flags": {"quantization": "mxfp4"}},
+    ),
+    "utilization-in-percent": (
+        {"flags": {"gpu-memory-utilization": 95}},
+        "parser vllm serve: --gpu-memory-utilization: Input should be less than or equal to 1",
+        {"flags": {"gpu-memory-utilization": 0.95}},
+    ),
+    "no-machine": (
+        {"flags": {"tensor-parallel-size": 0}},
+        "parser vllm serve: --tensor-parallel-size: Input should be greater than or equal to 1",
+        {"flags": {"tensor-parallel-size": 1}},
+    ),
+    "template-missing": (
+        {"flags": {"chat-template": "unsloth.jinja"}},
+        (
+            "parser vllm serve: ValueError: The supplied",
+            "parser vllm serve: VLLMValidationError: The supplied",
+        ),
+        {"flags": {"chat-template": "{{ messages }}"}},
+    ),
+    "config-missing": (
+        {"flags": {"config": "missing.yaml"}},
+        "parser vllm serve: FileNotFoundError: [Errno 2] No such file or directory: 'missing.yaml'",
+        {"flags": {"max-num-seqs": 8}},
     ),
     "wrong-type": (
         {"flags": {"max-num-seqs": "many"}},

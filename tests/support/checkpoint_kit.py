@@ -140,6 +140,7 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     if tokenizer:
         (folder / "tokenizer.json").write_text("{}")
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
     if modelopt is not None:
         (folder / "hf_quant_config.json").write_text(json.dumps(modelopt))
     shards = [SMALL] if shards is None else shards

@@ -8,10 +8,17 @@ import pytest
 import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import UpstreamRepository, make_carry, make_tree, read_tree
+from kit import Recorder, UpstreamRepository, make_carry, make_tree, read_tree
 from small_release import make_release
 
-from sparkwright.base.errors import CarryConflictError, ConfigError, FetchError, PatchError, UnknownNameError
+from sparkwright.base.errors import (
+    CarryConflictError,
+    ConfigError,
+    FetchError,
+    PatchError,
+    RefError,
+    UnknownNameError,
+)
 from sparkwright.carries import PullRequest, load_carry, parse_patch
 from sparkwright.carries.edited import diff_folder, write_tree
 from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, declare_superseded, repin
@@ -105,6 +112,47 @@ class TestEdited:
     ) -> None:
         edit(folder, {junk: "junk"})
         assert diff_folder(repository, tree, folder) == b""
+
+    @pytest.mark.parametrize(
+        "junk",
+        [".vscode/settings.json", ".idea/x.xml", "b/c.py~", "b/#c.py#", ".DS_Store", "b/._c.py", "x.bak"],
+    )
+    def test_what_editors_leave_behind_is_named(
+        self, repository: Repository, tree: str, folder: Path, heard: Recorder, junk: str
+    ) -> None:
+        edit(folder, {junk: "\0junk", "a.py": "a = 2\n"})
+        patch = diff_folder(repository, tree, folder)
+        assert parse_patch(patch, name="x").paths == ("a.py",)
+        (warning,) = heard.warnings
+        named = junk.partition("/")[0] + "/" if junk.startswith(".") and "/" in junk else junk
+        assert warning.endswith(f": {named}")
+
+    def test_a_folder_of_ours_is_no_left_over(
+        self, repository: Repository, tree: str, folder: Path, heard: Recorder
+    ) -> None:
+        edit(folder, {"b/settings.json": "{}\n", ".github/new.yml": "x: 1\n"})
+        patch = diff_folder(repository, tree, folder)
+        assert parse_patch(patch, name="x").paths == (".github/new.yml", "b/settings.json")
+        assert heard.warnings == []
+
+    @pytest.mark.parametrize(("text", "says"), [("c = 1\r\nd = 2\r\n", "nothing but line ends"),
+                                                ("c = 5\r\nd = 2\r\n", "line ends changed")])  # fmt: skip
+    def test_other_line_ends_are_warned_of(
+        self, repository: Repository, tree: str, folder: Path, heard: Recorder, text: str, says: str
+    ) -> None:
+        (folder / "b" / "c.py").write_bytes(text.encode())
+        assert diff_folder(repository, tree, folder)
+        (warning,) = heard.warnings
+        assert "b/c.py has CRLF where the tree has LF" in warning
+        assert says in warning
+        assert ("nothing but" in warning) is ("nothing but" in says)
+
+    def test_a_binary_file_is_named_in_the_refusal(
+        self, repository: Repository, tree: str, folder: Path
+    ) -> None:
+        edit(folder, {"a.py": "a = 2\n", "b/new.bin": "\0\1"})
+        with pytest.raises(PatchError, match=r"Binary files .*b/new\.bin"):
+            parse_patch(diff_folder(repository, tree, folder), name="x")
 
     def test_a_tracked_file_counts_wherever_it_lies(self, repository: Repository, tmp_path: Path) -> None:
         tree = make_tree(repository, {".venv/kept.py": "1\n", "x.orig": "2\n"})
@@ -375,6 +423,23 @@ class TestResolve:
         found = resolve_pull(store, upstream.address, 7)
         assert found.pin.base == newer
         assert found.subjects[0] == "work 0"
+
+    @pytest.mark.parametrize("how", ["releases/v1", "refs/heads/releases/v1", "v1.0", "commit"])
+    def test_one_against_another_branch(self, store: Store, upstream: UpstreamRepository, how: str) -> None:
+        upstream.commit("One (#1)", {"a.py": "a = 1\n"})
+        upstream.git("checkout", "--quiet", "-b", "releases/v1")
+        other = upstream.commit("A backport", {"b.py": "b = 1\n"})
+        upstream.git("tag", "--annotate", "-m", "x", "v1.0")
+        upstream.git("checkout", "--quiet", "main")
+        upstream.pull(7, other, [{"a.py": "a = 2\n"}])
+        assert resolve_pull(store, upstream.address, 7).subjects == ("A backport", "work 0")
+        branch = other if how == "commit" else how
+        found = resolve_pull(store, upstream.address, 7, branch=branch)
+        assert (found.pin.base, found.pin.branch, found.subjects) == (other, branch, ("work 0",))
+        with pytest.raises(FetchError, match="has no 'elsewhere'"):
+            resolve_pull(store, upstream.address, 7, branch="elsewhere")
+        with pytest.raises(RefError):
+            resolve_pull(store, upstream.address, 7, branch="a b")
 
     def test_a_message_with_any_byte_but_nul(self, store: Store, upstream: UpstreamRepository) -> None:
         base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})

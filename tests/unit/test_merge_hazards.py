@@ -279,6 +279,104 @@ class TestCalls:
         assert self.found(merged(scene, files, optional, change)) == []
 
 
+# Enough definitions of the same names that names alone tell nothing.
+COMMON = {
+    f"vllm/common_{number}.py": "def size(*a, **k): ...\n\n\nclass C:\n    def free(self, *a): ...\n"
+    for number in range(3)
+}
+THEIRS = (
+    "def size(block, layers):\n    return block\n\n\n"
+    "class Base:\n    def keep(self, a):\n        pass\n\n\n"
+    "class Cache(Base):\n    def __init__(self):\n        pass\n\n"
+    "    def free(self, block):\n        pass\n\n\n"
+    "LIMIT = 1\n"
+)
+CHANGES = {
+    "another signature": ("def size(block, layers)", "def size(block, *, heads)"),
+    "another method": ("def free(self, block)", "def free(self, block, heads)"),
+    "another inherited method": ("def keep(self, a)", "def keep(self)"),
+    "no function": ("def size(block, layers)", "def sizes(block, layers)"),
+    "no method": ("    def free(self, block):\n        pass\n", ""),
+    "a moved method": (
+        "class Base:\n",
+        "class Base:\n    def free(self, block):\n        pass\n\n",
+    ),
+    "another constructor": ("def __init__(self)", "def __init__(self, heads)"),
+}
+
+
+class TestCallees:
+    """Calls of a common name, whose callee the text names: only its own definition counts."""
+
+    def found(
+        self, scene: Scene, caller: str, change: str, *, head: str = "import vllm.other as m\n"
+    ) -> list[tuple[str, str]]:
+        old, new = CHANGES[change]
+        files = {**COMMON, "vllm/__init__.py": "", FILE: head + MIDDLE, OTHER: THEIRS}
+        target = THEIRS.replace(old, new)
+        if change == "a moved method":
+            target = target.replace(CHANGES["no method"][0] + "\n\nLIMIT", "\n\nLIMIT")
+        outcome = merged(scene, files, {OTHER: target}, {FILE: head + MIDDLE + caller})
+        assert outcome.kind is OutcomeKind.APPLIED, outcome.detail
+        return [(hazard.kind, hazard.name) for hazard in outcome.hazards]
+
+    @pytest.mark.parametrize(
+        ("caller", "change", "hazard"),
+        [
+            ("x = m.size(1, 2)\n", "another signature", ("signature", "size")),
+            ("x = m.size(1, heads=2)\n", "another signature", None),  # it did not fit before either
+            ("x = m.Cache().free(1)\n", "another method", ("signature", "Cache.free")),
+            ("x = m.Cache().free(1)\n", "no method", ("removed", "Cache.free")),
+            ("x = m.Cache().free(1)\n", "a moved method", None),
+            ("x = m.Cache().keep(1)\n", "another inherited method", ("signature", "Cache.keep")),
+            ("x = m.Cache()\n", "another constructor", ("signature", "Cache")),
+            ("def f():\n    return m.size(1, 2)\n", "no function", ("removed", "size")),
+            ("def f(m):\n    return m.size(1, 2)\n", "another signature", None),  # a parameter
+            ("def f():\n    m = g()\n    return m.size(1, 2)\n\n\ng = None\n", "another signature", None),
+            ("f = lambda m: m.size(1, 2)\n", "another signature", None),
+            (
+                "def f():\n    from vllm.other import size as s\n    return s(1, 2)\n",
+                "another signature",
+                ("signature", "size"),
+            ),
+            (
+                "from .other import Cache\n\n\nclass Own(Cache):\n    def f(self):\n        self.free(1)\n",
+                "no method",
+                ("removed", "Own().free"),
+            ),
+        ],
+    )
+    def test_of_a_module(
+        self, scene: Scene, caller: str, change: str, hazard: tuple[str, str] | None
+    ) -> None:
+        expected = hazard and (hazard[0], hazard[1].replace("()", ""))
+        assert self.found(scene, caller, change) == ([expected] if expected else [])
+
+    def test_of_the_class_itself(self, scene: Scene) -> None:
+        body = "class Cache:\n{}    def free(self, block):\n        pass\n\n"
+        middle = "".join(f"    def m{n}(self):\n        return {n}\n\n" for n in range(6))
+        call = "    def last(self):\n        self.free(1)\n"
+        base = body.format("") + middle
+        for text, expected in (
+            (base.replace("self, block", "self, block, heads"), [("signature", "Cache.free")]),
+            (base.replace("def free", "def release"), [("removed", "Cache.free")]),
+            (base.replace("self, block", "self, block, heads=1"), []),
+            (
+                "from far import Far\n" + base.replace("Cache:", "Cache(Far):").replace("def free", "def x"),
+                [],
+            ),
+        ):
+            outcome = merged(scene, {**COMMON, FILE: base}, {FILE: text}, {FILE: base + call})
+            assert [(one.kind, one.name) for one in outcome.hazards] == expected
+
+    def test_what_upstream_calls_and_the_carry_changed(self, scene: Scene) -> None:
+        files = {**COMMON, "vllm/__init__.py": "", FILE: "import vllm.other as m\n", OTHER: THEIRS}
+        target = {FILE: files[FILE] + "x = m.size(1, 2)\n"}
+        changed = THEIRS.replace(*CHANGES["another signature"])
+        outcome = merged(scene, files, target, {OTHER: changed})
+        assert [(one.kind, one.name) for one in outcome.hazards] == [("signature", "size")]
+
+
 DEEP = {
     "a sum": "X = " + "1 + " * 20_000 + "1\n",
     "attributes": "X = a" + ".b" * 20_000 + "\n",

@@ -18,6 +18,8 @@ from sparkwright.publish.pages import PublishedFile, project_html
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit import Recorder
+
 
 def wheel(folder: Path, version: str, project: str = "vllm", requires: str = ">=3.10") -> Path:
     """The smallest wheel that an index can list."""
@@ -298,3 +300,65 @@ def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str)
         publish(wheels_in(tmp_path), tmp_path)
     assert caught.value.exit_code == 61
     str(caught.value).encode()
+
+
+TAG = "cp38-abi3-manylinux_2_28_aarch64"
+
+
+def tagged(folder: Path, tag: str, metadata: str = "", *, ours: bool = False) -> Path:
+    """A wheel whose name has `TAG` and whose WHEEL file has *tag*."""
+    info = "vllm-1+x.dist-info"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: 1+x\n{metadata}\n".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n\n".encode(),
+        **({f"{info}/sparkwright/point.json": b"{}"} if ours else {}),
+    }
+    return wheelkit.pack(folder / f"vllm-1+x-{TAG}.whl", wheelkit.with_record(files, info))
+
+
+class TestInstallers:
+    """What installers refuse, or understand in another way, is in no index."""
+
+    def refused(self, wheel: Path, kind: type[Exception]) -> str:
+        with pytest.raises(kind) as caught:
+            publish([wheel], wheel.parent)
+        assert not (wheel.parent / "simple").exists()
+        error = caught.value
+        assert isinstance(error, ArchiveError | PublishError | WheelError)
+        return f"{error.because} / {error.next_step}"
+
+    def test_a_healthy_one(self, tmp_path: Path, heard: Recorder) -> None:
+        publish([tagged(tmp_path, TAG, "Requires-Python: >=3.8, <3.13\n", ours=True)], tmp_path)
+        assert heard.warnings == []
+
+    @pytest.mark.parametrize("copy", [" (1).whl", "(2).whl"])
+    def test_a_browsers_second_copy(self, tmp_path: Path, copy: str) -> None:
+        whole = tagged(tmp_path, TAG)
+        told = self.refused(whole.rename(tmp_path / whole.name.replace(".whl", copy)), WheelError)
+        assert "no tag is written as" in told
+        assert f"rename it to {whole.name}" in told
+        assert "remove it" in told
+
+    def test_an_escaped_plus(self, tmp_path: Path) -> None:
+        whole = tagged(tmp_path, TAG)
+        told = self.refused(whole.rename(tmp_path / whole.name.replace("+", "%2B")), WheelError)
+        assert told.endswith(f"rename it to {whole.name}")
+
+    def test_a_renamed_one(self, tmp_path: Path) -> None:
+        whole = tagged(tmp_path, TAG)
+        told = self.refused(whole.rename(tmp_path / whole.name.replace("1+x", "2")), ArchiveError)
+        assert "it was renamed: its metadata is in vllm-1+x.dist-info" in told
+        assert "its name began with vllm-1+x-" in told
+
+    def test_other_tags(self, tmp_path: Path, heard: Recorder) -> None:
+        told = self.refused(tagged(tmp_path / "a", TAG.replace("28", "34")), PublishError)
+        assert "manylinux_2_34_aarch64, its name" in told
+        generic = TAG.replace("manylinux_2_28", "linux")
+        assert "linux_aarch64" in self.refused(tagged(tmp_path / "b", generic, ours=True), PublishError)
+        publish([tagged(tmp_path / "c", generic)], tmp_path / "c")
+        (warning,) = heard.warnings
+        assert "cp38-abi3-linux_aarch64" in warning, "upstream's own wheels have that"
+
+    def test_a_python_that_no_installer_can_read(self, tmp_path: Path) -> None:
+        told = self.refused(tagged(tmp_path, TAG, "Requires-Python: >=3.8, <3.13.*\n"), PublishError)
+        assert "Requires-Python '>=3.8, <3.13.*'" in told

@@ -21,6 +21,7 @@ def release(**changes: Any) -> ReleaseOptions:
         "flags": (
             ReleaseFlag(names=("--max-num-seqs",), type="int"),
             ReleaseFlag(names=("--kv-cache-dtype",)),
+            ReleaseFlag(names=("--quantization", "-q")),
             ReleaseFlag(names=("--attention-backend",)),
             ReleaseFlag(names=("--attention-config", "-ac")),
             ReleaseFlag(names=("--tool-call-parser",)),
@@ -33,6 +34,7 @@ def release(**changes: Any) -> ReleaseOptions:
         "speculative": {"method": ("dflash", "mtp"), "num_speculative_tokens": (), "attention_backend": ()},
         "attention_backends": ("TRITON_ATTN", "FLASHINFER"),
         "kv_types": ("auto", "fp8_e4m3", "nvfp4"),
+        "quantizations": ("fp8", "compressed-tensors"),
         "tool_parsers": ("qwen3_coder", "mistral"),
         "reasoning_parsers": ("qwen3",),
     }
@@ -53,6 +55,11 @@ def found(
 NONE = "this release has none of that name"
 NOT_TAKEN = "this release does not take that value"
 PLANTED = [
+    (
+        {"flags": {"quantization": "compressed_tensors"}},
+        f"value --quantization compressed_tensors: {NOT_TAKEN}; the nearest name is compressed-tensors",
+        {"flags": {"quantization": "compressed-tensors"}},
+    ),
     (
         {"flags": {"max-num-sequences": 4}},
         "flag --max-num-sequences: this release has none of that name; the nearest name is max-num-seqs",

@@ -407,3 +407,14 @@ def test_a_missing_file_is_an_error(case: Case, tmp_path: Path) -> None:
         audit(tmp_path / case.wheel.name, case.expectation)
     with pytest.raises(ArchiveError):
         audit(case.wheel, replace(case.expectation, upstream_wheel=tmp_path / "vllm-0.24.0-py3-none-any.whl"))
+
+
+def test_a_member_that_is_a_link_in_the_merged_tree_fails(case: Case) -> None:
+    """Its bytes are those of the merge's blob, which are the name of the link's target."""
+    linked = replace(case.expectation, links=frozenset({"vllm/config/new.py"}))
+    report = audit(case.wheel, linked)
+    (check,) = report.failures
+    assert check.name == EXACT
+    assert "vllm/config/new.py is a symbolic link in the merged tree" in check.detail
+    gone = replace(case.expectation, links=frozenset({"vllm/removed.py"}))
+    assert audit(case.wheel, gone).passed

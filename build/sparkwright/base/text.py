@@ -45,3 +45,9 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def line_ends(text: bytes) -> str:
+    """Return the line ends that most lines of *text* have, ``LF`` or ``CRLF``; empty without a line."""
+    lines = text.count(b"\n")
+    return "" if not lines else "CRLF" if 2 * text.count(b"\r\n") > lines else "LF"

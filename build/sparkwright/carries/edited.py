@@ -5,21 +5,31 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, PatchError
-from sparkwright.base.events import task
-from sparkwright.git import FileEntry, blob_id, check_out, patch_tree
+from sparkwright.base.events import task, warn
+from sparkwright.base.text import line_ends
+from sparkwright.git import LINK, FileEntry, blob_id, check_out, patch_tree
 from sparkwright.store import remove_tree, storing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sparkwright.git import Repository, TreeEntry
 
-_IGNORED_FOLDERS = {".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
-_IGNORED_SUFFIXES = {".pyc", ".orig", ".rej", ".swp", ".so"}
+# What tools and editors leave behind, by the patterns of its names.
+_LEFT_FOLDERS = (
+    ".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints",
+    ".venv", ".vscode", ".idea", ".history", "*.egg-info",
+)  # fmt: skip
+_LEFT_FILES = (
+    "*.pyc", "*.orig", "*.rej", "*.bak", "*.sw[op]", "*.so", "*~", "#*#", ".#*", "._*", ".DS_Store",
+    "Thumbs.db", "desktop.ini",
+)  # fmt: skip
+_SHOWN = 10
 _MARKERS = (b"<<<<<<< ", b">>>>>>> ")
 
 
@@ -51,6 +61,8 @@ def write_tree(repository: Repository, tree: str, folder: Path) -> None:
 def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     """Return what *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
 
+    Left-overs of tools and editors are not taken, and warned of, as are other line ends.
+
     Raises:
         ConfigError: the folder does not exist, or does not look like that tree.
         PatchError: a file still has conflict markers, a symbolic link or a file's mode changed, or something
@@ -60,7 +72,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         raise ConfigError(f"{folder} could not be read", because="it is not a folder")
     known = repository.files(tree)
     tracked = {parent.as_posix() for path in known for parent in (Path(path), *Path(path).parents)}
-    present = set(_walk(folder, tracked))
+    found = dict(_walk(folder, tracked))
+    present = {path for path, left in found.items() if not left}
     if 2 * len(present & known.keys()) < len(known):
         # No real change deletes most of upstream; a mistyped folder does.
         raise ConfigError(
@@ -84,6 +97,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         if entry is not None and blob_id(data) == entry.blob:
             continue
         _refuse_markers(path, data)
+        if entry is not None:
+            _warn_of_line_ends(path, repository.blob(entry.blob), data)
         changes[path] = FileEntry(entry.mode if entry else new_mode, data)
     if changed_modes and len(modes) > 1:  # some file systems show one mode for all files
         raise PatchError(
@@ -91,6 +106,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             because=f"a carry's patch changes no mode, and {len(changed_modes)} files have another one",
             next_step="give it the mode back that it has upstream",
         )
+    _name_left([path for path, left in found.items() if left])
     if not changes:
         return b""
     edited = patch_tree(repository, tree, changes)
@@ -103,7 +119,7 @@ def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:
     Raises:
         PatchError: it is neither.
     """
-    if file.is_symlink() or (entry is not None and entry.mode == "120000"):
+    if file.is_symlink() or (entry is not None and entry.mode == LINK):
         if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
             raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
         return True
@@ -112,24 +128,38 @@ def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:
     return False
 
 
-def _walk(folder: Path, tracked: set[str]) -> Iterator[str]:
-    """Yield paths of the files below *folder*, without tools' left-overs; tracked folders always count."""
+def _walk(folder: Path, tracked: set[str]) -> Iterator[tuple[str, bool]]:
+    """Yield paths below *folder*, and whether each is a left-over; what is tracked never is, nor entered."""
     for parent, folders, names in os.walk(folder):
         here = Path(parent).relative_to(folder)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
-        folders[:] = [
-            name
-            for name in folders
-            if name not in links and ((here / name).as_posix() in tracked or not _is_left_over(name))
-        ]
+        left = {name for name in folders if _is_left(here / name, tracked, _LEFT_FOLDERS)}
+        yield from (((here / name).as_posix() + "/", True) for name in sorted(left - {".git"}))
+        folders[:] = [name for name in folders if name not in links and name not in left]
         for name in (*names, *links):
-            path = (here / name).as_posix()
-            if path in tracked or Path(name).suffix not in _IGNORED_SUFFIXES:
-                yield path
+            if name not in left:
+                yield (here / name).as_posix(), _is_left(here / name, tracked, _LEFT_FILES)
 
 
-def _is_left_over(folder_name: str) -> bool:
-    return folder_name in _IGNORED_FOLDERS or folder_name.endswith(".egg-info")
+def _is_left(path: Path, tracked: set[str], patterns: Sequence[str]) -> bool:
+    return path.as_posix() not in tracked and any(fnmatchcase(path.name, pattern) for pattern in patterns)
+
+
+def _name_left(left: Sequence[str]) -> None:
+    """Warn of the left-overs *left*, which are no part of a carry."""
+    if left:
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        warn(f"not taken, as tools and editors leave it behind: {', '.join(sorted(left)[:_SHOWN])}{more}")
+
+
+def _warn_of_line_ends(path: str, old: bytes, new: bytes) -> None:
+    """Warn where a file got other line ends, which count as a change of each of its lines."""
+    before, after = line_ends(old), line_ends(new)
+    if before and after and before != after:
+        same = old.replace(b"\r\n", b"\n") == new.replace(b"\r\n", b"\n")
+        lines = new.count(b"\n")
+        alone = "nothing but " if same else ""
+        warn(f"{path} has {after} where the tree has {before}: {alone}line ends changed, on {lines} lines")
 
 
 def _refuse_markers(path: str, data: bytes) -> None:

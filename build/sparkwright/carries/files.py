@@ -64,6 +64,7 @@ def create_pull(root: Path, draft: Draft, pull: ResolvedPull) -> Carry:
         "number": pull.pin.number,
         "head": pull.pin.head,
         "base": pull.pin.base,
+        **({"branch": pull.pin.branch} if pull.pin.branch else {}),
     }
     tables = {**_common(draft, "pull"), "upstream": [upstream], "pull": pinned}
     return _create(root, draft.name, tables, {})

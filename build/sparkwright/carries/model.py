@@ -92,20 +92,22 @@ class Revision(Model, frozen=True):
     stacked_on: tuple[Name, ...] = ()
 
 
-class PullRequest(Model, frozen=True):
+class PullRequest(Model, frozen=True, omit_defaults=True):
     """An upstream pull request that is itself the content.
 
     Attributes:
         repository: git address.
         number: the pull request's number there.
         head: its pinned head commit.
-        base: the commit where it left upstream's main branch.
+        base: the commit where it left the branch that it is against.
+        branch: that branch, a tag or a commit, if it is not the repository's default branch.
     """
 
     repository: Text
     number: int
     head: Commit
     base: Commit
+    branch: str = ""
 
 
 class LaterProbe(Model, frozen=True):

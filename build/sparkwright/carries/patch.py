@@ -23,7 +23,7 @@ _ABSENT = "0" * 40
 _INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?$", re.MULTILINE)
 _CREATED = re.compile(r"^(?:new|deleted) file mode (\d{6})$", re.MULTILINE)
 _UNSUPPORTED = re.compile(
-    r"^(?:GIT binary patch|Binary files |rename (?:from|to) |copy (?:from|to) |(?:old|new) mode )",
+    r"^(?:GIT binary patch|Binary files [^\n]*|rename (?:from|to) |copy (?:from|to) |(?:old|new) mode )",
     re.MULTILINE,
 )
 _NO_NEWLINE = "\\"
@@ -160,7 +160,7 @@ def parse_patch(text: bytes, *, name: str) -> Patch:
     if found := _UNSUPPORTED.search(decoded):
         raise PatchError(
             f"{name} is not a patch that we take",
-            because=f"it has a line {found[0].strip()!r}",
+            because=f"it has a line {found[0].strip()!r}" + _place(decoded, found.start()),
             next_step="express renames and mode changes as added and deleted files; no binary files",
         )
     try:
@@ -173,6 +173,12 @@ def parse_patch(text: bytes, *, name: str) -> Patch:
     if len({file.path for file in files}) != len(files):
         raise PatchError(f"{name} is damaged", because="it changes one file twice")
     return Patch(name, files)
+
+
+def _place(text: str, position: int) -> str:
+    """Return the file whose change the line of *text* at *position* is part of, for a message."""
+    header = re.findall(r"^diff --git a/(.+) b/\1$", text[:position], re.MULTILINE)
+    return f" for {header[-1]}" if header else ""
 
 
 def _file(entry: object, name: str) -> FilePatch:

@@ -1,4 +1,4 @@
-"""Pinning a pull request: its head, and the commit where it left upstream's branch."""
+"""Pinning a pull request: its head, and the commit where it left the branch that it is against."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sparkwright.base.errors import FetchError, UnknownNameError
 from sparkwright.carries import PullRequest
-from sparkwright.git import fetch, list_remote, open_repository
+from sparkwright.git import check_ref, fetch, list_remote, open_repository
 
 if TYPE_CHECKING:
     from sparkwright.store import Store
@@ -43,6 +43,9 @@ _PULL = re.compile(
 )
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
 def parse_pull(text: str) -> PullName:
     """Return what ``45544``, ``#45544`` or the address of a pull request names.
 
@@ -58,31 +61,57 @@ def parse_pull(text: str) -> PullName:
     return PullName(int(found["number"]), found["repository"] or "")
 
 
-def resolve_pull(store: Store, address: str, number: int) -> ResolvedPull:
-    """Ask the remote for pull request *number* and find its merge base with the default branch.
+def _names_of(branch: str) -> list[str]:
+    """Return the full names of the refs that *branch* may stand for, the first one before the others."""
+    if not branch:
+        return ["HEAD"]
+    if _COMMIT.fullmatch(branch):
+        return []
+    full = [branch] if branch.startswith("refs/") else [f"refs/heads/{branch}", f"refs/tags/{branch}"]
+    return [check_ref(name) for name in full]
+
+
+def resolve_pull(store: Store, address: str, number: int, *, branch: str = "") -> ResolvedPull:
+    """Ask the remote for pull request *number* and find its merge base with the branch that it is against.
 
     History alone is fetched, into a scratch repository, so that the store keeps no half objects.
 
+    Args:
+        store: gives the scratch repository.
+        address: the git address.
+        number: the pull request's number there.
+        branch: what it is against: a branch, a tag or a commit; the default branch if empty.
+
     Raises:
-        FetchError: the remote does not answer, or has no such pull request.
+        FetchError: the remote does not answer, or has no such pull request or branch.
+        RefError: *branch* is not well formed.
     """
+    shown = branch or "the default branch"
     with store.scratch() as scratch:
         history = open_repository(scratch / "history")
         head_ref = f"refs/pull/{number}/head"
-        refs = list_remote(history, address, ["HEAD", head_ref])
-        if head_ref not in refs or "HEAD" not in refs:
+        against = _names_of(branch)
+        refs = list_remote(history, address, [head_ref, *against])
+        if head_ref not in refs or (not branch and "HEAD" not in refs):
             raise FetchError(
                 f"{address} has no pull request {number}",
                 because=f"it lists no {head_ref}",
                 next_step="check the number and the address",
             )
-        head, main = refs[head_ref].commit, refs["HEAD"].commit
+        head = refs[head_ref].commit
+        main = next((refs[name].commit for name in against if name in refs), branch)
+        if main == branch and not _COMMIT.fullmatch(branch):
+            raise FetchError(
+                f"{address} has no {branch!r}",
+                because="it lists no branch and no tag of that name",
+                next_step="give the branch that the pull request is against, or a commit's 40 digits",
+            )
         fetch(history, address, [head_ref, main], depth=None, history_only=True)
         done = history.command("merge-base", main, head, accept=(0, 1))
         if done.status:
             raise FetchError(
                 f"pull request {number} cannot be pinned",
-                because="it shares no history with the default branch",
+                because=f"it shares no history with {shown}",
             )
         base = done.text
         # NUL is the one byte that no message can hold.
@@ -92,11 +121,11 @@ def resolve_pull(store: Store, address: str, number: int) -> ResolvedPull:
     if not commits:
         raise FetchError(
             f"pull request {number} cannot be pinned",
-            because="its head is already in the default branch",
+            because=f"its head is already in {shown}",
             next_step="a release made after that has it; an older pin needs a carry of your own",
         )
     return ResolvedPull(
-        PullRequest(repository=address, number=number, head=head, base=base),
+        PullRequest(repository=address, number=number, head=head, base=base, branch=branch),
         author=commits[-1][0],
         subjects=tuple(commit[1] for commit in commits),
         message=commits[0][2].strip(),

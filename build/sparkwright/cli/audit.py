@@ -140,10 +140,16 @@ def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expect
         return expectation(job, None, arch=target.arch, compiled=compiled)
     state = merged_again(job)
     record = expected_record(job, state, version, stated)
-    changes = job.changes(require(state.report))
-    python = job.python(require(state.report))
+    report = require(state.report)
     return expectation(
-        job, changes, version, arch=target.arch, record=record, python=python, compiled=compiled
+        job,
+        job.changes(report),
+        version,
+        arch=target.arch,
+        record=record,
+        python=job.python(report),
+        links=job.links(report),
+        compiled=compiled,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,22 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError, PatchError
+from sparkwright.base.events import warn
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sparkwright.carries import Carry, PullRequest
+    from sparkwright.carries.pull import ResolvedPull
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.refresh import CarryEditor
     from sparkwright.pipeline import Job, TargetOptions
+
+_SHOWN = 30
 
 
 @click.group("carry")
@@ -50,6 +57,12 @@ def _find(session: Session, name: str) -> Carry:
     "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
 )
 @click.option("--repository", help="The pull request's repository; upstream's by default.")
+@click.option(
+    "--base",
+    default="",
+    metavar="REF",
+    help="The branch, tag or commit that the pull request is against; the default branch by default.",
+)
 @click.option("--title", default="", help="One line about the change.")
 @click.option("--why", default="", help="The defect that it repairs.")
 @tree_options
@@ -62,6 +75,7 @@ def new(
     pull: str | None,
     folder: Path | None,
     repository: str | None,
+    base: str,
     title: str,
     why: str,
     target: TargetOptions,
@@ -71,37 +85,116 @@ def new(
     'sparkwright carry edit' writes a tree to edit. The carry is not added to a patchset.
     """
     from sparkwright.carries.edited import diff_folder
-    from sparkwright.carries.files import Draft, create_own, create_pull
-    from sparkwright.carries.pull import parse_pull, resolve_pull
+    from sparkwright.carries.files import Draft, create_own
 
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
     if pull is not None:
-        named = parse_pull(pull)
-        session.require_network(f"pull request {named.number}")
-        address = _repository(session, repository or named.repository)
-        found = resolve_pull(session.store, address, named.number)
-        draft = Draft(
-            name=name or f"pull-{found.pin.number}",
-            title=title or found.subjects[0] or f"Pull request {found.pin.number}",
-            why=why or found.message or "The pull request does not say.",
-            drop_when=f"Upstream merges pull request {found.pin.number}.",
-        )
-        carry = create_pull(session.checkout.carries, draft, found)
+        asked = _Asked(name or "", pull, repository or "", base, title, why)
+        carry = _new_pull(session, asked)
     else:
-        if name is None or not title or not why or folder is None:
-            raise click.UsageError("a carry from a folder needs a NAME, --title and --why")
+        if name is None or not title or not why or folder is None or base:
+            raise click.UsageError("a carry from a folder needs a NAME, --title and --why, and has no --base")
         job = session.job(target)
         patch = diff_folder(job.repository, job.pristine.tree, folder)
         if not patch:
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
         carry = create_own(session.checkout.carries, Draft(name, title, why), session.checkout.lock, patch)
+        _show_patch(session, patch)
     if session.as_json:
         print_json(to_builtins(carry.spec))
         return
     click.echo(f"made     {carry.folder}")
     click.echo(f"next     complete {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
     click.echo(f"         and add {carry.name!r} to {session.checkout.patchset_path(target.patchset)}")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the user says of a pull request to carry."""
+
+    name: str
+    pull: str
+    repository: str
+    base: str
+    title: str
+    why: str
+
+
+def _new_pull(session: Session, asked: _Asked) -> Carry:
+    """Pin a pull request, and show the commits and files that come with it."""
+    from sparkwright.carries.files import Draft, create_pull
+    from sparkwright.carries.pull import parse_pull, resolve_pull
+    from sparkwright.git import open_repository
+    from sparkwright.merge.prepare import pull_change
+    from sparkwright.merge.shipped import idle, unshippable
+
+    named = parse_pull(asked.pull)
+    session.require_network(f"pull request {named.number}")
+    address = _repository(session, asked.repository or named.repository)
+    found = resolve_pull(session.store, address, named.number, branch=asked.base)
+    repository = open_repository(session.store.git)
+    change = pull_change(repository, found.pin)
+    if because := idle(repository, change.base, change.theirs):
+        raise PatchError(f"pull request {named.number} cannot be carried", because=because)
+    for fault in unshippable(repository, change.base, change.theirs):
+        warn(f"'merge' will refuse it, as no wheel can hold it: {fault}")
+    several = len(found.subjects) > 1
+    listed = "Its commits:\n" + "\n".join(f"* {subject}" for subject in found.subjects)
+    draft = Draft(
+        name=asked.name or f"pull-{named.number}",
+        # Of several commits none speaks for the whole, and one may be another request's.
+        title=asked.title or (not several and found.subjects[0]) or f"Pull request {named.number}",
+        why=asked.why or (listed if several else found.message) or "The pull request does not say.",
+        drop_when=f"Upstream merges pull request {named.number}.",
+    )
+    carry = create_pull(session.checkout.carries, draft, found)
+    if not session.as_json:
+        _show_commits(found)
+        _show_files(repository.line_counts(change.base, change.theirs))
+    return carry
+
+
+def _show_commits(found: ResolvedPull) -> None:
+    against = found.pin.branch or "the default branch"
+    click.echo(f"commits  {len(found.subjects)} since it left {printable(against)}")
+    _show_some([printable(subject) for subject in found.subjects])
+    if len(found.subjects) > 1:
+        click.echo(
+            "         if the request's page shows fewer, it is against another branch: name it with --base"
+        )
+
+
+def _show_patch(session: Session, patch: bytes) -> None:
+    """Show what was taken from a folder."""
+    from sparkwright.carries import parse_patch
+
+    if session.as_json:
+        return
+    _show_files(
+        {
+            file.path: (
+                sum(len(one.added) for one in file.hunks),
+                sum(len(one.removed) for one in file.hunks),
+            )
+            for file in parse_patch(patch, name="the change").files
+        }
+    )
+
+
+def _show_files(counts: Mapping[str, tuple[int, int] | None]) -> None:
+    click.echo(f"files    {len(counts)}")
+    lines = {
+        path: "binary" if found is None else f"+{found[0]} -{found[1]}" for path, found in counts.items()
+    }
+    _show_some([f"{printable(path)}  {text}" for path, text in sorted(lines.items())])
+
+
+def _show_some(lines: Sequence[str]) -> None:
+    for line in lines[:_SHOWN]:
+        click.echo(f"         {line}")
+    if len(lines) > _SHOWN:
+        click.echo(f"         and {len(lines) - _SHOWN} more")
 
 
 def _repository(session: Session, named: str) -> str:
@@ -250,7 +343,7 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
     from sparkwright.carries.pull import resolve_pull
 
     session.require_network(f"the head of pull request {before.number}")
-    found = resolve_pull(session.store, before.repository, before.number)
+    found = resolve_pull(session.store, before.repository, before.number, branch=before.branch)
     now = found.pin
     moved = (now.head, now.base) != (before.head, before.base)
     if moved:
@@ -262,8 +355,7 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
         click.echo(f"{carry.name} is up to date: head {before.head[:12]}")
     else:
         click.echo(f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}")
-        for subject in found.subjects:
-            click.echo(printable(f"  {subject}"))
+        _show_commits(found)
         click.echo("next     read what changed, then: sparkwright carry prove")
 
 
@@ -292,5 +384,6 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     if session.as_json:
         print_json(to_builtins(written))
         return
+    _show_patch(session, patch)
     click.echo(f"wrote    {carry.folder / written.patch}")
     click.echo(f"next     sparkwright carry prove {carry.name}")

@@ -19,9 +19,11 @@ from sparkwright.git.packing import pack_tree, unpack_tree
 from sparkwright.git.refs import check_address, check_object_id, check_ref, refuse_secret
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
 from sparkwright.git.soundness import discard, unsoundness
-from sparkwright.git.trees import TreeEntry
+from sparkwright.git.trees import LINK, SUBMODULE, TreeEntry
 
 __all__ = [
+    "LINK",
+    "SUBMODULE",
     "FileEntry",
     "MergeResult",
     "ProjectClone",

@@ -268,3 +268,12 @@ class Repository:
             "--",
             *map(as_argument, paths),
         ).stdout
+
+    def line_counts(self, old: str, new: str) -> dict[str, tuple[int, int] | None]:
+        """Return lines that tree *new* adds to and takes from *old*, by path; `None` for a binary file."""
+        done = self.command("diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-textconv", old, new)
+        counts: dict[str, tuple[int, int] | None] = {}
+        for line in filter(None, done.stdout.decode(errors="surrogateescape").split("\0")):
+            added, removed, path = line.split("\t", 2)
+            counts[path] = None if added == "-" else (int(added), int(removed))
+        return counts

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FOLDER = "40000"
+LINK = "120000"
+SUBMODULE = "160000"
 
 
 @dataclass(frozen=True)

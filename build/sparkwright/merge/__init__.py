@@ -1,9 +1,10 @@
 """Applying a patchset to a pristine tree: one named outcome for every carry.
 
 `engine` is the whole of it read top to bottom; `prepare` finds each carry's base and change,
-`landing` merges one of them, `sources` does the same to a dependency's tree, `absorb` looks for
-it upstream, `hazards` looks for merges that are clean and wrong, `report` holds the
-outcomes, and `subsets` names the parts of a patchset that can be merged without the rest.
+`landing` merges one of them, `shipped` looks for what no wheel can hold, `sources` does the same to
+a dependency's tree, `absorb` looks for it upstream, `hazards` looks for merges that are clean and
+wrong, `report` holds the outcomes, and `subsets` names the parts of a patchset that can be merged
+without the rest.
 """
 
 from sparkwright.merge.absorb import History

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from sparkwright.merge.report import Hazard
+from sparkwright.merge.resolved import misfits
 from sparkwright.merge.sides import changed_python
 from sparkwright.merge.texts import is_text
 
@@ -72,14 +73,15 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
     """Return a hazard for each new call of one side that no longer fits what the other left of the callee.
 
     Callees are told by the last part of their name alone, so a call fits if any definition of that name
-    takes it. The carry's few files are read first: they name the few that matter among upstream's.
+    takes it; where the text names the callee itself, `misfits` looks at that one. The carry's few files are
+    read first: they name the few that matter among upstream's.
     """
     mine, other = changed_python(base, theirs), changed_python(base, ours)
     calls = [(path, call) for path in mine for call in _new_calls(base, theirs, path)]
     names = {call.name for _, call in calls} - _COMMON
     places = _words(_DEFINED, base, other, names)
     few = [path for paths in places.values() if len(paths) <= _MOST_PLACES for path in paths]
-    found = [*_lost(calls, _changed(base, ours, few), merged)]
+    found = [*_lost(calls, _changed(base, ours, few), merged), *misfits(base, theirs, merged, mine, other)]
     old = _changed(base, theirs, mine) if other else {}
     callers = [path for path in other if ours.words(_CALLED, path) & old.keys()]
     if len(callers) > _MOST_PLACES:  # common names; it takes reading all files to tell which are
@@ -87,7 +89,7 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
         callers = [path for path in callers if ours.words(_CALLED, path) & rare]
     if callers:
         calls = [(path, call) for path in callers for call in _new_calls(base, ours, path)]
-        found += _lost(calls, old, merged)
+        found += [*_lost(calls, old, merged), *misfits(base, ours, merged, callers, mine)]
     return list(dict.fromkeys(found))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # They give back a function that takes the same arguments. Any other decorator may take or supply some.
 _TRANSPARENT = frozenset(
@@ -62,6 +62,13 @@ class Signature:
         if self.opaque or self._fits(call, self.positional):
             return True
         return self.method and self._fits(call, self.positional[1:])
+
+    def bound(self) -> Signature:
+        """Return what it takes as a method of an instance, which Python passes first."""
+        if not self.method:
+            return self
+        first, rest = self.positional[:1], self.positional[1:]
+        return replace(self, positional=rest, required=self.required.difference(first), method=False)
 
     def _fits(self, call: Call, positional: tuple[str, ...]) -> bool:
         given = frozenset(positional[: call.positional])

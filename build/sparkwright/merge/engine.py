@@ -10,6 +10,7 @@ from sparkwright.merge.absorb import History, history_signals
 from sparkwright.merge.landing import absorbed, land
 from sparkwright.merge.prepare import prepare
 from sparkwright.merge.report import MergedSource, MergeReport, Outcome, OutcomeKind
+from sparkwright.merge.shipped import idle
 from sparkwright.merge.sources import apply_to_source
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
     carry, change = preparation.carry, preparation.change
     if change is None:
         return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=preparation.refusal)
+    if because := idle(repository, change.base, change.theirs):
+        return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=because)
     if signals := _history(repository, request, carry, change):
         return absorbed(repository, carry, change, ours, signals)
     return land(repository, carry, change, ours, store=request.store)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 _RECORD = "examined"
-_RULES = ("across.py", "calls.py", "hazards.py", "modules.py", "sides.py", "texts.py")
+_RULES = ("across.py", "calls.py", "hazards.py", "modules.py", "resolved.py", "sides.py", "texts.py")
 
 
 class Examined(Model, frozen=True):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import line_ends
 from sparkwright.git import FileEntry, merge_trees, patch_tree
 from sparkwright.merge.absorb import reverse_applies
 from sparkwright.merge.hazards import examine
 from sparkwright.merge.report import Outcome, OutcomeKind
-from sparkwright.merge.sides import Sides
+from sparkwright.merge.shipped import lost_modes, unshippable
+from sparkwright.merge.sides import Side, Sides
 from sparkwright.merge.texts import is_text
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def _conflicted(
         return absorbed(repository, carry, change, ours, ("reverse-apply",))
     code = [path for path in result.conflicts if not is_text(path)]
     if code:
-        detail = _shortened(code)
+        detail = _shortened(code) + _told_ends(repository, change, ours, code)
         return Outcome(
             carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
         )
@@ -91,6 +93,17 @@ def _shortened(paths: Sequence[str]) -> str:
     """Return the first few of *paths*, and how many there are."""
     shown = ", ".join(paths[:_SHOWN])
     return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
+
+
+def _told_ends(repository: Repository, change: CarryChange, ours: str, paths: Sequence[str]) -> str:
+    """Return a remark on the first of *paths* whose line ends one side changed; each line conflicts then."""
+    trees = {"the carry was written for": change.base, "the carry has": change.theirs, "it meets": ours}
+    for path in paths:
+        styles = {what: line_ends(Side(repository, tree).text(path)) for what, tree in trees.items()}
+        if len(set(styles.values()) - {""}) > 1:
+            told = ", ".join(f"{what} {style}" for what, style in styles.items() if style)
+            return f"; the line ends of {path} differ: {told}"
+    return ""
 
 
 def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
@@ -113,14 +126,18 @@ def _applied(
     store: Store | None,
     conflicts: tuple[str, ...] = (),
 ) -> Outcome:
+    if faults := unshippable(repository, ours, merged):
+        detail = f"no wheel can hold it: {'; '.join(faults)}. The carry has to change"
+        return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail)
     found = examine(repository, Sides(change.base, ours, change.theirs, merged), store)
+    hazards = (*found.hazards, *lost_modes(repository, ours, merged))
     if found.flaws:
         return Outcome(
             carry=carry.name,
             kind=OutcomeKind.REFUSED,
             tree=ours,
             detail="; ".join(found.flaws),
-            hazards=found.hazards,
+            hazards=hazards,
         )
     kind = OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS if conflicts else OutcomeKind.APPLIED
     detail = f"upstream's form was kept of {', '.join(conflicts)}" if conflicts else ""
@@ -129,7 +146,7 @@ def _applied(
         kind=kind,
         tree=merged,
         detail=detail,
-        hazards=found.hazards,
+        hazards=hazards,
         conflicts=conflicts,
         paths=tuple(sorted(repository.changed(ours, merged))),
     )

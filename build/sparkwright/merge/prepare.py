@@ -72,7 +72,7 @@ def prepare(
     ready: list[Preparation] = []
     for carry in carries:
         if carry.spec.pull is not None:
-            change = partial(_pull_change, repository, carry.spec.pull, offline=offline)
+            change = partial(pull_change, repository, carry.spec.pull, offline=offline)
         else:
             change = partial(_own_change, repository, carry, known, version=version, find_base=find_base)
         ready.append(attempt(carry, change))
@@ -138,7 +138,7 @@ def patched(repository: Repository, base: str, patch: Patch) -> CarryChange:
     return CarryChange(base_commit, base, patch_tree(repository, base, files))
 
 
-def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) -> CarryChange:
+def pull_change(repository: Repository, pull: PullRequest, *, offline: bool = False) -> CarryChange:
     """Return the pinned change of a pull request; its objects are fetched by id when they are not here."""
     head, base = check_object_id(pull.head), check_object_id(pull.base)
     here = repository.has(head) and repository.has(base)

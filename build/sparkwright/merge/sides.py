@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from sparkwright.git import SUBMODULE
 from sparkwright.merge.modules import Module, fault_of, read_module
 from sparkwright.merge.texts import is_text
 
@@ -63,9 +64,9 @@ class Side:
         return self.repository.objects.entry(self.tree, path)
 
     def text(self, path: str) -> bytes:
-        """Return the bytes of the file at *path*; none where there is no such file."""
+        """Return the bytes of the file at *path*; none where there is no such file, or a submodule."""
         entry = self.entry(path)
-        return b"" if entry is None else self.repository.blob(entry.blob)
+        return b"" if entry is None or entry.mode == SUBMODULE else self.repository.blob(entry.blob)
 
     def module(self, path: str) -> Module | None:
         """Return the facts of the file at *path*, if there is one."""

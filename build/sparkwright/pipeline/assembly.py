@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Part of the keys: raised when assembling or auditing gives another result for the same inputs.
 _ASSEMBLY_RULES = 2
-_AUDIT_RULES = 3
+_AUDIT_RULES = 4
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ class Audit:
             toolchain=state.toolchain,
             record=record,
             python=job.python(require(state.report)),
+            links=job.links(require(state.report)),
             compiled=compiled,
         )
         try:

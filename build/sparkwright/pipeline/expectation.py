@@ -22,6 +22,7 @@ def expectation(
     toolchain: Toolchain | None = None,
     record: Mapping[str, Any] | None = None,
     python: Mapping[str, str] | None = None,
+    links: frozenset[str] = frozenset(),
     compiled: Mapping[str, Extension] | None = None,
 ) -> Expectation:
     """Return what a wheel of *job* is compared with.
@@ -33,7 +34,8 @@ def expectation(
         arch: the card that kernels are judged for; by default that of the build spec, or of the lock.
         toolchain: the toolchain that compiled it, if that is known.
         record: the provenance record that the wheel should contain,
-        python: its Python files, and
+        python: its Python files,
+        links: what the merged tree has as links, and
         compiled: its binaries in the store; all as for `Expectation`.
     """
     from sparkwright.wheel.audit import Expectation
@@ -49,6 +51,7 @@ def expectation(
         record=record,
         compiled=compiled or {},
         python=python or {},
+        links=links,
     )
 
 

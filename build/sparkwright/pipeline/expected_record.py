@@ -15,12 +15,10 @@ from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import steps_for
 from sparkwright.pipeline.trees import Merge
 from sparkwright.pipeline.version import version_of
-from sparkwright.probe.proof import read_proof
 from sparkwright.wheel.kernels import KERNELS
-from sparkwright.wheel.recorded import CARRIES, POINT
+from sparkwright.wheel.recorded import POINT
 
 if TYPE_CHECKING:
-    from sparkwright.carries import Carry
     from sparkwright.native.model import Extension
     from sparkwright.pipeline.job import Job
     from sparkwright.wheel.kernels import KernelsRecord
@@ -61,18 +59,7 @@ def expected_record(
     )
     files = wheel_record(job, state if same else replace(state, binaries=None))
     files[POINT]["version"] = version
-    recorded = {
-        carry.name for carry in job.spec.deciding if _is_recorded(carry, job.spec.lock.release.version, state)
-    }
-    for carry in files[CARRIES]["carries"]:
-        if "proof" in carry and carry["name"] not in recorded:
-            del carry["proof"]["environment"]  # another machine makes its proofs with other packages
     return files if same or job.native is None else {**files, KERNELS: None}
-
-
-def _is_recorded(carry: Carry, version: str, state: BuildState) -> bool:
-    """Tell if the proof of *carry* is the one beside it, which is the same in every checkout."""
-    return read_proof(carry.folder, version) == state.proofs.get(carry.name)
 
 
 def found_compiled(job: Job, stated: KernelsRecord | None) -> dict[str, Extension]:

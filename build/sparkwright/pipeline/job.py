@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkwright.base.errors import FetchError, NotInStoreError
 from sparkwright.base.events import warn
 from sparkwright.carries.folder import unknown_name
-from sparkwright.git import open_repository
+from sparkwright.git import LINK, open_repository
 from sparkwright.merge import History, MergeRequest
 from sparkwright.native.model import Target
 from sparkwright.pipeline.checkout import Checkout, open_checkout
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Revision
     from sparkwright.carries.patchset import BuildSpec
-    from sparkwright.git import Repository
+    from sparkwright.git import Repository, TreeEntry
     from sparkwright.lock import Artifact
     from sparkwright.lock.native import NativePin
     from sparkwright.merge import MergeReport
@@ -193,11 +193,17 @@ class Job:
         `None` stands for a deleted one. That is what the merge changed and, if the wheel is an earlier
         commit's, what upstream changed since.
         """
-        changed = self.repository.changed(self.tree_of_wheel(report.pristine), report.tree)
         return {
             path: None if new is None else self.repository.blob(new.blob)
-            for path, (_, new) in changed.items()
+            for path, (_, new) in self._changed(report).items()
         }
+
+    def links(self, report: MergeReport) -> frozenset[str]:
+        """Return those of `changes` that are symbolic links in the merged tree, which no wheel has."""
+        return frozenset(path for path, (_, new) in self._changed(report).items() if new and new.mode == LINK)
+
+    def _changed(self, report: MergeReport) -> dict[str, tuple[TreeEntry | None, TreeEntry | None]]:
+        return self.repository.changed(self.tree_of_wheel(report.pristine), report.tree)
 
     def tree_of_wheel(self, pristine: str) -> str:
         """Return the tree that upstream's wheel is of: *pristine*, or that of an earlier commit."""

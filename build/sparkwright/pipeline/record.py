@@ -66,11 +66,8 @@ def _carry(job: Job, state: BuildState, carry: Carry) -> dict[str, Any]:
         "hazards": to_builtins(outcome.hazards),
     }
     if proof is not None:
-        described["proof"] = {
-            "key": proof.key,
-            "verdict": str(proof.verdict),
-            "environment": proof.environment,
-        }
+        # Not its environment: the key covers what the proof hangs on, and any machine can make it again.
+        described["proof"] = {"key": proof.key, "verdict": str(proof.verdict)}
     elif wants_proof(require(state.report), carry):
         described["unproved"] = ALLOWED if carry.name in job.options.allow_unproved else ""
     return described

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.state import BuildState
 
 # Part of the key: raised when merging gives another result for the same inputs.
-_MERGE_RULES = 2
+_MERGE_RULES = 3
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
-from sparkwright.base.events import emit
+from sparkwright.base.events import emit, warn
 from sparkwright.lock.runtime import SUFFIX
 from sparkwright.publish.pages import PublishedFile, is_index_page
 from sparkwright.publish.runtimes import runtime_page
@@ -25,6 +26,7 @@ from sparkwright.publish.variants import FOLDER as VARIANTS
 from sparkwright.publish.variants import listed_variants, make_variants
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.checks import is_ours
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.stamp import header
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.lock.runtime import LockedRuntime
+    from sparkwright.wheel.names import WheelName
 
 SIMPLE = "simple"
 _METADATA = ".metadata"
@@ -226,6 +229,8 @@ def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[Pub
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
         metadata = archive.read(f"{name.dist_info}/METADATA")
+        tags = header(archive.read(f"{name.dist_info}/WHEEL"), "Tag")
+        generic = "" if is_ours(archive, name) else f"{name.python}-{name.abi}-linux_{name.machine}"
     project = canonicalize_name(name.distribution)
     stated: list[str] = [canonicalize_name(value) for value in header(metadata, "Name")]
     with contextlib.suppress(InvalidVersion):
@@ -237,12 +242,40 @@ def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[Pub
             because=f"its name states {project} {version}, its METADATA {' '.join(stated) or 'nothing'}",
             next_step="build it again",
         )
+    requires = ",".join(header(metadata, "Requires-Python"))
+    _check_installable(name, tags, requires, generic)
     digest = (digests or {}).get(wheel.name) or sha256_file(wheel)
     file = PublishedFile(
-        project, version, wheel.name, digest, wheel.stat().st_size,
-        ",".join(header(metadata, "Requires-Python")), sha256_bytes(metadata),
+        project, version, wheel.name, digest, wheel.stat().st_size, requires, sha256_bytes(metadata),
     )  # fmt: skip
     return file, metadata
+
+
+def _check_installable(name: WheelName, tags: Sequence[str], requires: str, generic: str) -> None:
+    """Refuse a wheel that installers refuse, or understand otherwise than the index says.
+
+    Raises:
+        PublishError: its tags are others than its name's, or its Requires-Python cannot be read.
+    """
+    try:
+        SpecifierSet(requires)
+    except InvalidSpecifier as error:
+        raise PublishError(
+            f"{name.filename} cannot be published",
+            because=f"no installer can read its Requires-Python {requires!r}",
+            next_step="build it again from metadata that PEP 440 allows",
+        ) from error
+    if sorted(tags) == sorted(name.tags):
+        return
+    stated = f"its WHEEL file has the tags {', '.join(tags) or '(none)'}, its name {', '.join(name.tags)}"
+    if tags == [generic]:  # as in upstream's own wheels
+        warn(f"{name.filename}: {stated}")
+        return
+    raise PublishError(
+        f"{name.filename} cannot be published",
+        because=stated,
+        next_step="build it again; 'python -m wheel tags' changes both",
+    )
 
 
 def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:

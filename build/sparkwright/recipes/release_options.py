@@ -57,6 +57,7 @@ class ReleaseOptions(Model, frozen=True):
         speculative: keys of ``--speculative-config``, each with the values it is limited to.
         attention_backends: names of attention backends.
         kv_types: types of KV caches.
+        quantizations: names of quantizations.
         tool_parsers: names of parsers of tool calls.
         reasoning_parsers: names of parsers of reasoning.
     """
@@ -68,6 +69,7 @@ class ReleaseOptions(Model, frozen=True):
     kv_types: tuple[str, ...]
     tool_parsers: tuple[str, ...]
     reasoning_parsers: tuple[str, ...]
+    quantizations: tuple[str, ...] = ()
 
     def flag(self, name: str) -> ReleaseFlag | None:
         """Return the option that is spelled ``--name``; of ``--config.key`` the option ``--config``."""
@@ -89,6 +91,7 @@ class ReleaseOptions(Model, frozen=True):
         registries = {
             "attention-backend": self.attention_backends,
             "kv-cache-dtype": self.kv_types,
+            "quantization": self.quantizations,
             "tool-call-parser": self.tool_parsers,
             "reasoning-parser": self.reasoning_parsers,
         }
@@ -97,7 +100,11 @@ class ReleaseOptions(Model, frozen=True):
 
     def speculative_values(self, key: str) -> tuple[str, ...]:
         """Return the values that a key of the speculative configuration takes; none for any."""
-        registries = {"attention_backend": self.attention_backends, "kv_cache_dtype": self.kv_types}
+        registries = {
+            "attention_backend": self.attention_backends,
+            "kv_cache_dtype": self.kv_types,
+            "quantization": self.quantizations,
+        }
         return registries.get(key) or self.speculative.get(key, ())
 
 

@@ -6,6 +6,7 @@ without, of which the engine's own start is then spared most.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from importlib import resources
@@ -33,6 +34,7 @@ _COMMAND = "parsed-command"
 # A minute where nothing is in the page cache, and minutes on a machine that compiles.
 _LIMITS = ProcessLimits(900.0, 6144)
 _SAID = 2000
+_MOST_READ = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ class AskedRelease:
 
     def _key(self, line: tuple[str, ...] = ()) -> str:
         first, *rest = self.identity
-        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, list(line)])
+        # The parser reads the files that are named, such as templates; a relative name finds none there.
+        files = {word: sha256 for word in line if word.startswith("/") and (sha256 := _digest(Path(word)))}
+        read = [files] if files else []
+        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, list(line), *read])
 
     def _child(self, lines: Sequence[tuple[str, ...]], *, describe: bool) -> _Report:
         with task(f"ask vllm {self.version} for its options"), self.store.scratch() as scratch:
@@ -134,6 +139,14 @@ class AskedRelease:
                     because=said or str(error),
                     next_step="sparkwright store verify, then run again",
                 ) from error
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of the file at *path*; empty where there is none that a parser reads."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _MOST_READ:
+            return sha256_bytes(path.read_bytes())
+    return ""
 
 
 def child() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -187,13 +188,22 @@ def require_digest(artifact: Artifact, sha256: str | None) -> None:
         )
 
 
+def _for_commits(name: str) -> str:
+    """Return what takes *name*, if it may be a commit's; empty if it is not."""
+    if not re.fullmatch(r"[0-9a-f]{7,40}", name):
+        return ""
+    return f"for a commit: 'sparkwright lock pin {name}', or 'sparkwright nightly --onto {name}'"
+
+
 def _release_sdist(access: Access, version: str) -> Artifact:
     from packaging.version import InvalidVersion, Version
 
     try:
         key = f"{PROJECT}-{Version(version)}"
     except InvalidVersion as error:
-        raise FetchError(f"{version!r} is no version of {PROJECT}", because=str(error)) from error
+        raise FetchError(
+            f"{version!r} is no version of {PROJECT}", because=str(error), next_step=_for_commits(version)
+        ) from error
     if known := access.store.find_record_as(Artifact, "release-sdist", key):
         return known
     if access.settings.offline:
@@ -205,7 +215,7 @@ def _release_sdist(access: Access, version: str) -> Artifact:
     if not sdists:
         raise FetchError(
             f"{PROJECT} {version} was not found", because="no index has an sdist of that version",
-            next_step="check the version number and pip's index settings",
+            next_step=_for_commits(version) or "check the version number and pip's index settings",
         )  # fmt: skip
     artifact = as_artifact(sdists[0], access.settings)
     access.store.put_record("release-sdist", key, to_builtins(artifact))

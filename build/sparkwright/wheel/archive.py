@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
+from sparkwright.base.members import MOST_TEXT, name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-MOST_TEXT = 16 << 20
-"""The most bytes of a member that are held in memory at once; upstream's largest text has 2.9 MB."""
 
 LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4H3L5H2L")
@@ -119,6 +117,17 @@ class Archive:
             data += more
         return data
 
+    def _lacking(self, name: str) -> ArchiveError:
+        """Return the error for a member that is not there; a renamed wheel has its metadata elsewhere."""
+        folders = sorted({member.partition("/")[0] for member in self.members if ".dist-info/" in member})
+        if ".dist-info/" not in name or not folders or name.partition("/")[0] in folders:
+            return _fault(self.path, f"it has no member {name}")
+        return ArchiveError(
+            f"{self.path.name} cannot be used",
+            because=f"it was renamed: its metadata is in {folders[0]}, not in {name.partition('/')[0]}",
+            next_step=f"rename it back: its name began with {folders[0].removesuffix('.dist-info')}-",
+        )
+
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the content of the member *name* in pieces of about a MiB; check its CRC-32 and size.
 
@@ -128,7 +137,7 @@ class Archive:
         """
         member = self.members.get(name)
         if member is None:
-            raise _fault(self.path, f"it has no member {name}")
+            raise self._lacking(name)
         crc = size = 0
         try:
             for piece in self._inflated(member):
@@ -296,19 +305,6 @@ def _located(
     if position != directory:
         raise _fault(path, "bytes before its central directory belong to no member")
     return members
-
-
-def name_fault(name: str) -> str:
-    """Return the reason that *name* is unsafe as a member's name, or the empty string."""
-    if "\\" in name:
-        return f"the name {name!r} holds a backslash"
-    if name.startswith("/") or name[1:2] == ":":
-        return f"the name {name!r} is absolute"
-    if any(part in {"", ".", ".."} for part in name.removesuffix("/").split("/")):
-        return f"the name {name!r} reaches outside its folder or has an empty part"
-    if not name.isprintable():
-        return f"the name {name!r} holds control characters"
-    return ""
 
 
 def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> WheelMember:

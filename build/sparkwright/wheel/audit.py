@@ -77,6 +77,7 @@ class Expectation:
         compiled: the extensions that the store has under the native keys that the wheel names, by member.
         python: git ids of the merged tree's Python files by path, where they are compared too: a wheel whose
             digest no index stated is only believed about what was compiled.
+        links: those of `changes` that are symbolic links in the merged tree.
     """
 
     upstream_wheel: Path
@@ -90,6 +91,7 @@ class Expectation:
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
     python: Mapping[str, str] = field(default_factory=dict)
+    links: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class AuditReport:
             raise AuditError(
                 f"{self.filename} failed its audit",
                 because="; ".join(f"{check.name}: {check.detail}" for check in self.failures),
-                next_step="do not install or publish this wheel; build it again",
+                next_step="do not install or publish it; change the carry at fault, or build it again",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -256,6 +258,7 @@ def _all(
             upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
             inspected=_inspected(archive, facts, expectation.native),
             record=expectation.record, compiled=expectation.compiled, python=expectation.python,
+            links=expectation.links,
         )  # fmt: skip
         found = (
             checks.archive_safe(subject),

@@ -82,6 +82,7 @@ class AuditSubject:
         record: the expected files of the record, by name; see `Expectation`.
         compiled: the extensions that the store has under the keys that the wheel names, by member.
         python: git ids of the Python files that have to be in it, by path; see `Expectation`.
+        links: paths that are symbolic links in the merged tree.
     """
 
     archive: Archive
@@ -99,6 +100,7 @@ class AuditSubject:
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
     python: Mapping[str, str] = field(default_factory=dict)
+    links: frozenset[str] = frozenset()
 
     @property
     def info(self) -> str:
@@ -266,6 +268,10 @@ def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
         f"{path} is not the merged tree's"
         for path, blob in sorted(subject.python.items())
         if path not in subject.archive.members or blob_id(subject.archive.read(path)) != blob
+    ]
+    faults += [
+        f"{member} is a symbolic link in the merged tree, whose content a wheel cannot have"
+        for member in sorted(subject.links & set(subject.archive.members))
     ]
     shipped = len(of_kind(subject.changes, "shipped"))
     detail = f"{shipped} changed by the merge, 3 stamped, all others are upstream's"

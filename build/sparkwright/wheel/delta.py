@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import WheelError
-from sparkwright.wheel.archive import name_fault
+from sparkwright.base.members import name_fault
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.record import entry_of
 from sparkwright.wheel.stamp import VERSION_FILE

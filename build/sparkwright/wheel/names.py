@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from itertools import product
+from urllib.parse import unquote
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -12,6 +13,8 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.errors import WheelError
 
 _DIGEST_DIGITS = 8
+_TAGS = re.compile(r"\w+(\.\w+)*", re.ASCII)
+_COPY = re.compile(r" ?\(\d+\)(?=\.whl$)")  # what a browser adds to a name that is there already
 # The local part of upstream's versions of untagged commits; a CUDA variant follows unless it is the main.
 _OF_COMMIT = re.compile(r"g[0-9a-f]{7,40}(\.[a-z0-9]+)?")
 
@@ -99,9 +102,22 @@ def parse_name(filename: str) -> WheelName:
     try:
         parse_wheel_filename(filename)
     except (InvalidWheelFilename, InvalidVersion) as error:
-        raise WheelError(f"{filename} is not a wheel's file name", because=str(error)) from error
+        raise _no_name(filename, str(error)) from error
     distribution, version, *build, python, abi, platform = filename.removesuffix(".whl").split("-")
+    if odd := [tag for tag in (python, abi, platform) if not _TAGS.fullmatch(tag)]:
+        raise _no_name(filename, f"no tag is written as {odd[0]!r}")
     return WheelName(distribution, version, "".join(build), python, abi, platform)
+
+
+def _no_name(filename: str, because: str) -> WheelError:
+    """Return the error for *filename*, which browsers may have spoilt."""
+    whole = _COPY.sub("", unquote(filename))
+    copied = "remove it if it is a browser's second copy, else " if _COPY.search(filename) else ""
+    return WheelError(
+        f"{filename} is not a wheel's file name",
+        because=because,
+        next_step=f"{copied}rename it to {whole}" if whole != filename else "",
+    )
 
 
 def local_version(

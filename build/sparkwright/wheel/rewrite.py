@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
+from sparkwright.base.members import name_fault
 from sparkwright.wheel.archive import (
     CENTRAL,
     CENTRAL_SIGNATURE,
@@ -25,7 +26,6 @@ from sparkwright.wheel.archive import (
     UTF8,
     Archive,
     WheelMember,
-    name_fault,
 )
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
-from sparkwright.wheel.archive import MOST_TEXT
+from sparkwright.base.members import MOST_PYTHON, MOST_TEXT, most_bytes
+from sparkwright.base.text import human_size
 from sparkwright.wheel.elf import HEADER_SIZE, is_elf
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
 _SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)
 _THREADS = 2  # more would only wait for the interpreter lock: most members are small
-# Upstream's largest Python file has 0.3 MB, all of them have 30 MB and its whole wheel 0.6 GB. Ruff takes up
-# to 2.4 GB for each MiB of Python that is made to be hard to read.
-_MOST_PYTHON = 1 << 20
+# Upstream's Python files have 30 MB together and its whole wheel 0.6 GB.
 _MOST_PYTHON_IN_ALL = 256 << 20
 _MOST_IN_ALL = 8 << 30
 
@@ -62,15 +61,18 @@ def check_sizes(archive: Archive, members: Iterable[str]) -> None:
     """
     sizes = {name: archive.members[name].size for name in members}
     python = {name: size for name, size in sizes.items() if name.endswith(".py")}
-    large = [name for name, size in python.items() if size > _MOST_PYTHON]
+    large = [name for name, size in python.items() if size > MOST_PYTHON]
     large += [
         name
         for name, size in sizes.items()
         if size > MOST_TEXT and not is_elf(archive.beginning(name, HEADER_SIZE))
     ]
-    faults = [f"{name} has {sizes[name]} bytes" for name in large]
+    faults = [
+        f"{name} has {human_size(sizes[name])}, and at most {human_size(most_bytes(name))} are read"
+        for name in large
+    ]
     faults += [
-        f"{what} have {size} bytes together"
+        f"{what} have {human_size(size)} together, and at most {human_size(most)} are read"
         for what, size, most in (
             ("its Python files", sum(python.values()), _MOST_PYTHON_IN_ALL),
             ("its members", sum(sizes.values()), _MOST_IN_ALL),
@@ -78,7 +80,7 @@ def check_sizes(archive: Archive, members: Iterable[str]) -> None:
         if size > most
     ]
     if faults:
-        raise ArchiveError(f"{archive.path.name} is not read", because=f"{faults[0]}, more than wheels have")
+        raise ArchiveError(f"{archive.path.name} is not read", because=faults[0])
 
 
 def survey(

@@ -75,10 +75,12 @@ class TestOnto:
         assert "it is not empty" in ran.err
 
     def test_a_version_that_nobody_has(self, world: World) -> None:
-        for version in ("7.7.7", "no version", "--json"):
+        for version in ("7.7.7", "no version", "--json", "9f64d3bc", "1234567", "ab" * 20):
             ran = world.call("merge", f"--onto={version}")
             assert ran.status == 20, ran.said
             assert version in ran.said
+            of_a_commit = len(version) > 6 and version.isalnum()
+            assert (f"sparkwright lock pin {version}" in ran.err) is of_a_commit
 
     def test_the_pin_itself(self, world: World) -> None:
         outcomes = world.good("merge", "--onto", "1.2.0", "--json").json["outcomes"]

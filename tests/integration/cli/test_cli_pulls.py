@@ -69,7 +69,8 @@ class TestNew:
         assert pull["number"] == 7
         assert pull["head"] == upstream.repository.git("rev-parse", "refs/pull/7/head")
         assert pull["base"] == upstream.pinned
-        assert toml["title"] == "work 0"
+        assert toml["title"] == "Pull request 7", "of two commits neither speaks for the whole"
+        assert toml["why"] == "Its commits:\n* work 0\n* work 1\n"
         assert toml["upstream"][0]["author"] == "Upstream"
         assert toml["evidence"]["level"] == "claimed"
 
@@ -82,6 +83,41 @@ class TestNew:
         assert carry_toml(world)["pull"]["repository"] == fork.as_uri()
         world.good("carry", "new", "other", "--pull", "7", "--repository", fork.as_uri(), "--title", "Ours")
         assert carry_toml(world, "other")["title"] == "Ours"
+
+    def test_what_comes_with_it_is_listed(self, world: World, upstream: Upstream) -> None:
+        ran = world.good("carry", "new", "--pull", "7")
+        assert "commits  2 since it left the default branch" in ran.out
+        assert ran.out.index("work 0") < ran.out.index("work 1") < ran.out.index("files    1")
+        assert "vllm/clamp.py  +" in ran.out
+        assert "--base" in ran.out
+
+    def test_the_branch_that_it_is_against(self, world: World, upstream: Upstream) -> None:
+        repository = upstream.repository
+        repository.git("branch", "releases/v1", "refs/pull/7/head")
+        repository.pull(8, "releases/v1", [{"vllm/align.py": ALIGN + "# more\n"}])
+        ran = world.good("carry", "new", "--pull", "8", "--base", "releases/v1")
+        assert "commits  1 since it left releases/v1" in ran.out
+        toml = carry_toml(world, "pull-8")
+        assert (toml["title"], toml["pull"]["branch"]) == ("work 0", "releases/v1")
+        repository.pull(8, "releases/v1", [{"vllm/align.py": ALIGN + "# again\n"}])
+        world.good("carry", "refresh", "pull-8")
+        assert carry_toml(world, "pull-8")["pull"]["base"] == repository.git("rev-parse", "releases/v1")
+        assert world.call("carry", "new", "x", "--from", ".", "--base", "main").status == 2
+
+    def test_one_that_changes_nothing(self, world: World, upstream: Upstream) -> None:
+        upstream.repository.pull(8, upstream.pinned, [{}])
+        ran = world.call("carry", "new", "--pull", "8")
+        assert ran.status == 30
+        assert "it changes nothing" in ran.err
+        assert not (world.root / "carries" / "pull-8").exists()
+
+    def test_one_that_no_wheel_can_hold_is_warned_of(self, world: World, upstream: Upstream) -> None:
+        odd = {"vllm/clamp.py": CLAMPED, "vllm/big.py": "#" * (1 << 20) + "\n"}
+        upstream.repository.pull(8, upstream.pinned, [odd])
+        ran = world.good("carry", "new", "--pull", "8")
+        assert "vllm/big.py has 1.0 MiB" in ran.err
+        world.list_carries(["pull-8"])
+        assert "refused" in world.call("merge").out
 
     def test_a_message_that_toml_could_trip_over(self, world: World, upstream: Upstream) -> None:
         upstream.repository.git("checkout", "--quiet", "--detach", upstream.pinned)

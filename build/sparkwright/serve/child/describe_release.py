@@ -118,12 +118,15 @@ def speculative() -> dict[str, list[str]]:
 
 
 def registries() -> dict[str, list[str]]:
-    """Return names of attention backends, types of KV caches, and parsers of tools and of reasoning."""
+    """Return names of attention backends and quantizations, KV types, and parsers of tools and reasoning."""
     cache = importlib.import_module("vllm.config.cache")
     backends = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
     return {
         "attention-backends": sorted(backends.__members__),
         "kv-types": list(getattr(cache, "KV_CACHE_DTYPES", typing.get_args(cache.CacheDType))),
+        "quantizations": list(
+            importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
+        ),
         "tool-parsers": importlib.import_module("vllm.tool_parsers").ToolParserManager.list_registered(),
         "reasoning-parsers": importlib.import_module(
             "vllm.reasoning"
@@ -153,7 +156,7 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, ob
             error = refused_values(parsed)
         except RefusedError as refused:
             error = str(refused)
-        except (TypeError, ValueError, KeyError, argparse.ArgumentTypeError) as wrong:
+        except (Exception, SystemExit) as wrong:  # noqa: BLE001 - whatever it raises, vLLM would not start
             error = f"{type(wrong).__name__}: {wrong}"
         said = [str(one.message) for one in caught if "deprecat" in str(one.message).lower()]
     return {"error": error[:1500], "warnings": said}
@@ -161,24 +164,40 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, ob
 
 def refused_values(parsed: argparse.Namespace) -> str:
     """Return pydantic's errors on values of the speculative and of the other configurations."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     config = importlib.import_module("vllm.config.speculative").SpeculativeConfig
     wrong = []
     given = getattr(parsed, "speculative_config", None) or {}
     for name, value in given.items():
-        field = config.__pydantic_fields__.get(name)
-        if field is None or name == "attention_backend":  # unknown ones and backends are compared by name
-            continue
-        try:
-            TypeAdapter(typing.Annotated[field.annotation, field]).validate_python(value)
-        except ValidationError as error:
-            wrong += [f"speculative-config: {name}: {one['msg']}" for one in error.errors()]
+        if name != "attention_backend":  # backends are compared by name
+            wrong += [f"speculative-config: {name}: {one}" for one in misfits(config, name, value)]
+    # Each engine argument is a field of one of these, which limits what it may be once vLLM starts.
+    for kind in ("cache", "model", "parallel", "scheduler"):
+        module = importlib.import_module(f"vllm.config.{kind}")
+        config = getattr(module, f"{kind.capitalize()}Config")
+        for name, value in vars(parsed).items():
+            if isinstance(value, (int, float)):
+                wrong += [f"--{name.replace('_', '-')}: {one}" for one in misfits(config, name, value)]
     try:
         importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(parsed)
     except (ValidationError, ValueError, TypeError) as error:
         wrong.append(f"{type(error).__name__}: {error}")
     return "; ".join(wrong)
+
+
+def misfits(config: type, name: str, value: object) -> list[str]:
+    """Return pydantic's errors on *value* as the field *name* of *config*; none where it has none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    field = config.__pydantic_fields__.get(name)
+    if field is None:
+        return []
+    try:
+        TypeAdapter(typing.Annotated[field.annotation, field]).validate_python(value)
+    except ValidationError as error:
+        return [str(one["msg"]) for one in error.errors()]
+    return []
 
 
 def main() -> int:

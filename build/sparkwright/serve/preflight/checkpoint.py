@@ -6,6 +6,7 @@ downloaded and nothing is imported.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 from dataclasses import dataclass, field
@@ -148,6 +149,10 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
     def load(file: str) -> dict[str, Any]:
         return _load(folder / file, unreadable) if file in names else {}
 
+    for file in (one for one in TOKENIZERS if one in names and one.endswith(".json")):
+        with contextlib.suppress(OSError), (folder / file).open("rb") as tokenizer:
+            if why := _mark(tokenizer.read(3)):
+                unreadable[file] = why
     index = load(INDEX)
     weights = index.get("weight_map")
     metadata = index.get("metadata")
@@ -177,15 +182,28 @@ def _load(path: Path, unreadable: dict[str, str]) -> dict[str, Any]:
     why = "it is no JSON object"
     try:
         if (size := path.stat().st_size) <= _LARGEST_JSON:
-            found = json.loads(path.read_bytes())
-            if isinstance(found, dict):
+            data = path.read_bytes()
+            found = json.loads(data)
+            mark = _mark(data)
+            if isinstance(found, dict) and not mark:
                 return found
+            why = mark or why
         else:
             why = f"it has {size} bytes"
     except (OSError, ValueError, RecursionError) as error:
         why = str(error)
     unreadable[path.name] = why
     return {}
+
+
+def _mark(data: bytes) -> str:
+    """Return why transformers refuses a JSON file that begins with *data*; empty if it does not."""
+    marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return (
+        "it begins with a byte order mark, which transformers refuses: save it as UTF-8 without"
+        if marked
+        else ""
+    )
 
 
 def _bad_links(folder: Path, files: list[Path]) -> Iterator[BadLink]:

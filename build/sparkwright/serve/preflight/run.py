@@ -45,6 +45,7 @@ from sparkwright.serve.preflight.options import check_options
 from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
+from sparkwright.serve.preflight.template import check_template
 from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
     yield from check_offline(variables, real)
     stated = {recipe.model: stated_bytes(recipe)}
     yield from check_disk(facts.host, cache_folder(variables), real, stated)
+    if not recipe.model.startswith(TINY):
+        yield from check_template(recipe, facts.target)
     weights = recipe.flags.get("load-format") != "dummy"
     yield from check_latent(facts)
     if facts.target is not None:

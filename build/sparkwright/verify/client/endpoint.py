@@ -213,8 +213,10 @@ def check_address(url: str) -> None:
             next_step="leave them out; SPARKWRIGHT_API_KEY holds the key that the server requires",
         )
     if "?" in url or "#" in url:
-        shown = url.partition("#")[0].partition("?")[0]
-        raise _no_address(shown, "it has a query or a fragment")
+        # A value may be a key; its name tells what to leave out.
+        root, mark, rest = re.split(r"([?#])", url, maxsplit=1)
+        names = re.sub(r"[^=&#]+(?=$|[&#])", "…", rest)
+        raise _no_address(f"{root}{mark}{names}", "it has a query or a fragment")
     try:
         parts = urlsplit(url)
         because = "" if parts.port != 0 else "its port is 0"
