@@ -1,13 +1,14 @@
-"""Does a prefix hit of a hybrid model count only what every cache group holds?
+"""Does a hybrid model's prefix hit restore what it counts: each group's blocks, and the state after them?
 
-With a drafter full attention drops the last block that it finds, and a Mamba group must not bring it back.
-First, upstream's coordinator looks prompts up in caches that hold so many blocks of attention, and states
-after some of them: the hit has to be the longest one that all groups hold, with as many blocks in each group.
-Then upstream's scheduler serves conversations, and a worker of the probe's writes into each block which
-tokens went into it: what a hit counts has to hold the tokens of the new prompt.
+Upstream's scheduler serves conversations, and a worker of the probe's writes into each block which tokens
+went into it, and the state where a step ends: what a request goes on from has to be its own tokens. Then
+upstream's coordinator looks prompts up in caches that hold so many blocks of attention, and states after some
+of them: the hit has to be the longest one that all groups hold, with as many blocks in each group.
 
-The defect: a state lies where the longest match ends, in a plain conversation if an answer crosses a block's
-end. The hit then has a block more than full attention found, and that block is a new one.
+Two defects, both with a drafter, for which full attention drops the last block that it finds. A state lies
+where the longest match ends, in a plain conversation if an answer crosses a block's end: the hit then has a
+block more than full attention found, and that block is a new one. And a step with little room ends within a
+block, the next one runs across the block's end, and the first one's state is cached as the whole block's.
 
 Controls: hits without a drafter; states where full attention's hit ends, or before; windows of a drafter,
 which need the block behind a hit; blocks as large as two of Mamba's; and turns without a whole block.
@@ -15,6 +16,7 @@ which need the block behind a hit; blocks as large as two of Mamba's; and turns 
 
 from __future__ import annotations
 
+import random
 from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -197,60 +199,74 @@ class Engine:
         self.model = model
         self.what = f"{model.what}, steps of {budget} tokens"
         self.held: dict[tuple[int, int, int], Tokens] = {}  # by group, block and offset: what went into it
-        self.tables: list[list[int]] = []
-        self.column = -1  # of the state that the request goes on from
+        self.tables: dict[str, list[list[int]]] = {}  # the blocks of a request, by groups
+        self.column: dict[str, int] = {}  # of the state that a request goes on from
+        self.hits: dict[str, int] = {}
 
-    def serve(self, name: str, tokens: Tokens, answer: int) -> int:
-        """Serve one request, check all that it goes on from, and return how many tokens it hit."""
+    def add(self, name: str, tokens: Tokens, answer: int = 1) -> None:
+        """Ask for an answer to *tokens*."""
         self.scheduler.add_request(request(name, tokens, answer))
-        hit = -1
-        for _ in range(LENGTH):
-            step = self.scheduler.schedule()
-            if not step.num_scheduled_tokens:
-                break
-            for new in step.scheduled_new_reqs:
-                begun = hit = new.num_computed_tokens
-                self.tables = [list(ids) for ids in new.block_ids]
-                self.column = begun // BLOCK - 1
-            for ids, computed in zip(
-                step.scheduled_cached_reqs.new_block_ids, step.scheduled_cached_reqs.num_computed_tokens,
-                strict=True,
-            ):  # fmt: skip
-                begun = computed
-                for table, more in zip(self.tables, ids or [[]] * len(self.tables), strict=True):
-                    table.extend(more)
-            self.compute(
-                tuple(self.scheduler.requests[name].all_token_ids), begun, step.num_scheduled_tokens[name]
-            )
-            sampled = [] if self.scheduler.requests[name].is_prefill_chunk else [7]
-            self.scheduler.update_from_output(step, ModelRunnerOutput([name], {name: 0}, [sampled]))
-        expect(not self.scheduler.has_unfinished_requests(), f"{self.what}: {name} is stuck")
-        return hit
 
-    def compute(self, tokens: Tokens, begun: int, count: int) -> None:
-        """Read what lies before *begun*, and write *count* tokens behind it."""
-        end, ended = begun + count, (begun + count - 1) // BLOCK
-        for group, (spec, table) in enumerate(zip(self.model.specs, self.tables, strict=True)):
-            size = spec.block_size
+    def step(self) -> None:
+        """Schedule, compute and report one step."""
+        step = self.scheduler.schedule()
+        begun = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+        for new in step.scheduled_new_reqs:
+            self.hits[new.req_id] = new.num_computed_tokens
+            self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
+            self.column[new.req_id] = new.num_computed_tokens // BLOCK - 1
+        cached = step.scheduled_cached_reqs
+        begun |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            for table, more in zip(self.tables[name], ids or [()] * len(self.tables[name]), strict=True):
+                table.extend(more)
+        for name, start in begun.items():
+            self.read(name, tuple(self.scheduler.requests[name].all_token_ids)[:start])
+        for name, start in begun.items():
+            tokens = tuple(self.scheduler.requests[name].all_token_ids)
+            self.write(name, tokens[: start + step.num_scheduled_tokens[name]], start)
+        names = list(step.num_scheduled_tokens)
+        sampled = [[] if self.scheduler.requests[name].is_prefill_chunk else [7] for name in names]
+        rows = {name: row for row, name in enumerate(names)}
+        self.scheduler.update_from_output(step, ModelRunnerOutput(names, rows, sampled))
+
+    def finish(self) -> None:
+        """Go on until every request is done."""
+        for _ in range(LENGTH):
+            if self.scheduler.has_unfinished_requests():
+                self.step()
+        expect(not self.scheduler.has_unfinished_requests(), f"{self.what}: requests are stuck")
+
+    def read(self, name: str, tokens: Tokens) -> None:
+        """Check that a request's blocks hold these tokens, the ones that it goes on from."""
+        for group, (spec, table) in enumerate(zip(self.model.specs, self.tables[name], strict=True)):
             if isinstance(spec, MambaSpec):
-                state = self.held.get((group, table[self.column], 0), ()) if begun else ()
+                state = self.held.get((group, table[self.column[name]], 0), ()) if tokens else ()
                 expect(
-                    state == tokens[:begun],
-                    f"{self.what}: a request goes on from the state of {len(state)} tokens behind {begun}",
+                    state == tokens,
+                    f"{self.what}: {len(tokens)} tokens on, a request has the state of {len(state)}",
                 )
-                self.held[group, table[ended], 0] = tokens[:end]
                 continue
             wrong = [
-                position for position in range(begun)
-                if self.held.get((group, table[position // size], position % size)) != tokens[: position + 1]
+                position for position in range(len(tokens))
+                if self.held.get((group, table[position // spec.block_size], position % spec.block_size))
+                != tokens[: position + 1]
             ]  # fmt: skip
             expect(
                 not wrong,
-                f"{self.what}: of {begun} tokens that count as computed group {group} has not {len(wrong)}",
+                f"{self.what}: {len(tokens)} tokens count as computed, group {group} lacks {len(wrong)}",
             )
-            for position in range(begun, end):
-                self.held[group, table[position // size], position % size] = tokens[: position + 1]
-        self.column = ended
+
+    def write(self, name: str, tokens: Tokens, start: int) -> None:
+        """Put the last of these tokens into their blocks, and the state after them where a worker puts it."""
+        self.column[name] = (len(tokens) - 1) // BLOCK
+        for group, (spec, table) in enumerate(zip(self.model.specs, self.tables[name], strict=True)):
+            if isinstance(spec, MambaSpec):
+                self.held[group, table[self.column[name]], 0] = tokens
+                continue
+            for position in range(start, len(tokens)):
+                key = group, table[position // spec.block_size], position % spec.block_size
+                self.held[key] = tokens[: position + 1]
 
 
 def check_conversations(model: Model) -> None:
@@ -260,14 +276,48 @@ def check_conversations(model: Model) -> None:
         tokens: Tokens = tuple(range(100, 100 + prompt))
         kept = 0  # a state, a block before the last one that a drafter's rule drops
         for turn in range(4):
-            hit = engine.serve(f"turn {turn}", tokens, answer)
-            expect(
-                hit >= kept,
-                f"{engine.what}: turn {turn} from {prompt} tokens, answers of {answer}, hits {hit} of {kept}",
-            )
+            name = f"turn {turn}"
+            engine.add(name, tokens, answer)
+            engine.finish()
+            what = f"{engine.what}: {name} from {prompt} tokens, answers of {answer}"
+            expect(engine.hits[name] >= kept, f"{what}, hits {engine.hits[name]} tokens of {kept}")
             kept = (len(tokens) // BLOCK - model.drafter) * BLOCK
             tokens += (7,) * answer + tuple(range(1000 * turn, 1000 * turn + 45))
-        engine.serve("again", tokens, 1)
+        engine.add("again", tokens)
+        engine.finish()
+
+
+def check_crowds(model: Model) -> None:
+    """Let prompts share steps, which leaves some a small chunk, and let the next turns come one by one."""
+    for budget in range(33, 80, 5):
+        engine, chance = Engine(model, budget), random.Random(budget)  # noqa: S311
+        turns = [
+            (tuple(range(1000 * kind, 1000 * kind + chance.randint(17, 120))), chance.randint(1, 20))
+            for kind in range(12)
+        ]
+        for kind, (tokens, answer) in enumerate(turns):
+            engine.add(f"first {kind}", tokens, answer)
+        engine.finish()
+        for kind, (tokens, answer) in enumerate(turns):
+            engine.add(f"next {kind}", tokens + (7,) * answer + tuple(range(40)))
+            engine.finish()
+
+
+def check_chunks() -> None:
+    """Begin chunks anywhere: none runs from within a block into the next, and none waits without need."""
+    split = Scheduler._mamba_block_aligned_split  # noqa: SLF001
+    scheduler = Engine(ALONE, 256).scheduler
+    for start, room, prompt in product(range(40), (7, 16, 25, 70), (30, 64, 100)):
+        if start >= prompt:
+            continue
+        chunk = request("chunk", tuple(range(prompt)))
+        chunk.num_computed_tokens = start
+        most = min(room, prompt - start)
+        count = split(scheduler, chunk, most)
+        rest = -start % BLOCK  # of the block that it begins in
+        what = f"from token {start} of {prompt}, {most} at most: a chunk of {count} tokens"
+        expect(0 <= count <= (rest or most), f"{what} runs from within a block into the next one")
+        expect(count or most < (rest or BLOCK), f"{what}, and a block's end is in reach")
 
 
 def probe() -> None:
@@ -275,7 +325,10 @@ def probe() -> None:
     init_none_hash(sha256)
     check_lookups(ALONE)
     check_conversations(ALONE)
+    check_crowds(ALONE)
     for model in (WITHIN, OWN):
         check_conversations(model)
+        check_crowds(model)
+    check_chunks()
     for model in (WITHIN, OWN, WINDOWS, LARGER):
         check_lookups(model)
