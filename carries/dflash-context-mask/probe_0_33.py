@@ -38,8 +38,8 @@ LAST_REJECTED = Case(
 NULL_QUERY = Case("queries in the null block", (Request(29, 2, 0, (3, 4)), first.PLAIN))
 
 
-def run(case: Case) -> Result:
-    """Let the speculator prepare the step, in a batch of at most eight requests."""
+def run(case: Case, rank: int = 0, ranks: int = 1) -> Result:
+    """Let the speculator of a *rank* prepare the step, in a batch of at most eight requests."""
     total, count = sum(one.scheduled for one in case.requests), len(case.requests)
     table = torch.zeros(MOST, COLUMNS, dtype=torch.int32)
     table[:count] = torch.tensor([one.table() for one in case.requests], dtype=torch.int32)
@@ -77,15 +77,15 @@ def run(case: Case) -> Result:
         input_seeds=torch.zeros(MOST, dtype=torch.int64),
         block_table=table,
         block_size=BLOCK,
-        cp_rank=0,
-        cp_size=1,
+        cp_rank=rank,
+        cp_size=ranks,
         cp_interleave=1,
         parallel_drafting_token_id=first.MASK_TOKEN,
         num_query_per_req=QUERIES,
         num_speculative_steps=first.DRAFTED,
         max_num_reqs=MOST,
         max_num_tokens=ROWS,
-        max_model_len=LONGEST,
+        max_model_len=LONGEST * ranks,
     )
     queries = count * QUERIES
     padding = set(query_slots[queries:].tolist())
@@ -133,6 +133,24 @@ def check(case: Case, result: Result) -> None:
     )
 
 
+def check_ranks(ranks: int) -> None:
+    """With context parallelism a column stands for a block on each rank, so that the table ends later."""
+    blocks = tuple(range(1, 1 + COLUMNS))
+    for computed in (LONGEST - 3, ranks * LONGEST - 12, ranks * LONGEST - 5):
+        one = Request(computed, 4, 1, blocks)
+        case = Case(f"{ranks} ranks, from position {computed}", (one,))
+        results = [run(case, rank, ranks) for rank in range(ranks)]
+        positions = [*range(computed, computed + 4), *range(one.last + 1, one.last + 1 + QUERIES)]
+        rows = [result.context_slots + result.query_slots for result in results]
+        for row, position in enumerate(positions):
+            inside = position < ranks * LONGEST and row != 3  # the last context row was rejected
+            offset = position % (BLOCK * ranks)
+            slot = blocks[position // (BLOCK * ranks)] * BLOCK + offset // ranks if inside else 0
+            wanted = [slot if inside and offset % ranks == rank else PADDING_SLOT_ID for rank in range(ranks)]
+            found = [slots[row] for slots in rows]
+            expect(found == wanted, f"{case.what}: position {position} gets slots {found}, not {wanted}")
+
+
 def probe() -> None:
     """Controls first, so that a defect is reported only where healthy steps are right."""
     if get_block_table_width(COLUMNS, BLOCK) != COLUMNS:
@@ -141,3 +159,5 @@ def probe() -> None:
         result = run(case)
         check(case, result)
         first.check_cache(case, "V2", result)
+    for ranks in (1, 2):
+        check_ranks(ranks)

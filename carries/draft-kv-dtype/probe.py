@@ -76,10 +76,17 @@ class Stop(Exception):  # noqa: N818 - not an error: it ends the loading of a mo
         self.config = config
 
 
-def speculative(method: str, dtype: str | None) -> SpeculativeConfig:
-    """Upstream's speculative configuration, checked as always, without a model behind it."""
+def speculative(method: str, dtype: str | None, model_type: str = "") -> SpeculativeConfig:
+    """Upstream's speculative configuration, checked as always, without a model behind it but for its type."""
     setting = {} if dtype is None else {"kv_cache_dtype": dtype}
-    with mock.patch.object(SpeculativeConfig, "__post_init__", lambda _: None):  # noqa: PT008 - a field of the class
+
+    def model(config: SpeculativeConfig) -> None:
+        if model_type:
+            config.draft_model_config = cast(
+                "Any", SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
+            )
+
+    with mock.patch.object(SpeculativeConfig, "__post_init__", model):
         return SpeculativeConfig(method=method, num_speculative_tokens=3, **setting)  # type: ignore[arg-type]
 
 
@@ -229,13 +236,13 @@ def check_refusals() -> None:
                 draft in said and target in said,
                 f"{runner}: target {target} and draft {draft} are not refused: {said!r}",
             )
-    for method in NO_CACHE:
+    for method, model_type in (*((method, "") for method in NO_CACHE), ("mtp", "gemma4_mtp")):
         said = ""
         try:
-            speculative(method, "bfloat16")
+            speculative(method, "bfloat16", model_type)
         except ValueError as refusal:
             said = str(refusal)
-        expect("kv_cache_dtype" in said and method in said, f"method {method} takes a dtype: {said!r}")
+        expect("kv_cache_dtype" in said and method in said, f"{method} {model_type} takes a dtype: {said!r}")
 
 
 def derived(config: Any, **changes: Any) -> Any:

@@ -10,7 +10,8 @@ its own bytes, and the 16-bit pages an eighth more.
 
 It shows, too, where a hybrid model has a drafter with larger pages: planning fails. With the carry the states
 are padded. The tensors that both model runners make of the plan are then written, block by block, and read
-back; and a prompt that is served twice is found in the prefix cache.
+back; a prompt that is served twice is found in the prefix cache; and none waits where a step has less room
+than such a page.
 
 Controls: layers whose pages divide each other, layers of one size, models without NVFP4, hybrid models
 without such a drafter, and pages that no backend can pad.
@@ -168,6 +169,7 @@ MIXED = (
     ("five 16-bit windows for each NVFP4 layer", model((4, full(NVFP4)), (20, windowed(BF16)))),
     ("16-bit windows and a 16-bit drafter", model((4, full(NVFP4)), (4, windowed(BF16)), (2, full(BF16)))),
     ("16-bit windows with wider heads", model((4, full(NVFP4)), (4, windowed(BF16, 2, 256)))),
+    ("16-bit windows, two pages of which are three", model((4, full(NVFP4, 64)), (4, windowed(BF16, 27)))),
 )
 CONTROLS = (
     ("fp8 and 16-bit", model((4, full(FP8)), (4, windowed(BF16))), 1.0),
@@ -317,75 +319,94 @@ def states(spec: MambaSpec) -> list[tuple[torch.Size, torch.dtype]]:
     return [(torch.Size(shape), dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
 
 
-def hits(layers: dict[str, KVCacheSpec], blocks: int, budget: int) -> int:
-    """Blocks of a prompt that are found in the prefix cache when it comes a second time."""
+def scheduler_of(layers: dict[str, KVCacheSpec], budget: int, longest_chunk: int = 0) -> Scheduler:
+    """Upstream's scheduler for these layers, by so many tokens a step, and of one prompt at most."""
     config = VllmConfig(
         scheduler_config=SchedulerConfig(
-            max_num_seqs=4, max_num_batched_tokens=budget, max_model_len=LONGEST, is_encoder_decoder=False
+            max_num_seqs=4, max_num_batched_tokens=budget, max_model_len=LONGEST, is_encoder_decoder=False,
+            long_prefill_token_threshold=longest_chunk,
         ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
         device_config=DeviceConfig("cpu"),
-    )
+    )  # fmt: skip
     config.cache_config.mamba_cache_mode = "align"
     config.model_config = Model(architectures=[""], max_model_len=LONGEST, runner_type="generate")  # type: ignore[assignment]
     plan = plan_of(layers)
     config.cache_config.num_gpu_blocks = plan.num_blocks
     scheduler_block, hash_block = resolve_kv_cache_block_sizes(plan, config)
-    scheduler = Scheduler(
+    init_none_hash(sha256)
+    return Scheduler(
         vllm_config=config,
         kv_cache_config=plan,
         structured_output_manager=mock.MagicMock(**{"should_advance.return_value": False}),
         block_size=scheduler_block,
         hash_block_size=hash_block,
     )
-    init_none_hash(sha256)
-    found = [
-        serve(scheduler, Request(
-            request_id=name,
-            prompt_token_ids=list(range(blocks * BLOCK + 5)),
-            sampling_params=SamplingParams(max_tokens=1),
-            pooling_params=None,
-            block_hasher=get_request_block_hasher(hash_block, sha256),
-        ))
-        for name in ("first", "second")
-    ]  # fmt: skip
-    return found[1] // BLOCK
 
 
-def serve(scheduler: Scheduler, request: Request) -> int:
+def request(name: str, tokens: int, answer: int = 1) -> Request:
+    """A request for so many tokens; all begin alike."""
+    return Request(
+        request_id=name,
+        prompt_token_ids=list(range(tokens)),
+        sampling_params=SamplingParams(max_tokens=answer),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(BLOCK, sha256),
+    )
+
+
+def report(scheduler: Scheduler, planned: Any) -> None:
+    """Tell the scheduler that each request that is through with its prompt has one more token."""
+    names = list(planned.num_scheduled_tokens)
+    sampled = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
+    rows = {name: row for row, name in enumerate(names)}
+    scheduler.update_from_output(planned, ModelRunnerOutput(names, rows, sampled))
+
+
+def serve(scheduler: Scheduler, one: Request) -> int:
     """Serve one request to its end; returns how many of its tokens were found in the prefix cache."""
-    scheduler.add_request(request)
+    scheduler.add_request(one)
     found = 0
     for step in range(LONGEST):
         planned = scheduler.schedule()
         expect(bool(planned.num_scheduled_tokens), f"no token of a prompt is scheduled in step {step}")
         if not step:
             found = planned.scheduled_new_reqs[0].num_computed_tokens
-        name, done = request.request_id, request.num_computed_tokens >= request.num_prompt_tokens
-        scheduler.update_from_output(
-            planned,
-            ModelRunnerOutput([name], {name: 0}, [[7] if done else []]),
-        )
+        report(scheduler, planned)
         if not scheduler.has_unfinished_requests():
             return found
     raise ValueError("a request is not finished")
 
 
 def check_prefix_hits() -> None:
-    """Mamba's states have to be kept where a hit of all groups can end."""
+    """Mamba's states have to be kept where a hit of all groups can end, and no prompt waits for that."""
+    several, few = 5 * BLOCK + 3, BLOCK + 3  # tokens: of several blocks, of less than a drafter's page
     for what, drafter, step in (("of the target's dtype", FP8, 1), ("with larger pages", BF16, 2)):
         layers: dict[str, KVCacheSpec] = {
             name: replace(spec, mamba_cache_mode="align") if isinstance(spec, MambaSpec) else spec
             for name, spec in hybrid(FP8, drafter).items()
         }
         for blocks in range(2, 8):
-            for budget in (5 * BLOCK + 3, BLOCK + 3):  # tokens a step: of several blocks, of less than a page
-                found = hits(layers, blocks, budget)
-                wanted = blocks // step * step if budget > step * BLOCK else 0
+            for budget, longest_chunk in ((several, 0), (few, 0), (several, few)):
+                scheduler = scheduler_of(layers, budget, longest_chunk)
+                serve(scheduler, request("first", blocks * BLOCK + 5))
+                found = serve(scheduler, request("second", blocks * BLOCK + 5)) // BLOCK
                 expect(
-                    found >= wanted,
-                    f"drafter {what}: {found} of {blocks} blocks are found again, by {budget} tokens a step",
+                    found >= blocks // step * step,
+                    f"drafter {what}: {found} of {blocks} blocks are found again, by {budget} tokens a step, "
+                    f"{longest_chunk or budget} of a prompt",
                 )
+        scheduler = scheduler_of(layers, 2 * BLOCK)
+        scheduler.add_request(request("decoding", 5, answer=50))
+        report(scheduler, scheduler.schedule())
+        scheduler.add_request(request("waiting", 7 * BLOCK))
+        for _ in range(7):
+            planned = scheduler.schedule()
+            expect(
+                planned.num_scheduled_tokens.get("waiting"),
+                f"drafter {what}: a prompt waits for as long as another request decodes beside it",
+            )
+            report(scheduler, planned)
 
 
 def probe() -> None:
@@ -408,6 +429,13 @@ def probe() -> None:
     for what, layers in MIXED:
         check(f"NVFP4 beside {what}", layers, 1.13)
         check_plan(layers)
+    # So many windows lose more by an eighth each than one NVFP4 layer by its padding.
+    many = unify_kv_cache_spec_page_size(model((1, full(NVFP4)), (8, windowed(BF16))))
+    windows = [spec for spec in many.values() if isinstance(spec, SlidingWindowSpec)]
+    expect(
+        {bytes_a_token(spec) for spec in windows} == {bytes_a_token(windowed(BF16))},
+        "eight 16-bit windows are padded for one NVFP4 layer, and lose more than it gains",
+    )
     for pair in HYBRID:
         check_hybrid(*pair)
     check_prefix_hits()

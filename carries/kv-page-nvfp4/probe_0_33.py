@@ -194,6 +194,7 @@ MIXED = (
         model((6, full(NVFP4)), (4, windowed(BF16)), (1, full(BF16))),
     ),
     ("16-bit windows with wider heads", model((4, full(NVFP4)), (4, windowed(BF16, 2, 256)))),
+    ("16-bit windows, two pages of which are three", model((4, full(NVFP4, 64)), (4, windowed(BF16, 27)))),
 )
 CONTROLS = (
     ("fp8 and 16-bit", model((4, full(FP8)), (4, windowed(BF16))), 1.0),
@@ -273,3 +274,10 @@ def probe() -> None:
     for spec in planned(plan(MIXED[0][1])).values():
         size = BLOCK * (4 if cast("AttentionSpec", spec).kv_quant_mode.is_nvfp4 else 1)
         expect(spec.block_size == size, f"blocks of {spec.block_size} tokens instead of {size}")
+    # So many windows lose more by an eighth each than one NVFP4 layer by its padding.
+    many = planned(plan(model((1, full(NVFP4)), (8, windowed(BF16)))))
+    windows = [spec for spec in many.values() if isinstance(spec, SlidingWindowSpec)]
+    expect(
+        {bytes_a_token(spec) for spec in windows} == {bytes_a_token(windowed(BF16))},
+        "eight 16-bit windows are padded for one NVFP4 layer, and lose more than it gains",
+    )

@@ -470,7 +470,9 @@ def check_layouts(layout: str) -> None:
     if not any(group.kv_cache_spec.page_size_padded for group in allocate(uneven).groups):
         raise ValueError("the pages that should need padding need none")
     check_bytes(f"{layout}, one layer with memory of its own", allocate(mixed))
-    check_bytes(f"{layout}, padded pages", allocate(uneven))
+    padded = allocate(uneven)
+    for order in (padded.groups, padded.groups[::-1]):  # larger pages last, and first
+        check_bytes(f"{layout}, padded pages", replace(padded, groups=order))
     check_bytes(f"{layout}, packed pages", allocate(mixed, packed=True))
     check_bytes(f"{layout}, packed and padded pages", allocate(uneven, packed=True))
     split = model((5, full(FP8)), (4, windowed(BF16)))

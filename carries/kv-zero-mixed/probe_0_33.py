@@ -16,6 +16,7 @@ without scales in the cache, formats that upstream zeroes for, and blocks that a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from unittest import mock
@@ -267,6 +268,9 @@ def probe() -> None:
         check_recorded(what, layers, zeroes=True)
     for what, layers in LEFT:
         check_recorded(what, layers, zeroes=False)
+    config = plan(DEFECTS[0][1])
+    config.kv_cache_groups[1] = replace(config.kv_cache_groups[1], host_resident=True)
+    expect(not config.needs_kv_cache_zeroing, "blocks are zeroed for layers whose memory is the host's")
     with mock.patch.object(torch_utils, "PIN_MEMORY", new=False):  # a CPU build of torch has none
         for layout in LAYOUTS:
             for what, layers in DEFECTS:

@@ -10,7 +10,7 @@ A state is the tokens that went into it, so that a wrong one shows.
 The layers are those of Qwen3.6-27B in FP8: with twelve drafts, blocks of 1696 tokens for full attention and
 for the states. Where `--kv-cache-dtype-skip-layers` keeps a drafter's windows in 16 bits, half as many of
 their tokens fit into a page. Healthy: whatever the drafter's blocks are, each step starts from the state of
-all tokens before it.
+all tokens before it, and leaves a block with the state after the block's last token.
 
 Controls: the drafter's blocks are as large as Mamba's, or full attention's larger ones; no drafter at all;
 and repeated prompts hit all that the blocks allow.
@@ -88,7 +88,7 @@ class Model(NamedTuple):
         full: Any = FullAttentionSpec(
             self.scale * self.states, num_kv_heads=4, head_size=256, dtype=torch.uint8
         )
-        layers = {f"layers.{index}": full if index % 4 == 3 else state for index in range(16)}
+        layers = {f"layers.{index}": full if index % 4 == 0 else state for index in range(16)}
         if self.windows:
             window: Any = SlidingWindowSpec(
                 self.windows, num_kv_heads=8, head_size=128, dtype=torch.bfloat16, sliding_window=2048,
@@ -108,6 +108,7 @@ DEFECTS = (
     Model("16-bit windows with twice as many heads", 424),
     Model("windows of a backend with blocks of 64 tokens", 64),
     Model("16-bit windows, and states that a prefill exports", 848, exports=True),
+    Model("16-bit windows whose blocks do not divide Mamba's", 816, drafts=7),
 )
 
 
@@ -122,7 +123,8 @@ def serving(model: Model, batch: int) -> Any:
     return SimpleNamespace(
         cache_config=SimpleNamespace(
             num_gpu_blocks=None, num_gpu_blocks_override=2000, block_size=model.scale * model.states,
-            mamba_block_size=model.states, mamba_cache_mode="align", enable_prefix_caching=True,
+            # Workers set theirs to the block of states; this is another process's, and stays as it was.
+            mamba_block_size=16, mamba_cache_mode="align", enable_prefix_caching=True,
             prefix_match_unit=None, prefix_cache_retention_interval=None,
             enable_mamba_shared_prefix_checkpoint=False, kv_cache_layout=layout.name,
             get_resolved_kv_cache_layout=lambda: layout,
@@ -180,7 +182,7 @@ class Engine:
             cache_hit_alignment_tokens=groups.cache_hit_alignment_tokens,
         )  # fmt: skip
         self.what = f"{model.what}, steps of {batch} tokens"
-        self.size = model.states
+        self.size, self.exports = model.states, model.exports
         self.mamba = [
             index for index, group in enumerate(groups.kv_cache_groups)
             if isinstance(group.kv_cache_spec, MambaSpec)
@@ -219,6 +221,11 @@ class Engine:
             tokens = tuple(self.scheduler.requests[name].all_token_ids)
             end = start + step.num_scheduled_tokens[name]
             before, self.column[name] = self.column[name], -(-end // self.size) - 1
+            left = self.column[name] > before >= 0 and not self.exports
+            expect(
+                not left or start == (before + 1) * self.size,
+                f"{self.what}: the block up to {(before + 1) * self.size} is left with the state of {start}",
+            )
             for table in self.tables[name]:
                 if start:
                     state = self.states.get(table[before], ())

@@ -199,7 +199,7 @@ def odd() -> list[str]:
     """Numbers of segments, orders of columns, blocks and numbers of warps that are not those to be chosen."""
     import replay
 
-    return odd_numbers() + overrun() + odd_halves() + odd_blocks() + replay.odd_warps()
+    return odd_numbers() + odd_cache() + overrun() + odd_halves() + odd_blocks() + replay.odd_warps()
 
 
 def odd_numbers() -> list[str]:
@@ -231,6 +231,34 @@ def odd_numbers() -> list[str]:
                 if not least <= whole <= most or windowed > TILES_OF_40:
                     batch = f"{requests} x {queries}, heads of {size}, {units} multiprocessors"
                     found.append(f"{whole}, {windowed} in a window, for {batch}")
+    return found
+
+
+def odd_cache() -> list[str]:
+    """A batch of no tokens that is split, numbers that are kept for ever or not at all, and sums that vary.
+
+    Host memory is the card's where both share it, and batches have ever new shapes.
+    """
+    found = []
+    if kv.nvfp4_segments(1024, 0, 0, 16, 128, torch.bfloat16, 0) != 1:
+        found.append("a batch of no tokens is split")
+    for taken in (*range(1, 5000), 1, 2):
+        kv.nvfp4_segments(1024, taken, 1 + taken // 8, 16, 128, torch.bfloat16, 0)
+    seen = kv.nvfp4_segments.cache_info()
+    if seen.currsize >= 5000:
+        found.append(f"numbers of {seen.currsize} shapes are kept")
+    for taken in range(4990, 5000):
+        kv.nvfp4_segments(1024, taken, 1 + taken // 8, 16, 128, torch.bfloat16, 0)
+    if kv.nvfp4_segments.cache_info().hits < seen.hits + 10:
+        found.append("numbers of shapes that come again are computed again")
+    scene = fill(MIXED._replace(segmented=True))
+    query = torch.randn(sum(MIXED.queries), MIXED.heads, MIXED.head_size)
+    with mock.patch.object(reader, "is_batch_invariant", new=True), segmented(3):
+        invariant = read(scene, query)
+    with segmented(1):
+        whole = read(scene, query)
+    if not invariant.equal(whole):
+        found.append("a context is split where sums must not depend on the batch")
     return found
 
 

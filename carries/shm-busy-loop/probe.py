@@ -37,6 +37,7 @@ class World:
         self.poller = reader._spin_condition.poller
         self.now = self.spun = 0.0
         self.sleeps = 0
+        self.waits: list[int | None] = []  # milliseconds that the reader would sleep for at most
         self.due: list[float] = []
         self.written = 0
         self.notifies = True
@@ -62,6 +63,7 @@ class World:
         """Let the reader sleep until the next message, or until its notification is lost."""
         if early := self.poller.poll(timeout=0):
             return early  # about a message that it has read already
+        self.waits.append(timeout)
         limited = timeout is not None and timeout <= NOTICE_MS
         expect(self.notifies or limited, "an idle reader depends on a notification that may be lost")
         self.sleeps += 1
@@ -70,6 +72,16 @@ class World:
         while not (events := self.poller.poll(timeout=5)) and self.notifies:
             self.writer._spin_condition.notify()  # libzmq drops one that in real time follows too soon
         return events
+
+    def wait(self, timeout_ms: int) -> None:
+        """Let an idle reader wait for so long at most, and read the message that comes then."""
+        self.now += 60.0
+        self.due = [self.now + 60.0]
+        self.waits.clear()
+        self.reader._spin_condition.wait(timeout_ms=timeout_ms)
+        longest = max((NOTICE_MS if wait is None else wait for wait in self.waits), default=0)
+        expect(longest <= timeout_ms, f"a reader that is to wait {timeout_ms} ms waits {longest}")
+        self.reader.dequeue(indefinite=True)
 
     def read(self, count: int, gap: float) -> None:
         """Read *count* messages that are written every *gap* seconds, in order."""
@@ -116,6 +128,8 @@ def probe() -> None:
             queue.spun < 10 * 10e-3,
             f"of 200 ms between ten steps, a reader spins for {queue.spun * 1e3:.0f} ms",
         )
+        for timeout_ms in (1, 200):
+            queue.wait(timeout_ms)
         queue.notifies = False
         queue.read(2, gap=60.0)
         queue.read(2, gap=20e-3)
