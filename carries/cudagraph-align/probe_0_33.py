@@ -1,11 +1,13 @@
-"""Are whole graphs aligned with speculative decoding, and do piecewise ones need no alignment, in vLLM 0.33.0?
+"""Are whole graphs aligned with drafts, and need piecewise ones no alignment, in vLLM 0.33.0?
 
-Model runner V2, the default there, sizes its own graphs: upstream's `CudaGraphManager` lists them and finds one for
-each batch; a few numbers around it are stand-ins. With K drafted tokens a decode step has 1 + K rows for each request.
+Model runner V2, the default there, sizes its own graphs: upstream's `CudaGraphManager` lists them and
+finds one for each batch; a few numbers around it are stand-ins. With K drafted tokens a decode step has 1
++ K rows for each request.
 
-Healthy: a whole graph holds a number of whole requests, in rows and in requests alike, and takes no step that is not of decodes;
-each decode batch that an aligned size can hold gets one; a piecewise graph pads rows and no requests. The sizes that a
-configuration gives are left to the manager, so that none of them can stop a start.
+Healthy: a whole graph holds a number of whole requests, in rows and in requests alike, and takes no step
+that is not of decodes; each decode batch that an aligned size can hold gets one; a piecewise graph pads
+rows and no requests. The sizes that a configuration gives are left to the manager, so that none of them
+can stop a start.
 """
 
 from __future__ import annotations
@@ -101,14 +103,18 @@ def check_decodes(case: Case, graphs: cudagraph_utils.CudaGraphManager) -> None:
         what = f"{case}: {requests} decodes of {rows} rows"
         graph = graphs.dispatch(requests, rows, case.query_len, 0, case.query_len)
         if case.mode.decode_mode() == CUDAGraphMode.FULL and rows <= largest:
-            expect(graph.cg_mode == CUDAGraphMode.FULL, f"{what} get no whole graph, and {largest} rows have one")
+            expect(
+                graph.cg_mode == CUDAGraphMode.FULL, f"{what} get no whole graph, and {largest} rows have one"
+            )
         if graph.cg_mode == CUDAGraphMode.FULL:
             expect(
                 graph.num_reqs is not None and graph.num_reqs * case.query_len == graph.num_tokens >= rows,
                 f"{what} get a whole graph of {graph.num_tokens} rows for {graph.num_reqs} requests",
             )
         elif graph.cg_mode == CUDAGraphMode.PIECEWISE:
-            expect(graph.num_reqs is None, f"{what}: a piecewise graph pads them to {graph.num_reqs} requests")
+            expect(
+                graph.num_reqs is None, f"{what}: a piecewise graph pads them to {graph.num_reqs} requests"
+            )
             expect(graph.num_tokens >= rows, f"{what}: a piecewise graph has {graph.num_tokens} rows")
 
 

@@ -1,32 +1,34 @@
 """Does model runner V2 give its DFlash drafter one count of rows, whatever was padded, in vLLM 0.33.0?
 
-V1's proposer fails the first probe there, too, and nothing pads what it is given; V2, the default, serves DFlash. Its
-speculator runs `propose` with its real kernel, in Triton's interpreter, on a batch of 17 requests: as it
-is, with the target's rows padded to 24 as for a captured graph, and with a graph of 24 requests for the drafter itself. What attention
-is given is noted in the place of a backend's builder; graphs and the draft model are stand-ins.
+V1's proposer fails the first probe there, too, and nothing pads what it is given; V2, the default, serves
+DFlash. Its speculator runs `propose` with its real kernel, in Triton's interpreter, on a batch of 17
+requests: as it is, with the target's rows padded to 24 as for a captured graph, and with a graph of 24
+requests for the drafter itself. What attention is given is noted in the place of a backend's builder;
+graphs and the draft model are stand-ins.
 
-Healthy: table, lengths and query starts have one count of rows, that of the requests or of the drafter's own graph. What the
-requests' rows hold does not depend on padding, and rows behind them are of no request: no length, no queries, no slots.
+Healthy: table, lengths and query starts have one count of rows, that of the requests or of the drafter's
+own graph. What the requests' rows hold does not depend on padding, and rows behind them are of no
+request: no length, no queries, no slots.
 """
-
-# ruff: noqa: SLF001 - what the speculator keeps is private
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from probekit import expect
 from torch.nn.functional import pad
 from vllm.config import CUDAGraphMode
-from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
 
 REQUESTS, PADDED, MOST = 17, 24, 32
 DRAFTED = 3
@@ -113,7 +115,9 @@ class Speculator(DFlashSpeculator):  # type: ignore[misc]
             cp_interleave=1,
         ))  # fmt: skip
 
-    def _dispatch(self, requests: int, tokens: int, *_: object, **_options: object) -> BatchExecutionDescriptor:
+    def _dispatch(
+        self, requests: int, tokens: int, *_: object, **_options: object
+    ) -> BatchExecutionDescriptor:
         if self.way.graph is None:
             return BatchExecutionDescriptor(CUDAGraphMode.NONE, tokens, requests)
         return BatchExecutionDescriptor(CUDAGraphMode.FULL, self.way.graph * QUERIES, self.way.graph, QUERIES)
@@ -164,11 +168,10 @@ def metadata(way: Way) -> CommonAttentionMetadata:
 
 def tensors(seen: CommonAttentionMetadata) -> dict[str, torch.Tensor]:
     """Return what has a row for each request, or for each query."""
-    assert seen.seq_lens_cpu_upper_bound is not None
     return {
         "block table": seen.block_table_tensor,
         "sequence lengths": seen.seq_lens,
-        "sequence lengths on the host": seen.seq_lens_cpu_upper_bound,
+        "sequence lengths on the host": cast("torch.Tensor", seen.seq_lens_cpu_upper_bound),
         "queries": seen.query_start_loc.diff(),
         "queries on the host": seen.query_start_loc_cpu.diff(),
         "slots": seen.slot_mapping.view(-1, QUERIES),
@@ -185,7 +188,10 @@ def check(way: Way, wanted: dict[str, torch.Tensor]) -> None:
         expect(torch.equal(rows[:REQUESTS], wanted[name]), f"{way.what}: {name} of the requests differ")
     behind = {name: rows[REQUESTS:] for name, rows in found.items()}
     expect(not behind["sequence lengths"].any(), f"{way.what}: padding has a length")
-    expect(not behind["queries"].any() and not behind["queries on the host"].any(), f"{way.what}: padding has queries")
+    expect(
+        not behind["queries"].any() and not behind["queries on the host"].any(),
+        f"{way.what}: padding has queries",
+    )
     expect(bool((behind["slots"] == PAD_SLOT_ID).all()), f"{way.what}: padding has slots")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -34,7 +35,7 @@ STARTS = torch.arange(0, (REQUESTS + 1) * TOKENS, TOKENS, dtype=torch.int32)
 
 @triton.jit
 def exp(x):  # noqa: ANN001, ANN201 - Triton's
-    """Stand in for the modules' `exp`: the interpreter does not know a function of Triton's by another name."""
+    """Stand in for the modules' `exp`, a function of Triton's that the interpreter misses by that name."""
     return tl.exp(x)
 
 
@@ -73,13 +74,13 @@ def check(what: str, run: Run) -> None:
             return run([count if index == request else 2 for index in range(REQUESTS)])
 
         proper = [of(count) for count in range(1, TOKENS + 1)]
-        distinct = all(not torch.equal(one, other) for one, other in zip(proper, proper[1:], strict=False))
+        distinct = all(not torch.equal(one, other) for one, other in pairwise(proper))
         expect(distinct, f"{what}: the states of different counts are the same")
         for count, nearest in ((0, 0), (-3, 0), (TOKENS + 1, DRAFTS), (TOKENS + 6, DRAFTS)):
             found = of(count)
             expect(
                 torch.equal(found, proper[nearest]),
-                f"{what}: {count} accepted tokens of {TOKENS} take request {request} to a state that is not its own",
+                f"{what}: {count} accepted tokens of {TOKENS} take request {request} to another state",
             )
 
 
@@ -100,7 +101,7 @@ def inputs() -> dict[str, torch.Tensor]:
     return {name: rows(1, REQUESTS * TOKENS, HEADS, HEAD, seed=seed) for seed, name in enumerate("qkv", 10)}
 
 
-def gated(rule: Callable[..., tuple[torch.Tensor, torch.Tensor]], per_channel: bool = False) -> Recurrent:
+def gated(rule: Callable[..., tuple[torch.Tensor, torch.Tensor]], *, per_channel: bool = False) -> Recurrent:
     """Adapt *rule*, which takes ready gates: one for each head, or one for each channel of it."""
 
     def run(states: torch.Tensor, table: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Does a wrong count of accepted tokens leave a request with a state of its own, in vLLM 0.24.0?
 
-Upstream's kernels of the gated delta net run in Triton's interpreter. Healthy: a count of zero or less acts
-as one, a count above 1 + K as 1 + K. Controls, true of every tree: counts from 1 to 1 + K choose the state
-that they name.
+Upstream's kernels of the gated delta net run in Triton's interpreter. Healthy: a count of zero or less
+acts as one, a count above 1 + K as 1 + K. Controls, true of every tree: counts from 1 to 1 + K choose the
+state that they name.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The checks are those of the first probe. The kernels have moved, and GLM-5.3 and Kimi-K3 have copies.
 """
 
+# ruff: noqa: E402 - stand-ins of packages come before what is in them
+
 from __future__ import annotations
 
 import sys
@@ -22,7 +24,9 @@ from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_upd
 from vllm.models.glm5next.nvidia.ops.third_party.kda import fused_recurrent as glm
 from vllm.models.kimi_k3.nvidia.ops.third_party.kda import fused_recurrent as kimi
 from vllm.third_party.flash_linear_attention.ops import fused_recurrent
-from vllm.third_party.flash_linear_attention.ops.fused_sigmoid_gating import fused_sigmoid_gating_delta_rule_update
+from vllm.third_party.flash_linear_attention.ops.fused_sigmoid_gating import (
+    fused_sigmoid_gating_delta_rule_update,
+)
 from vllm.third_party.flash_linear_attention.ops.kda import fused_recurrent_kda_fwd
 
 

@@ -1,10 +1,12 @@
 """Is the start of a prompt a prefill for the metadata of gated delta nets, however short it is?
 
-Batches go through upstream's builder. A decode takes its state from the request's slot, where the start of a prompt finds
-what the slot's last owner left; a prefill has a mark for each request that has no state yet.
+Batches go through upstream's builder. A decode takes its state from the request's slot, where the start
+of a prompt finds what the slot's last owner left; a prefill has a mark for each request that has no state
+yet.
 
-Healthy: a prompt's first token counts as a prefill without a state. Controls, true of every tree: longer starts,
-later tokens of a prompt, decodes, and batches of captures, which have the shape of prompts' starts.
+Healthy: a prompt's first token counts as a prefill without a state. Controls, true of every tree: longer
+starts, later tokens of a prompt, decodes, and batches of captures, which have the shape of prompts'
+starts.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ BATCHES = (
     Batch("a prompt of one token", (ONLY,), decodes=0, stateless=(0,)),
     Batch("a prompt's first token behind decodes", (DECODE, LATER, START), decodes=2, stateless=(0,)),
     Batch("two prompts' first tokens", (START, ONLY), decodes=0, stateless=(0, 1)),
-    Batch("a prompt's first token before a prompt of six", (DECODE, START, LONG), decodes=1, stateless=(0, 1)),
+    Batch(
+        "a prompt's first token before a prompt of six", (DECODE, START, LONG), decodes=1, stateless=(0, 1)
+    ),
     Batch("a prompt's first token behind a later chunk", (DECODE, CHUNK, START), decodes=1, stateless=(1,)),
 )
 
@@ -73,7 +77,10 @@ def build(batch: Batch, *, speculative: bool) -> GDNAttentionMetadata:
     builder.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(mamba_cache_mode="none"))
     builder.gdn_prefill_backend = "triton"
     # 0.33.0 asks for these two.
-    builder.plan_flashinfer_checkpoints, builder.checkpoint_builder = False, mock.Mock(**{"build.return_value": None})
+    builder.plan_flashinfer_checkpoints, builder.checkpoint_builder = (
+        False,
+        mock.Mock(**{"build.return_value": None}),
+    )
     builder.use_spec_decode, builder.num_spec = speculative, DRAFTS if speculative else 0
     builder.use_full_cuda_graph, builder.decode_cudagraph_max_bs = False, 0
 
@@ -90,13 +97,20 @@ def build(batch: Batch, *, speculative: bool) -> GDNAttentionMetadata:
         num_actual_tokens=sum(tokens),
         max_query_len=max(tokens),
         max_seq_len=int(lengths.max()),
-        block_table_tensor=torch.arange(1, 1 + len(tokens) * (1 + DRAFTS), dtype=torch.int32).view(len(tokens), -1),
+        block_table_tensor=torch.arange(1, 1 + len(tokens) * (1 + DRAFTS), dtype=torch.int32).view(
+            len(tokens), -1
+        ),
         slot_mapping=torch.zeros(sum(tokens), dtype=torch.int64),
         is_prefilling=(
-            computed < torch.tensor([request.prompt for request in batch.requests]) if batch.tells_prompts else None
+            computed < torch.tensor([request.prompt for request in batch.requests])
+            if batch.tells_prompts
+            else None
         ),
     )
-    with mock.patch.object(torch_utils, "PIN_MEMORY", False), mock.patch.object(backend_utils, "PIN_MEMORY", False):
+    with (
+        mock.patch.multiple(torch_utils, PIN_MEMORY=False),
+        mock.patch.multiple(backend_utils, PIN_MEMORY=False),
+    ):
         return builder.build(0, common)
 
 
@@ -112,7 +126,8 @@ def check(batch: Batch, *, speculative: bool) -> None:
         right = [index not in batch.stateless for index in range(prefills)]
         expect(states == right, f"{batch.what}: prefills that have a state are {states}, not {right}")
         expect(
-            built.prefill_state_indices.tolist() == [1 + 4 * row for row in range(batch.decodes, len(batch.requests))],
+            built.prefill_state_indices.tolist()
+            == [1 + 4 * row for row in range(batch.decodes, len(batch.requests))],
             f"{batch.what}: prefills have other requests' slots",
         )
 

@@ -1,8 +1,8 @@
 """Do both model runners of vLLM 0.24.0 replay decode graphs for decodes only?
 
-A step goes through upstream's `execute_model` up to the choice of a graph. What comes before, updating the batch
-and filling buffers, has stand-ins. V1 chooses by its own dispatcher among the graphs of FULL_AND_PIECEWISE; V2 says how
-many tokens each decode has, or that the step is none of decodes.
+A step goes through upstream's `execute_model` up to the choice of a graph. What comes before, updating
+the batch and filling buffers, has stand-ins. V1 chooses by its own dispatcher among the graphs of
+FULL_AND_PIECEWISE; V2 says how many tokens each decode has, or that the step is none of decodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.v1.worker.gpu import model_runner as v2
 SIZES = [1, 2, 4, 8, 12, 16]
 
 
-class Chosen(Exception):
+class Chosen(Exception):  # noqa: N818 - no error
     """Ends a step as soon as its graph is chosen."""
 
 
@@ -42,7 +42,8 @@ class V1(v1.GPUModelRunner):
 class V2(v2.GPUModelRunner):
     """Upstream's runner, without what needs a model or a GPU."""
 
-    def update_pp_decode_requests(self) -> None: ...
+    def update_pp_decode_requests(self) -> None:
+        """There are no pipelines."""
 
     def _update(self, *_args: object) -> None: ...
 
@@ -107,7 +108,7 @@ def v1_replays(step: Step) -> bool:
 
 
 def v2_replays(step: Step, *, dummy: bool = False) -> bool:
-    """Whether *step* is for V2 one of decodes of 1 + K tokens; a dummy one is of requests that no row holds."""
+    """Whether *step* is for V2 one of decodes of 1 + K tokens; no row holds the requests of a dummy one."""
     made = V2.__new__(V2)
     made.__dict__.update(
         block_tables=mock.Mock(),

@@ -39,7 +39,9 @@ STEPS = (
     Step("two decodes of 1 + K", 3, (DRAFTED, DRAFTED), decodes=True),
     Step("the first decode after a prompt", 3, (Request(50, 50, 4, 3),), decodes=True),
     Step("two decodes without speculation", 0, (DECODED, DECODED), decodes=True),
-    Step("the last token of a prompt, with a state before it", 0, (Request(50, 49, 1), DECODED), decodes=True),
+    Step(
+        "the last token of a prompt, with a state before it", 0, (Request(50, 49, 1), DECODED), decodes=True
+    ),
     Step("a prompt of K tokens", 3, (Request(3, 0, 3),), decodes=False),
     Step("a decode beside one without drafts", 3, (DRAFTED, DECODED), decodes=False),
     Step("decodes with fewer drafts than K", 3, (Request(50, 60, 3, 2),) * 2, decodes=False),
@@ -49,7 +51,12 @@ STEPS = (
     Step("three prompts of 1 + K tokens", 3, (Request(4, 0, 4),) * 3, decodes=False),
     Step("the last 1 + K tokens of a prompt", 3, (Request(104, 100, 4),), decodes=False),
     Step("1 + K tokens in the middle of a prompt", 3, (Request(200, 100, 4),), decodes=False),
-    Step("1 + K tokens in the middle of a prompt, drafts among them", 3, (Request(200, 100, 4, 2),), decodes=False),
+    Step(
+        "1 + K tokens in the middle of a prompt, drafts among them",
+        3,
+        (Request(200, 100, 4, 2),),
+        decodes=False,
+    ),
     Step("a decode beside a prompt of 1 + K tokens", 3, (DRAFTED, Request(4, 0, 4)), decodes=False),
     Step("1 + K outputs computed again after preemption", 3, (Request(50, 60, 4, known=64),), decodes=False),
     Step("a prompt of one token, without speculation", 0, (Request(1, 0, 1),), decodes=False),
@@ -64,7 +71,9 @@ def scheduled(step: Step) -> Any:
         num_scheduled_tokens=tokens,
         total_num_scheduled_tokens=sum(tokens.values()),
         scheduled_spec_decode_tokens={
-            name: [7] * request.drafts for name, request in zip(tokens, step.requests, strict=True) if request.drafts
+            name: [7] * request.drafts
+            for name, request in zip(tokens, step.requests, strict=True)
+            if request.drafts
         },
         scheduled_encoder_inputs={},
     )

@@ -1,11 +1,12 @@
-"""Does a worker on unified memory outlive what the host does to it while it starts and while it goes to sleep?
+"""Does a worker on unified memory outlive what the host does while it starts, and goes to sleep?
 
-`Worker.sleep` and `Worker.determine_available_memory` of upstream run on a simulated machine. On unified memory whatever
-any process takes or releases shows in the free memory; the page cache shows in the driver's reading only.
+`Worker.sleep` and `Worker.determine_available_memory` of upstream run on a simulated machine. On unified
+memory whatever any process takes or releases shows in the free memory; the page cache shows in the
+driver's reading only.
 
-Healthy: on unified memory neither ends the worker, and where the host releases more than a start takes, the KV
-cache gets what was requested, less what torch holds. Controls, true of every tree: on a quiet host sizes are
-exact; on a discrete GPU memory that moves the wrong way still ends the worker.
+Healthy: on unified memory neither ends the worker, and where the host releases more than a start takes,
+the KV cache gets what was requested, less what torch holds. Controls, true of every tree: on a quiet host
+sizes are exact; on a discrete GPU memory that moves the wrong way still ends the worker.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def running_on(machine: Machine) -> Iterator[None]:
         yield
 
 
-def worker_on(machine: Machine, **attributes: object) -> Any:
+def bare_worker(**attributes: object) -> Any:
     """Return upstream's worker with a model of which only its weights matter."""
     made = gpu_worker.Worker.__new__(gpu_worker.Worker)
     made.__dict__.update(
@@ -153,7 +154,13 @@ SLEEPS = (
     # Controls.
     Sleep("30 GiB are freed", unified=False, freed=30 * GIB),
     Sleep("20 GiB of KV cache are freed", unified=True, freed=20 * GIB),
-    Sleep("another process takes more of a GPU than is freed", unified=False, freed=GIB, taken=2 * GIB, ends=True),
+    Sleep(
+        "another process takes more of a GPU than is freed",
+        unified=False,
+        freed=GIB,
+        taken=2 * GIB,
+        ends=True,
+    ),
     # Defects.
     Sleep("weights move within one memory while files are read", unified=True, freed=0, page_cache=GIB // 5),
     Sleep("another process takes more than is freed", unified=True, freed=GIB, taken=2 * GIB),
@@ -163,7 +170,7 @@ SLEEPS = (
 def budget(start: Start) -> int | None:
     """Return what upstream leaves for the KV cache; None where its assertion ends the worker."""
     machine = Machine(unified=start.unified)
-    worker = worker_on(machine)
+    worker = bare_worker()
     with running_on(machine):
         worker.init_snapshot = mem_utils.MemorySnapshot(device=DEVICE)
         machine.used += WEIGHTS + CONTEXT - start.released
@@ -185,10 +192,13 @@ def ends(sleep: Sleep) -> bool:
         machine.page_cache += sleep.page_cache
 
     allocator = SimpleNamespace(sleep=suspend)
-    with running_on(machine), mock.patch.object(
-        gpu_worker, "get_mem_allocator_instance", lambda: allocator, create=True
+    with (
+        running_on(machine),
+        mock.patch.object(
+            gpu_worker, "get_mem_allocator_instance", mock.Mock(return_value=allocator), create=True
+        ),
     ):
-        worker = worker_on(machine, _sleep_mode_backend=SimpleNamespace(suspend=suspend))
+        worker = bare_worker(_sleep_mode_backend=SimpleNamespace(suspend=suspend))
         try:
             worker.sleep(1)
         except AssertionError as error:
@@ -206,7 +216,9 @@ def check(starts: tuple[Start, ...], sleeps: tuple[Sleep, ...]) -> None:
         expect(found == start.budget, f"start, {start.what}: {shown}")
     for sleep in sleeps:
         found_end = ends(sleep)
-        expect(found_end == sleep.ends, f"sleep, {sleep.what}: the worker {'ends' if found_end else 'goes on'}")
+        expect(
+            found_end == sleep.ends, f"sleep, {sleep.what}: the worker {'ends' if found_end else 'goes on'}"
+        )
 
 
 def probe() -> None:

@@ -1,10 +1,12 @@
 """Does every capture of a CUDA graph leave other threads alone?
 
-By default CUDA ends a capture with an error as soon as any thread of the process does what a capture does not allow, such as
-an allocation or a wait for an event. With the mode "thread_local" that is so of the capturing thread only.
+By default CUDA ends a capture with an error as soon as any thread of the process does what a capture does
+not allow, such as an allocation or a wait for an event. With the mode "thread_local" that is so of the
+capturing thread only.
 
-Upstream's own code captures graphs here, at each place that does so in serving, with a recorder for torch's. Then
-all sources of the package are searched for captures, as a release may have new ones. Healthy: all name the mode.
+Upstream's own code captures graphs here, at each place that does so in serving, with a recorder for
+torch's. Then all sources of the package are searched for captures, as a release may have new ones.
+Healthy: all name the mode.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ def recorded() -> Iterator[Recorder]:
                 ("validate_cudagraph_capturing_enabled", None),
                 ("is_global_first_rank", False),
             ):
-                stack.enter_context(mock.patch.object(module, name, mock.Mock(return_value=result), create=True))
+                stack.enter_context(
+                    mock.patch.object(module, name, mock.Mock(return_value=result), create=True)
+                )
         stack.enter_context(mock.patch.object(cuda_graph, "weak_ref_tensors", lambda tensors: tensors))
         yield recorder
 
@@ -114,8 +118,8 @@ def piece() -> None:
     )
     context = SimpleNamespace(batch_descriptor="eight tokens", cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE)
     with (
-        mock.patch.object(cuda_graph, "is_forward_context_available", lambda: True),
-        mock.patch.object(cuda_graph, "get_forward_context", lambda: context),
+        mock.patch.object(cuda_graph, "is_forward_context_available", return_value=True),
+        mock.patch.object(cuda_graph, "get_forward_context", return_value=context),
     ):
         wrapper()
 
@@ -157,7 +161,8 @@ def microbatches() -> None:
     """Capture a step that is split among two threads."""
     first = threading.Event()
     batches = [
-        mock.MagicMock(num_tokens=2, context=mock.MagicMock(id=index, cpu_wait_event=first)) for index in range(2)
+        mock.MagicMock(num_tokens=2, context=mock.MagicMock(id=index, cpu_wait_event=first))
+        for index in range(2)
     ]
     wrapper = bare(
         gpu_ubatch_wrapper.UBatchWrapper,
@@ -226,7 +231,7 @@ def check_places(places: dict[Callable[[], None], int]) -> None:
             raise RuntimeError(message)
         expect(
             set(recorder.modes) == {MODE},
-            f"{place.__name__}: a capture has the error mode {recorder.modes[0]!r}, which other threads can end",
+            f"{place.__name__}: a capture in mode {recorder.modes[0]!r} can be ended by other threads",
         )
 
 

@@ -26,9 +26,11 @@ from vllm.models.deepseek_v41.nvidia.specialized_decode.runtime import metadata_
 
 def metadata() -> None:
     """Capture the making of a step's metadata."""
-    graphs = bare(metadata_graphs.AttnMetadataCudaGraphs, _vllm_config=None, _graphs={}, _forked_build=mock.Mock())
+    graphs = bare(
+        metadata_graphs.AttnMetadataCudaGraphs, _vllm_config=None, _graphs={}, _forked_build=mock.Mock()
+    )
     with (
-        mock.patch.object(metadata_graphs, "capture_pool", lambda *_: nullcontext()),
+        mock.patch.object(metadata_graphs, "capture_pool", return_value=nullcontext()),
         mock.patch.object(metadata_graphs, "current_platform", mock.Mock()),
     ):
         graphs.capture((1, 1, 1, 1), [], [], mock.Mock())
