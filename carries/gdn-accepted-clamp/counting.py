@@ -88,12 +88,12 @@ def check_all(
     kernels: dict[str, Recurrent], update: Callable[..., torch.Tensor], modules: list[ModuleType]
 ) -> None:
     """Check the convolution and each of the recurrent *kernels*; *modules* have an `exp` of their own."""
+    check("convolution", partial(convolution, update))
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "exp", exp))
         for what, kernel in kernels.items():
             check(what, partial(recurrent, kernel))
-    check("convolution", partial(convolution, update))
 
 
 def inputs() -> dict[str, torch.Tensor]:
