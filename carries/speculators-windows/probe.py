@@ -56,6 +56,7 @@ CONTROLS: tuple[Case, ...] = (
 DEFECTS: tuple[Case, ...] = (
     ("windows", WINDOWS, {}, [SLIDES] * 4 + [FULL]),
     ("windows are causal", WINDOWS, {"sliding_window_non_causal": False}, [SLIDES] * 4 + [FULL]),
+    ("windows without a switch", {"layer_types": MIXED, "sliding_window": 20}, {}, [SLIDES] * 4 + [FULL]),
     ("the full layer is first", {**WINDOWS, "layer_types": MIXED[::-1]}, {}, [FULL] + [SLIDES] * 4),
     ("no windows are causal", {}, {"sliding_window_non_causal": False}, [FULL] * 5),
     ("windows stand beside", {}, WINDOWS, [SLIDES] * 4 + [FULL]),
