@@ -13,17 +13,23 @@ the thought as well, and a request without a grammar.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xgrammar
 from probekit import expect
+
+if importlib.util.find_spec("mistral_common") is None:  # 0.33.0 loads Mistral's parser beside Qwen's
+    sys.modules["vllm.parser.mistral"] = ModuleType("vllm.parser.mistral")
+    sys.modules["vllm.parser.mistral"].MistralParser = type("MistralParser", (), {})  # type: ignore[attr-defined]
+
 from vllm.config import SchedulerConfig
 from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
-from vllm.reasoning.gptoss_reasoning_parser import GptOssReasoningParser
 from vllm.reasoning.qwen3_engine_reasoning_parser import Qwen3ParserReasoningAdapter
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core import kv_cache_utils
@@ -87,6 +93,20 @@ class StepParser(DeepSeekR1ReasoningParser):
         delta = list(delta_ids)
         expect(min(delta) >= 0, "a parser is given padding")
         return super().is_reasoning_end_streaming(input_ids, delta)
+
+
+class PhraseParser(DeepSeekR1ReasoningParser):
+    """A parser whose marker is of several tokens, and may begin in an earlier step."""
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Tell if the marker is among the tokens."""
+        given, marker = list(input_ids), ids(CHANNEL)
+        return any(given[start : start + len(marker)] == marker for start in range(len(given)))
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        """Tell the same of all tokens."""
+        del delta_ids
+        return self.is_reasoning_end(input_ids)
 
 
 @dataclass
@@ -158,7 +178,8 @@ def scheduler_of(kind: type[Scheduler], case: Case, manager: StructuredOutputMan
     drafter = SimpleNamespace(
         method="mtp", num_speculative_tokens=case.drafts, use_eagle=lambda: True, parallel_drafting=False,
         num_speculative_tokens_per_batch_size=None, uses_draft_model=lambda: False,
-        use_dflash=lambda: False,
+        use_dflash=lambda: False, disable_eagle_block_drop=False, max_num_new_slots_for_drafting=0,
+        use_eagle_block_drop=lambda: False, needs_eagle_block_drop=lambda: False,
     )  # fmt: skip
     config: Any = SimpleNamespace(
         scheduler_config=SchedulerConfig(
@@ -167,19 +188,31 @@ def scheduler_of(kind: type[Scheduler], case: Case, manager: StructuredOutputMan
         ),
         cache_config=SimpleNamespace(
             num_gpu_blocks=64, block_size=16, hash_block_size=None, enable_prefix_caching=False,
-            mamba_cache_mode="none",
+            mamba_cache_mode="none", prefix_match_unit=None, prefix_cache_retention_interval=None,
+            enable_mamba_shared_prefix_checkpoint=False,
         ),
         parallel_config=SimpleNamespace(
-            data_parallel_index=0, decode_context_parallel_size=1, prefill_context_parallel_size=1,
-            pipeline_parallel_size=1,
+            data_parallel_size=1, data_parallel_index=0, decode_context_parallel_size=1,
+            prefill_context_parallel_size=1, pipeline_parallel_size=1, tensor_parallel_size=1,
+            cp_kv_cache_interleave_size=1,
         ),
         model_config=SimpleNamespace(
-            is_encoder_decoder=False, is_diffusion=False, is_multimodal_model=False,
-            enable_return_routed_experts=False, max_model_len=1024,
+            is_encoder_decoder=False, is_diffusion=False, is_multimodal_model=False, uses_mrope=False,
+            enable_return_routed_experts=False, max_model_len=1024, runner_type="generate",
+            supports_multimodal_inputs=False, return_sampling_mask=False, original_max_model_len=1024,
+            hf_config=SimpleNamespace(model_type="qwen3"),
         ),
-        observability_config=SimpleNamespace(kv_cache_metrics=False), kv_events_config=None, lora_config=None,
-        ec_transfer_config=None, kv_transfer_config=None, max_concurrent_batches=2 if asynchronous else 1,
+        observability_config=SimpleNamespace(
+            kv_cache_metrics=False, per_request_spec_decode_metrics=False,
+            enable_logging_iteration_details=False, enable_mfu_metrics=False,
+        ),
+        kv_events_config=None, lora_config=None, ec_transfer_config=None, kv_transfer_config=None,
+        attention_config=SimpleNamespace(hisparse_config=None), is_mm_encoder_only=False,
+        aux_output_config=SimpleNamespace(enabled=False),
+        ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
+        max_concurrent_batches=2 if asynchronous else 1, max_in_flight_tokens=512,
         speculative_config=drafter if case.drafts else None, num_speculative_tokens=case.drafts,
+        num_lookahead_tokens=case.drafts, num_prefill_lookahead_tokens=0, num_hash_lookahead_tokens=0,
         use_v2_model_runner=False,
     )  # fmt: skip
     sizes = kv_cache_utils.resolve_kv_cache_block_sizes(plan, config)
@@ -278,7 +311,7 @@ CONTROLS = (
     Case("no drafts, a parser that reads the step only", StepParser, f"aa {TAG}", drafts=0),
     Case(
         "no drafts, a marker of several tokens",
-        GptOssReasoningParser,
+        PhraseParser,
         f"aa {CHANNEL}",
         "<|channel|>",
         drafts=0,
@@ -291,7 +324,7 @@ CONTROLS = (
 PARSERS: tuple[tuple[type[Any], str, str], ...] = (
     (Qwen3ParserReasoningAdapter, TAG, "<think>"),
     (StepParser, TAG, "<think>"),
-    (GptOssReasoningParser, CHANNEL, "<|channel|>"),
+    (PhraseParser, CHANNEL, "<|channel|>"),
 )
 
 
