@@ -49,6 +49,9 @@ merge or, for *superseded*, a declaration alone. With {MARK} a proof stands for 
 * *absorbed* {MARK}, *superseded* {MARK}: it passes on upstream's own tree.
 * *not needed* {MARK}: it passes there too, of a carry that still merges, or conflicts.
 
+*superseded in part* names the carry that does there what upstream's answer leaves out: the probe of the
+one that is superseded fails on upstream's own tree, and passes with the other.
+
 `sparkwright carry prove --onto VERSION` runs the probes on a release and records what they show.
 `sparkwright carry show NAME` has notes on a carry's later releases.
 """

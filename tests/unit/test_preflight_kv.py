@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, NEMOTRON, QWEN_27B, QWEN_35B
+from preflight_kit import GB10, H200, recipe, spark
 
+from sparkwright.serve.preflight import CardFacts, EngineFacts
+from sparkwright.serve.preflight.checkpoint import Checkpoint
+from sparkwright.serve.preflight.demand import kv_options
 from sparkwright.serve.preflight.kv_plan import (
     CPU_BLOCK,
     KvOptions,
@@ -60,6 +65,45 @@ def test_a_published_block_of_a_hybrid_model():
     attention, states = plan.groups
     assert attention.block == 1568
     assert round(100 * (states.page / states.values - 1), 2) == 0.13
+
+
+@pytest.mark.parametrize(
+    ("drafts", "exports", "block"), [(7, 1, 1648), (7, 64, 1664), (8, 64, 1664), (3, 64, 1600)]
+)
+def test_blocks_of_a_hybrid_model_whose_prefill_exports_states(drafts, exports, block):
+    """By `_align_hybrid_block_size` of vLLM 0.33.0; boots without FlashInfer's prefill log 1648."""
+    options = KvOptions(dtype="fp8", prefix_caching=True, drafts=drafts, exports=exports)
+    assert plan_kv(model_shape(QWEN_27B["text_config"]), (), options).groups[0].block == block
+
+
+SPARK, LATER = {"enable-prefix-caching": True, "kv-cache-dtype": "fp8"}, "0.33.0+spark.3.1a2b3c4d"
+
+
+@pytest.mark.parametrize(
+    ("flags", "card", "version", "config", "exports"),
+    [
+        (SPARK, GB10, LATER, QWEN_27B, 64),
+        ({**SPARK, "gdn-prefill-backend": "flashinfer"}, GB10, LATER, QWEN_27B, 64),
+        (SPARK, H200, LATER, QWEN_27B, 64),
+        ({**SPARK, "gdn-prefill-backend": "triton"}, GB10, LATER, QWEN_27B, 1),
+        ({**SPARK, "mamba-cache-mode": "all"}, GB10, LATER, QWEN_27B, 1),
+        ({**SPARK, "enable-prefix-caching": False}, GB10, LATER, QWEN_27B, 1),
+        ({"kv-cache-dtype": "fp8"}, GB10, LATER, QWEN_27B, 1),
+        (SPARK, GB10, "0.24.0+spark.11.9f64d3bc", QWEN_27B, 1),
+        (SPARK, GB10, "", QWEN_27B, 1),
+        (SPARK, CardFacts("NVIDIA A100", "8.0"), LATER, QWEN_27B, 1),
+        (SPARK, None, LATER, QWEN_27B, 1),
+        (SPARK, GB10, LATER, NEMOTRON, 1),
+        (SPARK, GB10, LATER, DENSE, 1),
+        (SPARK, GB10, LATER, {**QWEN_27B, "architectures": ["Qwen4ExpForConditionalGeneration"]}, 1),
+        (SPARK, GB10, LATER, {"text_config": {**QWEN_27B["text_config"], "linear_key_head_dim": 64}}, 1),
+        (SPARK, H200, LATER, {"text_config": {**QWEN_27B["text_config"], "linear_key_head_dim": 64}}, 64),
+    ],
+)
+def test_which_starts_export_states(flags, card, version, config, exports):
+    target = Checkpoint("m", Path(), config=config)
+    options = kv_options(recipe(flags=flags), target, spark(card=card), EngineFacts(version=version))
+    assert options.exports == exports
 
 
 @pytest.mark.parametrize("tokens", [622_408, 620_944])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import series_names
@@ -41,6 +42,18 @@ def test_tables_are_read_as_they_were_written(script: Any) -> None:
 def test_the_repositorys_page_is_what_the_script_writes(script: Any) -> None:
     text = script.PAGE.read_text(encoding="utf-8")
     assert script.page(script.documented(text)) == text
+
+
+def test_what_upstream_leaves_out_is_done_by_a_carry_of_that_releases_series() -> None:
+    specs = [open_checkout(ROOT, series).build_spec() for series in series_names(ROOT)]
+    carried = {(carry.name, spec.lock.release.version) for spec in specs for carry in spec.carries}
+    parts = [
+        entry for spec in specs for carry in spec.carries for entry in carry.spec.superseded if entry.rest
+    ]
+    assert parts
+    for entry in parts:
+        releases = SpecifierSet(entry.releases)
+        assert any(name == entry.rest and releases.contains(version) for name, version in carried)
 
 
 @pytest.mark.parametrize("series", series_names(ROOT))

@@ -47,11 +47,13 @@ class Superseded(Model, frozen=True):
         releases: PEP 440 specifier.
         by: what supersedes the carry there.
         because: how that is known.
+        rest: the carry that does there what upstream's answer leaves out, if it leaves out anything.
     """
 
     releases: Text
     by: Text
     because: Text
+    rest: Name | None = None
 
 
 class CarryEvidence(Model, frozen=True):

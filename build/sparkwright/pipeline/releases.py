@@ -49,11 +49,13 @@ class ReleaseOutcomes(Model, frozen=True):
         kinds: the kind of outcome of each carry, in order.
         evidence: what stands behind it, of proofs beside the carries alone; see `evidence_of`.
         lacking: carries whose dependency's source the store does not have.
+        rests: of a superseded carry the one that does what upstream's answer leaves out.
     """
 
     kinds: dict[str, str]
     evidence: dict[str, str]
     lacking: tuple[str, ...] = ()
+    rests: dict[str, str] = {}  # noqa: RUF012 - a frozen model's
 
 
 def outcomes_on(job: Job, release: str) -> ReleaseOutcomes:
@@ -61,10 +63,12 @@ def outcomes_on(job: Job, release: str) -> ReleaseOutcomes:
     report = merge_patchset(job.repository, job.merge_request(job.source.release(release), release))
     carries = job.spec.carries
     sources = {None, *job.available_sources}
+    entries = {carry.name: carry.superseded_in(release) for carry in carries}
     return ReleaseOutcomes(
         kinds={carry.name: str(report.outcome(carry.name).kind) for carry in carries},
         evidence={carry.name: evidence_of(job, report, carry, recorded=True) for carry in carries},
         lacking=tuple(carry.name for carry in carries if carry.spec.source not in sources),
+        rests={name: entry.rest for name, entry in entries.items() if entry is not None and entry.rest},
     )
 
 
@@ -129,13 +133,17 @@ def release_kind() -> TaskKind:
 
 
 def cells(found: ReleaseOutcomes, words: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return one cell of a table for each carry.
+    """Return one cell of a table for each carry; one superseded in part names the carry for the rest.
 
     Args:
         found: the outcomes.
         words: what is added to a cell for evidence.
         known: cells that stay for carries whose source is lacking.
     """
-    made = {name: kind + words.get(found.evidence[name], "") for name, kind in found.kinds.items()}
+    parts = {name: f" in part: `{rest}`" for name, rest in found.rests.items()}
+    made = {
+        name: kind + parts.get(name, words.get(found.evidence[name], ""))
+        for name, kind in found.kinds.items()
+    }
     lost = set(found.lacking)
     return {name: known.get(name, cell) if name in lost else cell for name, cell in made.items()}

@@ -14,7 +14,7 @@ from sparkwright.base.events import subscribe
 from sparkwright.cluster import parse_cluster
 from sparkwright.git import open_repository
 from sparkwright.pipeline import BuildOptions, make_job, open_checkout
-from sparkwright.pipeline.releases import cells, outcomes_elsewhere, outcomes_on
+from sparkwright.pipeline.releases import ReleaseOutcomes, cells, outcomes_elsewhere, outcomes_on
 from sparkwright.store import open_store
 from sparkwright.store.remote import RemoteSettings, open_remote
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from world import World
 
     from sparkwright.pipeline import Job
-    from sparkwright.pipeline.releases import ReleaseOutcomes
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
@@ -130,3 +129,15 @@ def test_cells_have_marks_and_keep_what_a_lacking_source_hides(job):
     assert cells(found, {"unproved": " ?"}, {"clamp": "known"}) == {"clamp": "conflict", "align": "applied ?"}
     lacking = type(found)(kinds=found.kinds, evidence=found.evidence, lacking=("clamp",))
     assert cells(lacking, {}, {"clamp": "known"})["clamp"] == "known"
+
+
+def test_a_cell_names_the_carry_for_what_upstream_leaves_out():
+    found = ReleaseOutcomes(
+        kinds={"clamp": "superseded", "align": "superseded"},
+        evidence={"clamp": "declared", "align": "proved"},
+        rests={"clamp": "other"},
+    )
+    assert cells(found, {"proved": " !"}, {}) == {
+        "clamp": "superseded in part: `other`",
+        "align": "superseded !",
+    }

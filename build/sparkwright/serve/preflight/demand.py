@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _BATCH, _REQUESTS = 8192, 256  # vLLM's own for an API server on a card of 70 GiB and more, about
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_EXPORTS = 64  # FLASHINFER_GDN_CHECKPOINT_ALIGNMENT of vLLM 0.33.0
+_NEW_CARDS, _KEY_SIZE = ("10.", "12."), 128
 _KV_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 
@@ -55,7 +57,9 @@ def kv_options(
     """Return the options of the KV cache that *recipe* gives the *target* on that *host*."""
     shape = model_shape(target.text) if target else None
     hybrid = shape is not None and shape.hybrid
-    prefixes = recipe.flags.get("enable-prefix-caching")
+    given = recipe.flags.get("enable-prefix-caching")
+    # By default models with states have it off (vllm config/model.py).
+    prefixes = given if isinstance(given, bool) else not hybrid
     dtype = str(recipe.flags.get("kv-cache-dtype", "auto"))
     return KvOptions(
         dtype=_stated_kv(target) if dtype == "auto" and target else dtype,
@@ -64,13 +68,43 @@ def kv_options(
         block=_flag(recipe, "block-size", BLOCK if host.card else CPU_BLOCK),
         batch=_flag(recipe, "max-num-batched-tokens", _BATCH),
         drafts=whole_number(recipe.speculative, "num_speculative_tokens"),
-        # By default models with states have it off (vllm config/model.py).
-        prefix_caching=prefixes if isinstance(prefixes, bool) else not hybrid,
+        prefix_caching=prefixes,
         ranks=max(1, _flag(recipe, "tensor-parallel-size", 1)),
         saves=engine is None or PAGES_CARRY in engine.carries,
         together=engine is not None
         and keeps_one_group(engine)
         and recipe.speculative.get("method") == "dflash",
+        exports=_EXPORTS if prefixes and _exports_states(recipe, target, shape, host, engine) else 1,
+    )
+
+
+def _exports_states(
+    recipe: Recipe,
+    target: Checkpoint | None,
+    shape: ModelShape | None,
+    host: HostFacts,
+    engine: EngineFacts | None,
+) -> bool:
+    """Tell if FlashInfer prefills all states of the target, on its way past the ends of blocks.
+
+    `_resolve_gdn_prefill_backend` of vLLM 0.33.0 takes it for gated delta nets on 9.0, and on 10.x and 12.x
+    with keys of 128 and CUDA 13, for which its wheels are built. Mamba layers export at any token, and other
+    states, such as the short convolutions of Qwen4, at none.
+    """
+    if not (target and shape and shape.states and host.card and engine and engine.version):
+        return False
+    if before(engine.version, "0.33"):
+        return False
+    capability = host.card.capability
+    supported = capability == "9.0" or (
+        capability.startswith(_NEW_CARDS) and target.text.get("linear_key_head_dim") == _KEY_SIZE
+    )
+    return (
+        supported
+        and recipe.flags.get("gdn-prefill-backend", "auto") in {"auto", "flashinfer"}
+        and recipe.flags.get("mamba-cache-mode", "align") == "align"
+        and not any(states.mamba for states in shape.states)
+        and not any("Qwen4" in name for name in target.config.get("architectures") or ())
     )
 
 

@@ -10,12 +10,14 @@ v1/kv_cache_interface.py, `_align_hybrid_block_size` of platforms/interface.py):
   whose size the others are padded where they would be smaller;
 * all groups draw blocks of one size from one pool, so that pages are made equal: a smaller page gets more
   tokens where that divides, or padding; a state is padded;
-* in a hybrid model a block has as many tokens as make its page at least as large as a state.
+* in a hybrid model a block has as many tokens as make its page at least as large as a state, in multiples of
+  those at which a prefill exports states.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 from sparkwright.serve.preflight.shape import value_bytes
@@ -53,6 +55,8 @@ class KvOptions:
         ranks: cards that share the heads.
         saves: true with the carry kv-page-nvfp4, which chooses pages at which NVFP4 saves beside others.
         together: true with the carry dflash-sliding-window and a DFlash drafter, whose layers form one group.
+        exports: tokens at which a prefill exports states for the prefix cache, which a hybrid model's block
+            is a multiple of; 1 where it does not.
     """
 
     dtype: str = "auto"
@@ -65,6 +69,7 @@ class KvOptions:
     ranks: int = 1
     saves: bool = True
     together: bool = False
+    exports: int = 1
 
 
 @dataclass(frozen=True)
@@ -240,7 +245,7 @@ def _block(target: ModelShape, options: KvOptions) -> int:
         return options.block
     first = target.attention[0]
     token = token_bytes(first, options.dtype, options.model_dtype, options.ranks)
-    align = max(options.block, _MLA_ALIGNMENT if first.latent else 0)
+    align = lcm(max(options.block, _MLA_ALIGNMENT if first.latent else 0), options.exports)
     value = value_bytes(options.model_dtype)
     state = max(one.bytes(options.drafts, value, options.ranks) for one in target.states)
     return max(align, align * -(-state // (align * token)))
