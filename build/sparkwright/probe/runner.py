@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +22,7 @@ from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkwright.carries import ProbeSpec
     from sparkwright.probe.pool import ProbePool
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _CHILD = ("harness.py", "probekit.py")
 _BUILDKIT = "buildkit.py"
+_COMPILEKIT = "compilekit.py"
+_COMPILES = re.compile(rb"^\s*(?:from|import) compilekit\b", re.MULTILINE)
 _SAID = 1500
 
 
@@ -52,9 +55,14 @@ class _Found(Model, frozen=True):
     peak_mib: int
 
 
-def harness_sources(spec: ProbeSpec) -> list[bytes]:
-    """Return the sources that run inside the child beside a probe of *spec*; a proof's key has them."""
+def harness_sources(spec: ProbeSpec, modules: Iterable[bytes]) -> list[bytes]:
+    """Return the sources that run inside the child beside *modules*, a probe of *spec* and its helpers.
+
+    A proof's key has them.
+    """
     names = (*_CHILD, _BUILDKIT) if spec.needs else _CHILD
+    if any(_COMPILES.search(text) for text in modules):
+        names = (*names, _COMPILEKIT)
     return [(child_folder() / name).read_bytes() for name in names]
 
 
