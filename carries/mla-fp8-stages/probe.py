@@ -1,11 +1,11 @@
 """Does decoding over a latent FP8 cache fit the shared memory of a 12.x card?
 
-Upstream's own backend is given queries and a cache of one layer, on a platform that says that it is the card.
-What it launches is compiled for that card, which needs none, and the compiler says how much shared memory a block
-takes. A launch that takes more than the card has fails at the first request.
+Upstream's own backend is given queries and a cache of one layer, on a platform that says that it is the
+card. What it launches is compiled for that card, which needs none, and the compiler says how much shared
+memory a block takes. A launch that takes more than the card has fails at the first request.
 
-Controls: launches that fit keep the stages that they have, be it for their latent, for 16 bits, for a kernel
-that is not MLA's, or for a card with more shared memory.
+Controls: launches that fit keep the stages that they have, be it for their latent, for 16 bits, for a
+kernel that is not MLA's, or for a card with more shared memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GROUPED = "_fwd_grouped_kernel_stage1"
 REQUESTS, BLOCKS = 3, 8
 
 
-def attend(latent: int, rope: int, cache: torch.dtype, *, heads: int = 16, page: int = 16, context: int = 40) -> Any:
+def attend(
+    latent: int, rope: int, cache: torch.dtype, *, heads: int = 16, page: int = 16, context: int = 40
+) -> Any:
     """Launch one decode step of a layer of latent attention, and return the launch that reads the cache."""
     layer = object.__new__(TritonMLAImpl)
     layer.__dict__.update(num_heads=heads, kv_lora_rank=latent, scale=0.1, _sm_count=48, dcp_world_size=1)
@@ -45,7 +47,7 @@ def attend(latent: int, rope: int, cache: torch.dtype, *, heads: int = 16, page:
 
 
 def attend_plainly(head: int, cache: torch.dtype) -> Any:
-    """Launch the same kernel with keys and values of their own, one KV head for all, and return the launch."""
+    """Launch the same kernel with keys and values of their own, and return the launch."""
     pages = torch.zeros(BLOCKS, 16, 1, head).to(cache)
     decode_attention_fwd(
         torch.zeros(REQUESTS, 16, head, dtype=BF16),
@@ -75,10 +77,13 @@ def fits(launch: Any, what: str) -> None:
     """Compile *launch* for its card, and expect that a block has the memory that it takes."""
     taken, limit = launch.compile().shared, LIMIT[launch.arch]
     name = f"{launch.arch // 10}.{launch.arch % 10}"
-    expect(taken <= limit, f"{what} takes {taken} bytes of shared memory on {name}, where a block has {limit}")
+    expect(
+        taken <= limit, f"{what} takes {taken} bytes of shared memory on {name}, where a block has {limit}"
+    )
 
 
 def probe() -> None:
+    """Expect every launch to fit its card, and the others to stay as they are."""
     for arch in (121, 120):
         CARD.arch = arch
         fits(attend(512, 64, FP8), "a latent of 512 + 64 in FP8")
@@ -95,5 +100,5 @@ def probe() -> None:
         CARD.arch = arch
         kept[f"a latent of 512 + 64 in FP8 on {arch // 10}.0"] = attend(512, 64, FP8)
     for what, launch in kept.items():
-        expect(launch.options["num_stages"] == 2, f"{what} lost its second stage")  # noqa: PLR2004 - upstream's
+        expect(launch.options["num_stages"] == 2, f"{what} lost its second stage")
         fits(launch, what)

@@ -112,7 +112,7 @@ def run_probe(
             "--report",
             report,
             "--metadata",
-            _importable(scratch, version, [probe.parent / name for name in spec.helpers]),
+            metadata_folder(scratch, version, [probe.parent / name for name in spec.helpers]),
             "--triton",
             spec.triton,
         ]
@@ -161,7 +161,7 @@ def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
         remove_tree(store.bytecode_of(scratch))
 
 
-def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
+def metadata_folder(scratch: Path, version: str, helpers: Sequence[Path] = ()) -> Path:
     """Return a folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
     folder = scratch / "metadata"
     info = folder / f"vllm-{version}.dist-info"

@@ -1,8 +1,9 @@
 """Compile Triton kernels for a card that is not here, as vLLM's own Python would launch them on it.
 
-`pretend` comes before the first import of vLLM: from then on the platform is CUDA of one capability, tensors
-"on the card" lie on the CPU, and a launch is recorded instead of run. `Launch.compile` then gives what the
-kernel takes. Autotuned kernels are recorded once for each configuration that upstream's pruning leaves.
+`pretend` comes before the first import of vLLM: from then on the platform is CUDA of one capability,
+tensors "on the card" lie on the CPU, and a launch is recorded instead of run. `Launch.compile` then gives
+what the kernel takes. Autotuned kernels are recorded once for each configuration that upstream's pruning
+leaves.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WARP = 32
-NAMES = {80: "NVIDIA A100", 90: "NVIDIA H100", 100: "NVIDIA B200", 120: "NVIDIA RTX PRO 6000", 121: "NVIDIA GB10"}
+NAMES = {
+    80: "NVIDIA A100",
+    90: "NVIDIA H100",
+    100: "NVIDIA B200",
+    120: "NVIDIA RTX PRO 6000",
+    121: "NVIDIA GB10",
+}
 UNITS = {80: 108, 90: 132, 100: 148, 120: 188, 121: 48}  # multiprocessors
 # Bytes of shared memory that a block may have (CUDA C++ Programming Guide, technical specifications).
 LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10, 121: 99 << 10}
 # Compiled extensions that modules of vLLM insist on; these are empty.
 EXTENSIONS = ("_C_stable_libtorch", "_C", "_moe_C_stable_libtorch", "_moe_C", "vllm_flash_attn._vllm_fa2_C")
-OPS = ("_C", "_moe_C", "_C_cache_ops", "_C_stable_libtorch", "_vllm_fa2_C")  # their namespaces
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -74,7 +80,7 @@ class Launch:
         """Return the constants by name, as far as they are plain values."""
         names = self.source.fn.arg_names
         values = {names[path[0]]: value for path, value in self.source.constants.items()}
-        return {name: v for name, v in values.items() if isinstance(v, bool | int | float | str)}
+        return {name: v for name, v in values.items() if isinstance(v, bool | int | str)}
 
     def compile(self) -> Usage:
         """Compile it, and return what it takes."""
@@ -102,7 +108,7 @@ def _listening() -> Iterator[list[str]]:
 
     def run(command: Any, **options: Any) -> Any:
         log = options.get("stderr")
-        done = subprocess.run(command, **options)
+        done = subprocess.run(command, **options)  # noqa: PLW1510 - Triton says so itself
         if hasattr(log, "read"):
             log.seek(0)
             said.append(log.read())
@@ -113,24 +119,6 @@ def _listening() -> Iterator[list[str]]:
         yield said
     finally:
         compiler.subprocess = subprocess
-
-
-class Stream:
-    """A stream, an event or a device, as far as wrappers use them: it does nothing."""
-
-    cuda_stream = stream_id = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getattr__(self, _: str) -> Any:
-        return lambda *_, **__: None
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class Card:
@@ -176,11 +164,11 @@ class Card:
             del warmup
             return run(function, *args, grid=grid, warmup=True, **options)
 
-        def compile_later(
-            function: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, attrs: Any, _: Any
-        ) -> None:
-            del key, device  # without an entry in Triton's cache the next launch comes here again
-            source = function.ASTSource(function, signature, constants, attrs)
+        def compile_later(function: Any, _: Any, signature: Any, __: Any, constants: Any, *rest: Any) -> None:
+            options, attributes, *_ = (
+                rest  # without an entry in Triton's cache the next launch comes here again
+            )
+            source = function.ASTSource(function, signature, constants, attributes)
             self.launches.append(Launch(function, source, options.__dict__, self.arch, tuning[0]))
 
         def every_configuration(tuner: Any, *args: Any, **options: Any) -> None:
@@ -189,6 +177,7 @@ class Card:
             tuning[0] = self._tunings
             try:
                 for config in tuner.prune_configs(options):
+                    tuner.best_config = config  # some launchers look at it
                     tuner.fn.run(*args, **{**options, **config.all_kwargs()})
             finally:
                 tuning[0] = 0
@@ -230,81 +219,6 @@ class Card:
                 return 120 << 30
 
         vllm.platforms.current_platform = Platform()
-
-    def move_tensors(self) -> None:
-        """Put tensors that are asked for on a CUDA device onto the CPU, and let streams do nothing."""
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        def elsewhere(value: Any) -> Any:
-            on_card = isinstance(value, str | torch.device) and str(value).startswith("cuda")
-            return torch.device("cpu") if on_card else value
-
-        random = {torch.randn, torch.rand}
-
-        class OnCpu(TorchFunctionMode):
-            def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if function is torch.Tensor.is_cuda.__get__:
-                    return True
-                if function is torch.Tensor.cuda:
-                    return args[0]
-                if function is torch.device:
-                    return function(*args, **(kwargs or {}))
-                if function in random:  # values decide no launch, and large ones take long
-                    function, kwargs = torch.zeros, {k: v for k, v in (kwargs or {}).items() if k != "generator"}
-                moved = {
-                    name: elsewhere(v) for name, v in (kwargs or {}).items() if name != "pin_memory" or not v
-                }
-                return function(*map(elsewhere, args), **moved)
-
-        OnCpu().__enter__()
-        properties = types.SimpleNamespace(
-            name=NAMES[self.arch], major=self.arch // 10, minor=self.arch % 10, multi_processor_count=UNITS[self.arch],
-            total_memory=120 << 30, shared_memory_per_block_optin=LIMIT[self.arch], warp_size=WARP, gcnArchName="",
-        )  # fmt: skip
-        replaced: dict[str, Any] = {
-            "is_available": lambda: True,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "set_device": lambda _: None,
-            "synchronize": lambda *_: None,
-            "empty_cache": lambda: None,
-            "current_stream": Stream,
-            "Stream": Stream,
-            "Event": Stream,
-            "device": Stream,
-            "stream": Stream,
-            "get_device_capability": lambda *_: divmod(self.arch, 10),
-            "get_device_properties": lambda *_: properties,
-            "get_device_name": lambda *_: properties.name,
-            "manual_seed": lambda _: None,
-            "manual_seed_all": lambda _: None,
-        }
-        for name, value in replaced.items():
-            setattr(torch.cuda, name, value)
-            if hasattr(torch, "accelerator") and hasattr(torch.accelerator, name):
-                setattr(torch.accelerator, name, value)
-        found = torch._ops._OpNamespace.__getattr__  # noqa: SLF001 - where ops are looked up
-
-        def op_or_none(namespace: Any, name: str) -> Any:
-            try:
-                return found(namespace, name)
-            except AttributeError:
-                if namespace.name not in OPS or name.startswith("__"):
-                    raise
-                return lambda *_, **__: None  # of an extension that is not here
-
-        def register_fake(*args: Any, **options: Any) -> Any:
-            try:
-                return register(*args, **options)
-            except RuntimeError:
-                return lambda function: function  # for an op that is not here
-
-        register = torch.library.register_fake
-        torch.library.register_fake = register_fake
-        torch._ops._OpNamespace.__getattr__ = op_or_none  # noqa: SLF001
-        torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
-        torch.accelerator.device_index = lambda _: contextlib.nullcontext()
 
 
 def pretend(arch: int = 121) -> Card:
