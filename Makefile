@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -73,6 +73,9 @@ bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build 
 
 prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
+
+triton: $(VENV)/.ready ## Compile vLLM's Triton kernels for a GB10, without one, and write docs/triton-kernels.md
+	@$(BIN)/python scripts/triton_kernels.py $(ARGS)
 
 nightly: $(VENV)/.ready-verify ## Follow upstream: merge and judge every carry on what is new, and build it
 	@$(BIN)/sparkwright nightly $(JOB) $(ARGS)

@@ -11,7 +11,7 @@ for target in ${ONTO:-}; do
     options+=(--onto "$target")
 done
 status=0
-.venv/bin/sparkwright nightly --detailed-exit-code ${options[@]+"${options[@]}"} "$@" || status=$?
+.venv/bin/sparkwright nightly --triton --detailed-exit-code ${options[@]+"${options[@]}"} "$@" || status=$?
 case $status in
     0) verdict=green ;;
     94) verdict=nothing-new ;;

@@ -463,7 +463,7 @@ def test_the_key_changes_with_the_harness_and_the_settings(
     module = importlib.import_module("sparkwright.probe.judge")
     carry, prover = bench.carry(GOOD), bench.prover()
     before = prover.key(carry, [CACHE])
-    monkeypatch.setattr(module, "harness_sources", lambda _: [b"another harness"])
+    monkeypatch.setattr(module, "harness_sources", lambda *_: [b"another harness"])
     assert prover.key(carry, [CACHE]) != before
 
 

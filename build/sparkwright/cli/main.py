@@ -41,6 +41,7 @@ COMMANDS = {
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
     "store": "List, verify and prune the store, and share it with other machines.",
+    "triton": "Compile vLLM's Triton kernels for a GB10, without one, and show what they take.",
     "doctor": "Check that this machine has what is needed.",
     "preflight": "Check that a recipe would start here: checkpoint, memory, card, ports, link.",
 }

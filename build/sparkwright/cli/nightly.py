@@ -44,6 +44,7 @@ _SHORT = 100
 )  # fmt: skip
 @click.option("--no-build", is_flag=True, help="Merge and judge only.")
 @click.option("--no-rehearsal", is_flag=True, help="Do not serve what was built.")
+@click.option("--triton", is_flag=True, help="Compile the merged tree's Triton kernels for a GB10 too.")
 @click.option("--again", is_flag=True, help="Work though nothing is new.")
 @click.option("--date", default="", metavar="YYYY-MM-DD", help="Record the night under this date.")
 @click.option(
@@ -68,6 +69,7 @@ def command(
     state: Path | None,
     no_build: bool,
     no_rehearsal: bool,
+    triton: bool,
     again: bool,
     date: str,
     detailed_exit_code: bool,
@@ -105,6 +107,7 @@ def command(
         since=since,
         build=not no_build,
         rehearse=not no_rehearsal,
+        kernels=triton,
         again=again,
         date=date,
     )

@@ -19,10 +19,11 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import rewrite
-from sparkwright.nightly.model import Judgement, NightBuild, NightRehearsal, Standing
+from sparkwright.nightly.model import Judgement, NightBuild, NightKernels, NightRehearsal, Standing
 from sparkwright.pipeline import apply, make_job
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.pipeline.state import require
+from sparkwright.probe.launches import KernelSurvey
 from sparkwright.store import write_atomically
 from sparkwright.upstream import propose
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sparkwright.nightly.model import CarryNight, UpstreamTarget
     from sparkwright.pipeline import Job
 
+_NAMED = 5  # faults of kernels in one reason
 # These are not about one target: the next one would meet them too.
 _FATAL = (BusyError, StorageError)
 
@@ -189,3 +191,24 @@ def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
         report=str(found.report),
         seconds=time.monotonic() - started,
     )
+
+
+def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
+    """Return what the Triton kernels of *tree*, *target* with the carries, take on a GB10."""
+    started = time.monotonic()
+    try:
+        report = KernelSurvey(job.store, job.repository, offline=job.options.offline).survey(
+            tree, target.version
+        )
+    except _FATAL:
+        raise
+    except SparkwrightError as error:
+        return NightKernels(status="failed", reason=str(error), seconds=time.monotonic() - started)
+    faults = report.faults()
+    more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+    told = "; ".join(faults[:_NAMED]) + more
+    counted = (
+        f"{len(report.launches)} launches, {len(report.compiled())} of {len(report.functions)} functions"
+    )
+    seconds = time.monotonic() - started
+    return NightKernels(status="failed" if faults else "passed", reason=told or counted, seconds=seconds)

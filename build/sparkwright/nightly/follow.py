@@ -16,7 +16,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError
 from sparkwright.base.events import emit, task
-from sparkwright.nightly.building import build, rehearse
+from sparkwright.nightly.building import build, rehearse, survey_kernels
 from sparkwright.nightly.discover import IndexWheels, UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
@@ -65,6 +65,7 @@ class NightOptions:
         since: name of the target to compare with; by default last night's, or the pin.
         build: whether to build wheels.
         rehearse: whether to rehearse what was built.
+        kernels: whether to compile the merged tree's Triton kernels for a GB10.
         again: whether to work even if nothing is new.
         date: the date to record, ISO 8601; today by default.
     """
@@ -75,6 +76,7 @@ class NightOptions:
     since: str = ""
     build: bool = True
     rehearse: bool = True
+    kernels: bool = False
     again: bool = False
     date: str = ""
 
@@ -125,7 +127,9 @@ class _Run:
             found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
         night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
-        failed = any("failed" in {one.build.status, one.rehearsal.status} for one in found)
+        failed = any(
+            "failed" in {one.build.status, one.rehearsal.status, one.kernels.status} for one in found
+        )
         # What failed is tried again by the next run, though nothing is new then.
         self.state.record(night, inputs="" if failed else inputs, heads=heads)
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
@@ -186,7 +190,8 @@ class _Run:
                 "order": [carry.name for carry in self.job.spec.carries],
                 "targets": [to_builtins(target) for target in targets],
                 "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
-                "wanted": [self.options.build, self.options.rehearse, self.options.since],
+                "wanted": [self.options.build, self.options.rehearse, self.options.since]
+                + (["kernels"] if self.options.kernels else []),
             }
         )
 
@@ -219,6 +224,8 @@ class _Run:
             archs=arch_moves(repository, old.tree, target.tree),
             seconds=round(time.monotonic() - started, 3),
         )
+        if self.options.kernels:
+            night = with_fields(night, kernels=survey_kernels(self.job, target, report.tree))
         return self._with_wheel(night)
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
@@ -356,4 +363,6 @@ def _reasons(night: TargetNight) -> list[str]:
         told.append(f"the wheel of {label} was not built: {night.build.reason}")
     if night.rehearsal.status == "failed":
         told.append(f"the rehearsal of {label} failed: {night.rehearsal.reason}")
+    if night.kernels.status == "failed":
+        told.append(f"Triton kernels of {label} fail on a GB10: {night.kernels.reason}")
     return told

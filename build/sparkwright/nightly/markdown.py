@@ -115,6 +115,8 @@ def _made(found: TargetNight) -> Iterator[str]:
         yield f"- Wheel {build.status}{_because(build.reason)}"
     took = f" in {human_seconds(rehearsal.seconds)}" if rehearsal.seconds else ""
     yield f"- Rehearsal {rehearsal.status}{took}{_because(rehearsal.reason)}"
+    if found.kernels.status != "skipped":
+        yield f"- Triton kernels {found.kernels.status}{_because(found.kernels.reason)}"
 
 
 def _because(reason: str) -> str:

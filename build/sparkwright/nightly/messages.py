@@ -113,7 +113,10 @@ def _made(found: TargetNight) -> list[str]:
     else:
         lines = [f"- wheel {build.status}: {quiet(build.reason)}"]
     why = f": {quiet(rehearsal.reason)}" if rehearsal.reason else ""
-    return [*lines, f"- rehearsal {rehearsal.status}{why}"]
+    lines.append(f"- rehearsal {rehearsal.status}{why}")
+    if found.kernels.status != "skipped":
+        lines.append(f"- Triton kernels {found.kernels.status}: {quiet(found.kernels.reason)}")
+    return lines
 
 
 def _counted(found: TargetNight) -> str:

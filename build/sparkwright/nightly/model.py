@@ -297,6 +297,20 @@ class NightRehearsal(Model, frozen=True):
     seconds: float = 0.0
 
 
+class NightKernels(Model, frozen=True):
+    """What the merged tree's Triton kernels take on a GB10, compiled without one.
+
+    Attributes:
+        status: ``failed`` where a launch that recipes come to does not fit, or could not be asked for.
+        reason: what failed, or how many were compiled, or why none was.
+        seconds: wall-clock time.
+    """
+
+    status: Literal["passed", "failed", "skipped"]
+    reason: str = ""
+    seconds: float = 0.0
+
+
 class TargetNight(Model, frozen=True):
     """The findings about one target.
 
@@ -309,6 +323,7 @@ class TargetNight(Model, frozen=True):
         archs: architecture lists that changed between the two.
         build: the wheel.
         rehearsal: the rehearsal.
+        kernels: the merged tree's Triton kernels.
         seconds: wall-clock time of merging and judging.
     """
 
@@ -320,13 +335,14 @@ class TargetNight(Model, frozen=True):
     archs: tuple[ArchMove, ...] = ()
     build: NightBuild = NightBuild(status="skipped", reason="not asked for")
     rehearsal: NightRehearsal = NightRehearsal(status="skipped", reason="not asked for")
+    kernels: NightKernels = NightKernels(status="skipped", reason="not asked for")
     seconds: float = 0.0
 
     @property
     def green(self) -> bool:
-        """Tell if every carry is good, and neither build nor rehearsal failed."""
+        """Tell if every carry is good, and neither build nor rehearsal failed, nor a Triton kernel."""
         good = all(carry.standing is Standing.GOOD for carry in self.carries)
-        return good and "failed" not in {self.build.status, self.rehearsal.status}
+        return good and "failed" not in {self.build.status, self.rehearsal.status, self.kernels.status}
 
     def carry(self, name: str) -> CarryNight:
         """Return the carry called *name*."""

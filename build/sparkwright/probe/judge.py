@@ -260,7 +260,8 @@ class Prover:
         if spec.needs:
             known = self.facilities
             settings["needs"] = {name: known[name].key if name in known else None for name in spec.needs}
-        return proof_key(probe.read_bytes(), harness_sources(spec), settings, touched)
+        modules = [path.read_bytes() for path in (probe, *carry.probe_helpers)]
+        return proof_key(modules[0], harness_sources(spec, modules), settings, touched)
 
     def _touched(self, carry: Carry, paths: Sequence[str]) -> tuple[Touched, ...]:
         """Return the files that the proof of *carry*, which changes *paths*, hangs on."""

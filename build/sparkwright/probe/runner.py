@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +22,7 @@ from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkwright.carries import ProbeSpec
     from sparkwright.probe.pool import ProbePool
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _CHILD = ("harness.py", "probekit.py")
 _BUILDKIT = "buildkit.py"
+_COMPILEKIT = "compilekit.py"
+_COMPILES = re.compile(rb"^\s*(?:from|import) compilekit\b", re.MULTILINE)
 _SAID = 1500
 
 
@@ -52,9 +55,14 @@ class _Found(Model, frozen=True):
     peak_mib: int
 
 
-def harness_sources(spec: ProbeSpec) -> list[bytes]:
-    """Return the sources that run inside the child beside a probe of *spec*; a proof's key has them."""
+def harness_sources(spec: ProbeSpec, modules: Iterable[bytes]) -> list[bytes]:
+    """Return the sources that run inside the child beside *modules*, a probe of *spec* and its helpers.
+
+    A proof's key has them.
+    """
     names = (*_CHILD, _BUILDKIT) if spec.needs else _CHILD
+    if any(_COMPILES.search(text) for text in modules):
+        names = (*names, _COMPILEKIT)
     return [(child_folder() / name).read_bytes() for name in names]
 
 
@@ -104,7 +112,7 @@ def run_probe(
             "--report",
             report,
             "--metadata",
-            _importable(scratch, version, [probe.parent / name for name in spec.helpers]),
+            metadata_folder(scratch, version, [probe.parent / name for name in spec.helpers]),
             "--triton",
             spec.triton,
         ]
@@ -153,7 +161,7 @@ def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
         remove_tree(store.bytecode_of(scratch))
 
 
-def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
+def metadata_folder(scratch: Path, version: str, helpers: Sequence[Path] = ()) -> Path:
     """Return a folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
     folder = scratch / "metadata"
     info = folder / f"vllm-{version}.dist-info"

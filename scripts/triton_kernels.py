@@ -1,0 +1,65 @@
+"""Write docs/triton-kernels.md: what the Triton kernels of every series' merged tree take on a GB10.
+
+Nothing is run on a card. What was compiled before comes from the store, so that only changes take time.
+
+    python scripts/triton_kernels.py [--series 0.33] [--no-tests]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from sparkwright.git import open_repository
+from sparkwright.merge import merge_patchset
+from sparkwright.pipeline import BuildOptions, make_job, open_checkout
+from sparkwright.pipeline.checkout import series_names
+from sparkwright.probe.launches import KernelSurvey, page_section
+from sparkwright.store import open_store
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "triton-kernels.md"
+_HEAD = """\
+# Triton kernels on a GB10
+
+`make triton` writes this page; do not edit it. A block of threads on compute capability 12.1 may have
+101,376 bytes of shared memory, and Triton refuses the launch of a kernel that needs more, when it comes.
+Compilers need no card: upstream's own Python launches its kernels here on a platform that says it is a GB10,
+with the shapes of the recipes (heads of 64 to 512, latents of 512 + 64 and 256 + 64, 0 to 16 drafts, caches
+of 16 bits, FP8 and NVFP4) and with those of upstream's own tests. Each launch is compiled for 12.1 and not
+run; autotuned kernels are, in every configuration that upstream's pruning leaves.
+
+The environment of probes compiles; a release may pin another version of Triton. A row has the launch that
+takes most shared memory of those that a recipe may come to. `sparkwright triton` shows the same, with
+`--pristine` without the carries, and with `--json` every launch.
+"""
+
+
+def main() -> int:
+    """Survey, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--series", nargs="+", default=sorted(series_names(ROOT)))
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument(
+        "--no-tests", action="store_true", help="the recipes' launches alone, in half the time"
+    )
+    args = parser.parse_args()
+    store, faults = open_store(), 0
+    sections = []
+    with contextlib.closing(open_repository(store.git)) as repository:
+        for series in args.series:
+            job = make_job(open_checkout(ROOT, series), store, repository, BuildOptions(series=series))
+            version = job.spec.lock.release.version
+            tree = merge_patchset(repository, job.merge_request(job.pristine, version)).tree
+            report = KernelSurvey(store, repository, tests=not args.no_tests).survey(tree, version)
+            faults += len(report.faults())
+            alone = ", without upstream's tests" if args.no_tests else ""
+            sections.append(page_section(f"Series {series}: {version} with its carries{alone}", report))
+    args.page.write_text("\n".join([_HEAD, *sections]), encoding="utf-8")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
