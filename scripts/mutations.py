@@ -99,9 +99,8 @@ class Result:
         """Return one line about it."""
         message = self.proof.merged.message if self.noticed else self.mutation.equal
         said = (message.strip().splitlines() or [""])[-1 if self.proof.merged.verdict == "error" else 0]
-        return f"{self.series} {self.carry}: {self.word}: {self.mutation.name}" + (
-            f" ({said})" if said else ""
-        )
+        told = f" ({shorten(said, _SHOWN)})" if said else ""
+        return f"{self.series} {self.carry}: {self.word}: {self.mutation.name}{told}"
 
 
 def main() -> int:
