@@ -98,8 +98,8 @@ class DraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         self.queries = 0
 
     def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """There is one auxiliary state."""
-        return hidden_states
+        """There is one auxiliary state; the sign tells a combined one."""
+        return -hidden_states
 
     def precompute_and_store_context_kv(
         self, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
@@ -320,7 +320,7 @@ def check_context(case: Case, runner: GPUModelRunner) -> set[bool]:
             elif offset < request.scheduled - request.rejected:
                 expect(seen == slot, f"{where} has slot {seen} instead of {slot}")
                 expect(int(stored.positions[row]) == position, f"{where} is stored at another one")
-                expect(float(stored.states[row, 0]) == row + 1, f"{where} has another token's state")
+                expect(float(stored.states[row, 0]) == -row - 1, f"{where} has another state than its own")
             else:
                 rejected_written.add(seen != PAD_SLOT_ID)
             row += 1

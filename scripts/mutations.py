@@ -1,0 +1,221 @@
+"""Break every carry on purpose, and see that its probe notices.
+
+Reads carries/NAME/mutations.toml. Each entry replaces one text in the merged tree of a series, and the
+carry's probe runs on the result: it must fail or break, unless the entry says in ``equal`` why nothing
+observable changes.
+
+    python scripts/mutations.py [--carry NAME …] [--series 0.24 …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from sparkwright.base.config import Model, load_toml
+from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.git import TreeEntry
+from sparkwright.merge import merge_patchset
+from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline.checkout import series_names
+from sparkwright.probe import ProbePool
+from sparkwright.store import remove_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkwright.carries import Carry
+    from sparkwright.merge import MergeReport
+    from sparkwright.pipeline import Job
+    from sparkwright.probe import Proof, Prover
+
+ROOT = Path(__file__).parents[1]
+FILE = "mutations.toml"
+_SHOWN = 160  # characters of what a probe found
+_BEGUN = 3  # runs that are laid out at a time: two run, and the next one waits for them
+
+
+class Mutation(Model, frozen=True):
+    """A change of the merged tree that a probe has to notice.
+
+    Attributes:
+        name: what is broken.
+        file: the file that is changed.
+        old: text that occurs in it once.
+        new: text in its place.
+        series: the series that has it; empty for each one that has the carry.
+        equal: why nothing observable changes; empty for a change that must be noticed.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    series: str = ""
+    equal: str = ""
+
+
+class _Mutations(Model, frozen=True):
+    mutation: tuple[Mutation, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A mutation of a carry in one series, and what its probe found.
+
+    Attributes:
+        series: the series.
+        carry: the carry's name.
+        mutation: the mutation.
+        proof: the runs on the merged tree without the mutation and with it.
+    """
+
+    series: str
+    carry: str
+    mutation: Mutation
+    proof: Proof
+
+    @property
+    def noticed(self) -> bool:
+        """Whether the probe passes on the merged tree, and not on the mutated one."""
+        return self.proof.pristine.verdict == "passes" and self.proof.merged.verdict != "passes"
+
+    @property
+    def word(self) -> str:
+        """Return what became of it; *unjudged*: the probe does not pass on the merged tree itself."""
+        if self.proof.pristine.verdict != "passes":
+            return "unjudged"
+        if self.mutation.equal:
+            return "noticed, not equal" if self.noticed else "equal"
+        return "noticed" if self.noticed else "survived"
+
+    @property
+    def line(self) -> str:
+        """Return one line about it."""
+        message = self.proof.merged.message if self.noticed else self.mutation.equal
+        said = (message.strip().splitlines() or [""])[-1 if self.proof.merged.verdict == "error" else 0]
+        told = f" ({shorten(said, _SHOWN)})" if said else ""
+        return f"{self.series} {self.carry}: {self.word}: {self.mutation.name}{told}"
+
+
+def main() -> int:
+    """Run what the arguments ask for, and print a line per mutation and a count per carry."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--carry", nargs="+", metavar="NAME", default=())
+    parser.add_argument("--series", nargs="+", default=sorted(series_names(ROOT)))
+    args = parser.parse_args()
+    results: list[Result] = []
+    try:
+        for series in args.series:
+            with open_job(ROOT, BuildOptions(series=series)) as job:
+                for result in mutate(job, series, args.carry):
+                    print(result.line, flush=True)
+                    results.append(result)
+    except SparkwrightError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(["", *counts(results)]))
+    return 0 if results and all(result.word in {"noticed", "equal"} for result in results) else 1
+
+
+def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result]:
+    """Yield what the probes find of every mutation of the carries in *job*, or of *names*.
+
+    Raises:
+        ConfigError: a file of mutations is damaged, or its text does not occur once in the merged tree.
+    """
+    report = merge_patchset(job.repository, job.merge_request(job.pristine, job.spec.lock.release.version))
+    trees = [
+        (carry, mutation, mutated_tree(job, report, carry, mutation))
+        for carry in job.spec.carries
+        if (not names or carry.name in names) and report.outcome(carry.name).kind.in_tree
+        for mutation in mutations_of(carry)
+        if mutation.series in {"", series}
+    ]
+    begun: deque[tuple[Carry, Mutation, str, Callable[[], Proof]]] = deque()
+
+    def end() -> Result:
+        carry, mutation, tree, finish = begun.popleft()
+        proof = finish()
+        forget_tree(job, tree)
+        return Result(series, carry.name, mutation, proof)
+
+    with ProbePool(job.store, most=2) as pool:
+        prover = replace(job.prover(report), pristine=report.tree, pool=pool)
+        for carry, mutation, tree in trees:
+            begun.append((carry, mutation, tree, begin(prover, tree, report, carry)))
+            if len(begun) == _BEGUN:
+                yield end()
+        while begun:
+            yield end()
+
+
+def begin(prover: Prover, tree: str, report: MergeReport, carry: Carry) -> Callable[[], Proof]:
+    """Start the probe of *carry* on the mutated *tree*; returns a function that waits and gives the proof.
+
+    Raises:
+        ConfigError: the proof does not hang on what was mutated, or the carry has no probe.
+    """
+    paths = report.outcome(carry.name).proof_paths
+    mutated = replace(prover, merged=tree)
+    if mutated.key(carry, paths) == prover.key(carry, paths):
+        raise ConfigError(
+            f"a mutation of {carry.name} cannot be judged",
+            because="it is in a file that neither the carry changes nor its probe imports",
+            next_step=f"import that file in the probe, or correct carries/{carry.name}/{FILE}",
+        )
+    known = mutated.find(carry, paths)
+    return mutated.begin(carry, paths) if known is None else lambda: known
+
+
+def mutations_of(carry: Carry) -> tuple[Mutation, ...]:
+    """Return the mutations in the folder of *carry*."""
+    path = carry.folder / FILE
+    return load_toml(path, _Mutations, newest_format=1).mutation if path.is_file() else ()
+
+
+def mutated_tree(job: Job, report: MergeReport, carry: Carry, mutation: Mutation) -> str:
+    """Return id of the merged tree with *mutation*.
+
+    Raises:
+        ConfigError: its text does not occur in the file once.
+    """
+    entry = job.repository.files(report.tree, [mutation.file]).get(mutation.file)
+    text = "" if entry is None else job.repository.blob(entry.blob).decode()
+    if entry is None or (count := text.count(mutation.old)) != 1:
+        raise ConfigError(
+            f"the mutation {mutation.name!r} of {carry.name} cannot be made on {report.version}",
+            because=f"{mutation.file} is not in the merged tree"
+            if entry is None
+            else f"its text occurs {count} times in {mutation.file}",
+            next_step=f"correct carries/{carry.name}/{FILE}",
+        )
+    changed = job.repository.objects.write("blob", text.replace(mutation.old, mutation.new).encode())
+    tree = job.repository.objects.edit(report.tree, {mutation.file: TreeEntry(entry.mode, changed)})
+    return tree or ""  # a tree with a file in it is never empty
+
+
+def forget_tree(job: Job, tree: str) -> None:
+    """Remove the checked-out *tree* and its bytecode: hundreds of them would fill a disk."""
+    folder = job.store.trees / f"{tree}-vllm"
+    remove_tree(job.store.bytecode_of(folder))
+    remove_tree(folder)
+
+
+def counts(results: Sequence[Result]) -> list[str]:
+    """Return a line per series and carry: how many mutations there are, and what became of them."""
+    lines = []
+    for series, name in dict.fromkeys((result.series, result.carry) for result in results):
+        words = [result.word for result in results if (result.series, result.carry) == (series, name)]
+        tally = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
+        lines.append(f"{series} {name}: {len(words)} mutations: {', '.join(tally)}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Mutations of carries: what a probe notices, what survives, and mutations that cannot be made."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tiny_release import CLAMPED
+from world import CLAMP_PROBE
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.pipeline import open_job
+
+if TYPE_CHECKING:
+    from world import World
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "mutations.py"
+ENTRY = '[[mutation]]\nname = "{name}"\nfile = "{file}"\nold = "{old}"\nnew = "{new}"\n{more}\n'
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    found = importlib.util.spec_from_file_location("mutations", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["mutations"] = module  # dataclasses and models look it up there
+    found.loader.exec_module(module)
+    return module
+
+
+def entry(name: str, old: str, new: str, *, file: str = "vllm/clamp.py", more: str = "") -> str:
+    return ENTRY.format(name=name, old=old, new=new, file=file, more=more)
+
+
+def mutate(script: Any, world: World, monkeypatch: pytest.MonkeyPatch, *entries: str) -> list[Any]:
+    (world.root / "carries" / "clamp" / "mutations.toml").write_text("\n".join(entries))
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    with open_job(world.root) as job:
+        return list(script.mutate(job, "1.2", ["clamp"]))
+
+
+def test_each_mutation_gets_its_word(script: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        entry("drops the bound", "min(value, LIMIT)", "value"),
+        entry("is no Python", "return min", "return return min"),
+        entry("bounds by one less", "# Always.", "# Sometimes."),
+        entry("adds nothing", "min(value", "0 + min(value", more='equal = "a sum with zero"'),
+        entry("is not what it says", "min(value", "max(value", more='equal = "so it is said"'),
+        entry("is of another series", "text that is nowhere", "", more='series = "9.9"'),
+    ]
+    results = mutate(script, world, monkeypatch, *entries)
+    assert {result.mutation.name: result.word for result in results} == {
+        "drops the bound": "noticed",
+        "is no Python": "noticed",
+        "bounds by one less": "survived",
+        "adds nothing": "equal",
+        "is not what it says": "noticed, not equal",
+    }
+    assert script.counts(results) == [
+        "1.2 clamp: 5 mutations: 2 noticed, 1 survived, 1 equal, 1 noticed, not equal"
+    ]
+    assert results[0].line == "1.2 clamp: noticed: drops the bound (clamp(99) is not 10)"
+    assert "SyntaxError" in results[1].line
+    assert mutate(script, world, monkeypatch, *entries) == results
+    assert not [folder for folder in world.store.trees.iterdir() if "return return" in folder.name]
+
+
+@pytest.mark.parametrize(
+    ("old", "file", "because"),
+    [
+        ("nowhere", "vllm/clamp.py", "occurs 0 times"),
+        ("value", "vllm/clamp.py", "occurs 2 times"),
+        ("value", "vllm/gone.py", "not in the merged tree"),
+        ("two", "vllm/words.py", "neither the carry changes nor its probe imports"),
+    ],
+)
+def test_a_mutation_that_cannot_be_made_is_an_error(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, old: str, file: str, because: str
+) -> None:
+    with pytest.raises(ConfigError, match=because):
+        mutate(script, world, monkeypatch, entry("is wrong", old, "other", file=file))
+
+
+def test_a_probe_that_fails_on_the_merged_tree_judges_nothing(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE, listed=False)
+    results = mutate(script, world, monkeypatch, entry("drops the bound", "min(value, 11)", "value"))
+    assert [result.word for result in results] == ["unjudged"]
