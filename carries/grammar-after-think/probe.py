@@ -91,7 +91,7 @@ class StepParser(DeepSeekR1ReasoningParser):
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
         """Ask upstream's parser."""
         delta = list(delta_ids)
-        expect(min(delta) >= 0, "a parser is given padding")
+        expect(min(delta, default=0) >= 0, "a parser is given padding")
         return super().is_reasoning_end_streaming(input_ids, delta)
 
 
