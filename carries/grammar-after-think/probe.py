@@ -91,7 +91,7 @@ class StepParser(DeepSeekR1ReasoningParser):
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
         """Ask upstream's parser."""
         delta = list(delta_ids)
-        expect(min(delta) >= 0, "a parser is given padding")
+        expect(min(delta, default=0) >= 0, "a parser is given padding")
         return super().is_reasoning_end_streaming(input_ids, delta)
 
 
@@ -178,7 +178,8 @@ def scheduler_of(kind: type[Scheduler], case: Case, manager: StructuredOutputMan
     drafter = SimpleNamespace(
         method="mtp", num_speculative_tokens=case.drafts, use_eagle=lambda: True, parallel_drafting=False,
         num_speculative_tokens_per_batch_size=None, uses_draft_model=lambda: False,
-        use_dflash=lambda: False, disable_eagle_block_drop=False, max_num_new_slots_for_drafting=0,
+        use_dflash=lambda: False, use_dspark=lambda: False, disable_eagle_block_drop=False,
+        max_num_new_slots_for_drafting=0,
         use_eagle_block_drop=lambda: False, needs_eagle_block_drop=lambda: False,
     )  # fmt: skip
     config: Any = SimpleNamespace(
