@@ -137,7 +137,7 @@ def check_lookups(model: Model, most: int = 4) -> None:
                         for index in attention
                     )
                 ]  # fmt: skip
-                blocks, hit = coordinator.find_longest_cache_hit(prompt.block_hashes, longest)
+                blocks, hit = coordinator.find_longest_cache_hit(prompt.block_hashes, longest)[:2]
                 best = max(ends, default=0)
                 after = [index + 1 for index in range(most) if kept[index]]
                 found = f"{model.what}: {prompt.num_tokens} tokens, attention holds {held} blocks, "
@@ -157,6 +157,10 @@ class Speculation(SimpleNamespace):
 
     def uses_draft_model(self) -> bool:
         """Say that the drafter is no model of its own."""
+        return False
+
+    def use_dspark(self) -> bool:
+        """Say that it is not DSpark, which 0.25 adds."""
         return False
 
     def use_dflash(self) -> bool:
