@@ -154,7 +154,7 @@ def test_targets_that_are_asked_for_are_words_and_nothing_else(tmp_path):
     run_night(tmp_path, 0, wrote=True, onto="0.33.0 $(touch${IFS}here);touch there")
     first = (tmp_path / "calls").read_text().splitlines()[0]
     assert first == (
-        "nightly --detailed-exit-code --onto 0.33.0 --onto $(touch${IFS}here);touch --onto there"
+        "nightly --triton --detailed-exit-code --onto 0.33.0 --onto $(touch${IFS}here);touch --onto there"
     )
     assert not (tmp_path / "here").exists()
     assert not (tmp_path / "there").exists()

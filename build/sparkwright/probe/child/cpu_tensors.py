@@ -70,7 +70,7 @@ def move_tensors(arch: int) -> None:
         "synchronize": None, "empty_cache": None, "manual_seed": None, "manual_seed_all": None,
         "get_device_properties": properties, "get_device_capability": divmod(arch, 10),
         "get_device_name": properties.name, "device_index": Stream(),
-        "current_accelerator": torch.device("cpu"),
+        "current_accelerator": torch.device("cpu"), "set_device_index": None,
     }  # fmt: skip
     replaced: dict[str, Any] = dict.fromkeys(
         ("current_stream", "Stream", "Event", "device", "stream"), Stream
@@ -80,6 +80,7 @@ def move_tensors(arch: int) -> None:
         for module in (torch.cuda, torch.accelerator):
             if hasattr(module, name):
                 setattr(module, name, value)
+    torch.set_default_device = lambda _: None  # a test's wish would last into the next one
     namespace = torch._ops._OpNamespace  # noqa: SLF001 - where ops are looked up
     namespace.__getattr__ = op_or_none(namespace.__getattr__)
     torch.library.register_fake = if_there(torch.library.register_fake)

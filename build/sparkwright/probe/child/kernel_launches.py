@@ -312,6 +312,14 @@ def multiply_blocks(tokens: int, wide: int, deep: int) -> None:
     )  # fmt: skip
 
 
+def sample(requests: int, vocabulary: int) -> None:
+    """Apply top-k and top-p to logits."""
+    ops = named("vllm.v1.sample.ops.topk_topp_triton")
+    top, portion = torch.full((requests,), 40, dtype=I32), torch.full((requests,), 0.9)
+    for k, p in ((top, portion), (top, None), (None, portion)):
+        ops.apply_top_k_top_p_triton(empty(requests, vocabulary, dtype=F32), k, p)
+
+
 def cases(tree: Path) -> Iterator[tuple[str, Callable[[], None]]]:  # noqa: C901, PLR0912 - a list
     """Return what to ask for, by a name for people."""
     caches = ["auto", "fp8"]
@@ -359,3 +367,5 @@ def cases(tree: Path) -> Iterator[tuple[str, Callable[[], None]]]:  # noqa: C901
             )
     for tokens, (wide, deep) in itertools.product((1, 64, 512, 4096), ((10240, 5120), (5120, 17408))):
         yield f"FP8 in blocks, {tokens} by {deep} by {wide}", partial(multiply_blocks, tokens, wide, deep)
+    for requests, vocabulary in itertools.product((1, 64), (151936, 262144)):
+        yield f"sampling {requests} of {vocabulary}", partial(sample, requests, vocabulary)

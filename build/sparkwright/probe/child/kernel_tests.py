@@ -149,6 +149,12 @@ def cut_off(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def fixed(fixture: Callable[[], Any]) -> Any:
+    """Return what a *fixture* of the test's own module gives, if it takes nothing."""
+    value = fixture()
+    return next(value) if inspect.isgenerator(value) else value
+
+
 def run_file(file: Path, tree: Path, seconds: float) -> dict[str, str]:
     """Call all tests of *file*, for *seconds* each at most; return by name why one came to no end."""
     name = ".".join(file.relative_to(tree).with_suffix("").parts)
@@ -165,6 +171,7 @@ def run_file(file: Path, tree: Path, seconds: float) -> dict[str, str]:
             patches = _Patches()
             given = row | ({"monkeypatch": patches} if "monkeypatch" in wanted else {})
             try:
+                given |= {name: fixed(getattr(module, name)) for name in wanted - given.keys()}
                 with cut_off(seconds), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
                     test(**{key: value for key, value in given.items() if key in wanted})
             except (Exception, CutOff) as error:  # noqa: BLE001 - most fail where results are compared
