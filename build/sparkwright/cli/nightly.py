@@ -44,6 +44,7 @@ _SHORT = 100
 )  # fmt: skip
 @click.option("--no-build", is_flag=True, help="Merge and judge only.")
 @click.option("--no-rehearsal", is_flag=True, help="Do not serve what was built.")
+@click.option("--no-tests", is_flag=True, help="Do not run upstream's own tests on both trees.")
 @click.option("--again", is_flag=True, help="Work though nothing is new.")
 @click.option("--date", default="", metavar="YYYY-MM-DD", help="Record the night under this date.")
 @click.option(
@@ -68,6 +69,7 @@ def command(
     state: Path | None,
     no_build: bool,
     no_rehearsal: bool,
+    no_tests: bool,
     again: bool,
     date: str,
     detailed_exit_code: bool,
@@ -105,6 +107,7 @@ def command(
         since=since,
         build=not no_build,
         rehearse=not no_rehearsal,
+        tests=not no_tests,
         again=again,
         date=date,
     )
@@ -192,6 +195,7 @@ def _show_target(one: TargetNight) -> None:
             click.echo(f"         without {', '.join(built.left_out)}")
     else:
         click.echo(printable(f"wheel    {built.status}: {built.reason}"))
+    click.echo(printable(f"upstream's tests {one.tests.status}{_because(one.tests.reason)}"))
     click.echo(printable(f"rehearsal {one.rehearsal.status}{_because(one.rehearsal.reason)}"))
 
 

@@ -7,15 +7,16 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace as with_fields
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.base.events import emit, task
+from sparkwright.native.isolation import require_isolation
 from sparkwright.nightly.building import build, rehearse
 from sparkwright.nightly.discover import IndexWheels, UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
@@ -27,6 +28,7 @@ from sparkwright.nightly.model import (
     Mark,
     Night,
     NightRehearsal,
+    NightTests,
     NightVerdict,
     Standing,
     TargetNight,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
     from sparkwright.carries.patchset import BuildSpec
-    from sparkwright.merge import OutcomeKind
+    from sparkwright.merge import MergeReport, OutcomeKind
     from sparkwright.nightly.discover import CommitWheels, Heads
     from sparkwright.nightly.model import PullChange
     from sparkwright.nightly.state import NightState
@@ -65,6 +67,7 @@ class NightOptions:
         since: name of the target to compare with; by default last night's, or the pin.
         build: whether to build wheels.
         rehearse: whether to rehearse what was built.
+        tests: whether to run upstream's own tests.
         again: whether to work even if nothing is new.
         date: the date to record, ISO 8601; today by default.
     """
@@ -75,6 +78,7 @@ class NightOptions:
     since: str = ""
     build: bool = True
     rehearse: bool = True
+    tests: bool = False
     again: bool = False
     date: str = ""
 
@@ -125,7 +129,7 @@ class _Run:
             found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
         night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
-        failed = any("failed" in {one.build.status, one.rehearsal.status} for one in found)
+        failed = any(one.failed for one in found)
         # What failed is tried again by the next run, though nothing is new then.
         self.state.record(night, inputs="" if failed else inputs, heads=heads)
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
@@ -217,9 +221,24 @@ class _Run:
             carries=tuple(carries),
             pins=pin_moves(repository, old.tree, target.tree),
             archs=arch_moves(repository, old.tree, target.tree),
+            tests=self._tests(report),
             seconds=round(time.monotonic() - started, 3),
         )
         return self._with_wheel(night)
+
+    def _tests(self, report: MergeReport) -> NightTests:
+        """Run upstream's tests that touch what the patchset changes there."""
+        if not self.options.tests or self.job.pool is None:
+            return NightTests(status="skipped", reason=_NOT_ASKED)
+        try:
+            require_isolation()
+            found = self.job.upstream_gate(report, self.job.pool).run()
+        except (EnvironmentSetupError, NotInStoreError, ToolError) as error:
+            return NightTests(status="skipped", reason=str(error))
+        if not found.files:
+            return NightTests(status="skipped", reason="none touches what the patchset changes")
+        status: Literal["failed", "passed"] = "failed" if found.regressions else "passed"
+        return NightTests(status=status, reason=", ".join(found.regressions), passed=found.passed)
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""
@@ -354,6 +373,8 @@ def _reasons(night: TargetNight) -> list[str]:
             told.append(f"{carry.name} on {label}: {carry.judgement} ({carry.finding or carry.detail})")
     if night.build.status == "failed":
         told.append(f"the wheel of {label} was not built: {night.build.reason}")
+    if night.tests.status == "failed":
+        told.append(f"upstream's tests fail on {label} with the patchset alone: {night.tests.reason}")
     if night.rehearsal.status == "failed":
         told.append(f"the rehearsal of {label} failed: {night.rehearsal.reason}")
     return told

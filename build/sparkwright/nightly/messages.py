@@ -113,6 +113,8 @@ def _made(found: TargetNight) -> list[str]:
     else:
         lines = [f"- wheel {build.status}: {quiet(build.reason)}"]
     why = f": {quiet(rehearsal.reason)}" if rehearsal.reason else ""
+    if found.tests.status == "failed":
+        lines.append(f"- upstream's tests failed: {quiet(found.tests.reason)}")
     return [*lines, f"- rehearsal {rehearsal.status}{why}"]
 
 

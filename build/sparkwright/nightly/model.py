@@ -297,6 +297,20 @@ class NightRehearsal(Model, frozen=True):
     seconds: float = 0.0
 
 
+class NightTests(Model, frozen=True):
+    """What upstream's own tests show of one target.
+
+    Attributes:
+        status: ``failed`` where one passes on the target's tree and fails on the merged one.
+        reason: why they were skipped, or which fail.
+        passed: how many pass on both trees.
+    """
+
+    status: Literal["passed", "failed", "skipped"]
+    reason: str = ""
+    passed: int = 0
+
+
 class TargetNight(Model, frozen=True):
     """The findings about one target.
 
@@ -309,6 +323,7 @@ class TargetNight(Model, frozen=True):
         archs: architecture lists that changed between the two.
         build: the wheel.
         rehearsal: the rehearsal.
+        tests: upstream's own tests.
         seconds: wall-clock time of merging and judging.
     """
 
@@ -320,13 +335,19 @@ class TargetNight(Model, frozen=True):
     archs: tuple[ArchMove, ...] = ()
     build: NightBuild = NightBuild(status="skipped", reason="not asked for")
     rehearsal: NightRehearsal = NightRehearsal(status="skipped", reason="not asked for")
+    tests: NightTests = NightTests(status="skipped", reason="not asked for")
     seconds: float = 0.0
 
     @property
     def green(self) -> bool:
-        """Tell if every carry is good, and neither build nor rehearsal failed."""
+        """Tell if every carry is good, and nothing failed that was tried with them."""
         good = all(carry.standing is Standing.GOOD for carry in self.carries)
-        return good and "failed" not in {self.build.status, self.rehearsal.status}
+        return good and not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Tell if the build, the rehearsal or a test of upstream's failed."""
+        return "failed" in {self.build.status, self.rehearsal.status, self.tests.status}
 
     def carry(self, name: str) -> CarryNight:
         """Return the carry called *name*."""
