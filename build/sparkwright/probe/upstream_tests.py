@@ -370,7 +370,8 @@ class UpstreamGate:
                     words,
                     limits=_FILE,
                     folder=scratch,
-                    variables=environment(scratch),
+                    # For programs that a test starts: nothing may be written to the tree.
+                    variables={**environment(scratch), "PYTHONDONTWRITEBYTECODE": "1"},
                     log=scratch / "log",
                 )
                 if not ran:
