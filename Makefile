@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real lint format prove nightly companion publish status doctor mutations releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion publish status doctor mutations releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -71,8 +71,13 @@ rehearse: $(VENV)/.ready-verify ## Serve the merged Python on the CPU with a rea
 bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build spec: ARGS='GOOD BAD --judge …'
 	@$(BIN)/sparkwright bisect $(ARGS)
 
-prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
+prove: $(VENV)/.ready ## Run every carry's probe and upstream's tests on both trees, and record what they show
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
+	@$(BIN)/sparkwright carry test-upstream $(LINE) --platform $(PLATFORM) --source $(SOURCE)
+
+# Of the tree without carries of kernels, which upstream's Python tests do not see.
+test-upstream: $(VENV)/.ready ## Run upstream's own tests on the pristine and on the merged tree; ARGS='tests/v1/core/test_x.py'
+	@$(BIN)/sparkwright carry test-upstream $(LINE) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
 
 triton: $(VENV)/.ready ## Compile vLLM's Triton kernels for a GB10, without one, and write docs/triton-kernels.md
 	@$(BIN)/python scripts/triton_kernels.py $(ARGS)

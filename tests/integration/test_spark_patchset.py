@@ -21,7 +21,9 @@ from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.pipeline import BuildOptions, open_checkout, open_job
+from sparkwright.pipeline.checkout import series_names
 from sparkwright.probe import ProbePool, ProbeVerdict, read_proof
+from sparkwright.probe.upstream_tests import read_record, record_path
 
 pytestmark = pytest.mark.upstream
 
@@ -109,6 +111,19 @@ def test_the_point_with_upstreams_kernels_has_no_build_carries(job):
     report = merge_patchset(job.repository, request)
     assert not any(path.startswith(("CMake", "cmake/", "csrc/")) for path in job.changes(report))
     assert {str(report.outcome(name).kind) for name in built} == {"left-out"}
+
+
+@pytest.mark.parametrize("series", series_names(ROOT))
+def test_upstreams_tests_were_run_on_these_trees_and_nothing_regressed(series):
+    """After a change of a carry or of the pin: `make test-upstream SERIES=…`."""
+    with open_job(ROOT, BuildOptions(series=series, kernels="upstream")) as job, ProbePool(job.store) as pool:
+        request = job.merge_request(job.pristine, job.spec.lock.release.version)
+        gate = job.upstream_gate(merge_patchset(job.repository, request), pool)
+        found = read_record(record_path(job.checkout.patchsets, job.spec.file))
+    assert found is not None
+    assert found.key == gate.key(), "the record is of another state"
+    assert not found.regressions
+    assert found.passed > 0
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from sparkwright.carries import CARRY_FORMAT, Carry, load_carry
 from sparkwright.git import FileEntry, Repository, import_files
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
+from sparkwright.probe.upstream_tests import packages_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -265,6 +267,18 @@ def seed_environment(store: Store, requirements: str) -> Path:
     (folder / "ready.json").write_text(json.dumps({"python": "3", "torch": "none"}))
     share_library(store)
     return python
+
+
+def seed_test_packages(store: Store) -> Path:
+    """Pretend that the packages for upstream's tests were installed: those that run this test."""
+    folder = packages_folder(store)
+    folder.mkdir(parents=True)
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        found = importlib.util.find_spec(name)
+        assert found is not None
+        assert found.origin is not None
+        (folder / name).symlink_to(Path(found.origin).parent)
+    return folder
 
 
 def share_library(store: Store) -> None:

@@ -12,6 +12,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError, PatchError
 from sparkwright.base.events import warn
 from sparkwright.cli.carry_prove import prove
+from sparkwright.cli.carry_test_upstream import test_upstream
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
@@ -34,6 +35,7 @@ def command() -> None:
 
 
 command.add_command(prove)
+command.add_command(test_upstream)
 
 
 def _find(session: Session, name: str) -> Carry:

@@ -7,16 +7,21 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace as with_fields
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.base.events import emit, task
+<<<<<<< HEAD
 from sparkwright.nightly.building import build, rehearse, survey_kernels
+=======
+from sparkwright.native.isolation import require_isolation
+from sparkwright.nightly.building import build, rehearse
+>>>>>>> gate-e
 from sparkwright.nightly.discover import IndexWheels, UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
@@ -27,6 +32,7 @@ from sparkwright.nightly.model import (
     Mark,
     Night,
     NightRehearsal,
+    NightTests,
     NightVerdict,
     Standing,
     TargetNight,
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
     from sparkwright.carries.patchset import BuildSpec
-    from sparkwright.merge import OutcomeKind
+    from sparkwright.merge import MergeReport, OutcomeKind
     from sparkwright.nightly.discover import CommitWheels, Heads
     from sparkwright.nightly.model import PullChange
     from sparkwright.nightly.state import NightState
@@ -65,7 +71,11 @@ class NightOptions:
         since: name of the target to compare with; by default last night's, or the pin.
         build: whether to build wheels.
         rehearse: whether to rehearse what was built.
+<<<<<<< HEAD
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
+=======
+        tests: whether to run upstream's own tests.
+>>>>>>> gate-e
         again: whether to work even if nothing is new.
         date: the date to record, ISO 8601; today by default.
     """
@@ -76,7 +86,11 @@ class NightOptions:
     since: str = ""
     build: bool = True
     rehearse: bool = True
+<<<<<<< HEAD
     kernels: bool = False
+=======
+    tests: bool = False
+>>>>>>> gate-e
     again: bool = False
     date: str = ""
 
@@ -127,9 +141,13 @@ class _Run:
             found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
         night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
+<<<<<<< HEAD
         failed = any(
             "failed" in {one.build.status, one.rehearsal.status, one.kernels.status} for one in found
         )
+=======
+        failed = any(one.failed for one in found)
+>>>>>>> gate-e
         # What failed is tried again by the next run, though nothing is new then.
         self.state.record(night, inputs="" if failed else inputs, heads=heads)
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
@@ -222,11 +240,26 @@ class _Run:
             carries=tuple(carries),
             pins=pin_moves(repository, old.tree, target.tree),
             archs=arch_moves(repository, old.tree, target.tree),
+            tests=self._tests(report),
             seconds=round(time.monotonic() - started, 3),
         )
         if self.options.kernels:
             night = with_fields(night, kernels=survey_kernels(self.job, target, report.tree))
         return self._with_wheel(night)
+
+    def _tests(self, report: MergeReport) -> NightTests:
+        """Run upstream's tests that touch what the patchset changes there."""
+        if not self.options.tests or self.job.pool is None:
+            return NightTests(status="skipped", reason=_NOT_ASKED)
+        try:
+            require_isolation()
+            found = self.job.upstream_gate(report, self.job.pool).run()
+        except (EnvironmentSetupError, NotInStoreError, ToolError) as error:
+            return NightTests(status="skipped", reason=str(error))
+        if not found.files:
+            return NightTests(status="skipped", reason="none touches what the patchset changes")
+        status: Literal["failed", "passed"] = "failed" if found.regressions else "passed"
+        return NightTests(status=status, reason=", ".join(found.regressions), passed=found.passed)
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""
@@ -361,6 +394,8 @@ def _reasons(night: TargetNight) -> list[str]:
             told.append(f"{carry.name} on {label}: {carry.judgement} ({carry.finding or carry.detail})")
     if night.build.status == "failed":
         told.append(f"the wheel of {label} was not built: {night.build.reason}")
+    if night.tests.status == "failed":
+        told.append(f"upstream's tests fail on {label} with the patchset alone: {night.tests.reason}")
     if night.rehearsal.status == "failed":
         told.append(f"the rehearsal of {label} failed: {night.rehearsal.reason}")
     if night.kernels.status == "failed":

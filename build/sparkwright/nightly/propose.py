@@ -150,8 +150,8 @@ class Proposer:
         target = found.target
         if lock is None:
             return f"{target.label}: there is no lock of it, since no wheel was built of it"
-        if "failed" in {found.build.status, found.rehearsal.status}:
-            return f"{target.label}: its wheel or its rehearsal failed"
+        if found.failed:
+            return f"{target.label}: its wheel, its rehearsal or upstream's tests failed"
         self._require_judged(found)
         held = self._held(found)
         notes: list[str] = []

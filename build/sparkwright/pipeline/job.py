@@ -12,13 +12,14 @@ from sparkwright.base.events import warn
 from sparkwright.carries.folder import unknown_name
 from sparkwright.git import LINK, open_repository
 from sparkwright.merge import History, MergeRequest
+from sparkwright.native.isolation import isolated
 from sparkwright.native.model import Target
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.toolchain_resource import ToolchainResource
-from sparkwright.probe import Prover
+from sparkwright.probe import Prover, UpstreamGate
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 
@@ -185,6 +186,20 @@ class Job:
             sources=() if pristine_alone else report.sources,
             facilities=self.facilities,
             pool=self.pool,
+        )
+
+    def upstream_gate(self, report: MergeReport, pool: ProbePool, *, again: bool = False) -> UpstreamGate:
+        """Return what runs upstream's tests on the trees of *report*, off the network, by *pool*."""
+        return UpstreamGate(
+            self.store,
+            self.repository,
+            report.pristine,
+            report.tree,
+            report.version,
+            pool,
+            isolated(()),
+            offline=self.options.offline,
+            again=again,
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:

@@ -3,7 +3,8 @@
 A probe must fail on the pristine tree and pass on the merged one. `judge` runs one on both
 trees, `proof` is what is recorded of it, `bench` lays out what a run needs, `runner` starts the
 child, `environment` is the Python that it runs in, `facility` is what else a probe may ask for, and
-``child/`` is what runs inside, ``pool`` makes many runs cheap.
+``child/`` is what runs inside, ``pool`` makes many runs cheap. `upstream_tests` runs upstream's own tests on
+both trees.
 """
 
 from sparkwright.probe.environment import prepare_environment
@@ -12,6 +13,7 @@ from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import ProbeRun, ProbeVerdict, Proof, read_proof, write_proof
 from sparkwright.probe.resource import ProbeResource
 from sparkwright.probe.trees import tree_folder
+from sparkwright.probe.upstream_tests import UpstreamGate
 
 __all__ = [
     "ProbePool",
@@ -20,6 +22,7 @@ __all__ = [
     "ProbeVerdict",
     "Proof",
     "Prover",
+    "UpstreamGate",
     "judge",
     "prepare_environment",
     "read_proof",

@@ -39,6 +39,7 @@ _SOCKET = "socket"
 _TICK_S = 0.1
 _PATIENCE_S = 120.0
 _DYING_S = 5.0
+_SAID = 1500
 _SPARE = 0.8  # share of the free memory that runs may take up
 
 
@@ -130,23 +131,58 @@ class ProbePool:
                 self._taken.remove(memory_mib)
                 self._free.notify_all()
 
-    def start_server(self, python: Path, triton: str) -> None:
-        """Start the process that runs with that setting of Triton are forked from, unless it was started.
+    def start_server(
+        self,
+        python: Path,
+        kind: str,
+        script: Path | None = None,
+        arguments: Sequence[str | Path] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Start the process that runs of a *kind* are forked from, unless it was started.
 
         It ends when the thread that calls this does.
+
+        Args:
+            python: the interpreter.
+            kind: for probes the setting of Triton, and a name of its own for another *script*.
+            script: what it runs; by default what imports the packages that probes import.
+            arguments: what the script takes behind the folder of the socket; by default *kind*.
+            prefix: start of the command, before the interpreter.
         """
-        key = (python, triton)
+        key = (python, kind)
         if not self.preload or key in self._servers:
             return
         folder = self._blocks.enter_context(self.store.scratch())
-        command = [*interpreter(self.store, python), child_folder() / _SERVER, folder, triton]
+        words = [kind] if arguments is None else arguments
+        command = [
+            *prefix,
+            *interpreter(self.store, python),
+            script or child_folder() / _SERVER,
+            folder,
+            *words,
+        ]
         running = start(command, cwd=folder, env=environment(folder), log=folder / "log")
         self._servers[key] = _Server(running, folder)
+
+    def folder(self) -> Path:
+        """Return an empty folder that is removed where the block ends."""
+        return self._blocks.enter_context(self.store.scratch())
+
+    def said(self, python: Path, kind: str) -> str:
+        """Return the end of what the process for runs of that *kind* wrote."""
+        server = self._servers.get((python, kind))
+        log = None if server is None else server.folder / "log"
+        return (
+            ""
+            if log is None or not log.is_file()
+            else log.read_bytes()[-_SAID:].decode(errors="replace").strip()
+        )
 
     def run(
         self,
         python: Path,
-        triton: str,
+        kind: str,
         script: Path,
         arguments: Sequence[str | Path],
         *,
@@ -160,7 +196,7 @@ class ProbePool:
         Raises:
             LimitsExceeded: it was killed; the message says which limit it passed.
         """
-        server = self._servers.get((python, triton))
+        server = self._servers.get((python, kind))
         if server is None or not server.ready(self.stop):
             return False
         asked = {

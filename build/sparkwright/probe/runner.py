@@ -164,13 +164,18 @@ def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
 def metadata_folder(scratch: Path, version: str, helpers: Sequence[Path] = ()) -> Path:
     """Return a folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
     folder = scratch / "metadata"
+    write_metadata(folder, version)
+    for helper in helpers:
+        shutil.copyfile(helper, folder / helper.name)
+    return folder
+
+
+def write_metadata(folder: Path, version: str) -> None:
+    """Write into *folder* what makes ``importlib.metadata`` find the package in that *version*."""
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir(parents=True)
     text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
     (info / "METADATA").write_text(text, encoding="utf-8")
-    for helper in helpers:
-        shutil.copyfile(helper, folder / helper.name)
-    return folder
 
 
 def _short(message: str, tree: Path) -> str:

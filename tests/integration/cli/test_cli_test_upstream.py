@@ -1,0 +1,84 @@
+"""``sparkwright carry test-upstream``: what it records, when it runs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import seed_test_packages
+from tiny_release import ALIGNED, CLAMPED, make_tiny
+from world import ALIGN_PROBE, CLAMP_PROBE
+
+from sparkwright.base.errors import ProofError, ToolError
+from sparkwright.native.isolation import require_isolation
+from sparkwright.pipeline import open_job
+from sparkwright.probe.upstream_tests import UpstreamGate
+
+if TYPE_CHECKING:
+    from world import World
+
+TESTS = """\
+from vllm.clamp import clamp
+
+
+def test_small():
+    assert clamp(3) == 3
+
+
+def test_large():
+    assert clamp(99) == {large}, "99 was changed"
+"""
+
+
+def offer_tests(world: World, *, large: int) -> None:
+    """Give the release a test of what the carry ``clamp`` changes."""
+    world.pin(make_tiny(changes=(("tests/test_clamp.py", TESTS.format(large=large)),)))
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=CLAMP_PROBE, listed=False)
+    world.carry("align", {"vllm/align.py": ALIGNED}, probe=ALIGN_PROBE, listed=False)
+    seed_test_packages(world.store)
+
+
+@pytest.fixture(autouse=True)
+def network() -> None:
+    try:
+        require_isolation()
+    except ToolError as error:
+        pytest.skip(str(error))
+
+
+def test_a_regression_is_an_error_and_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_tests(world, large=99)
+    ran = world.call("carry", "test-upstream")
+    assert ran.status == ProofError.exit_code
+    assert "1 in tests/test_clamp.py" in ran.err
+    assert "test_large: AssertionError: 99 was changed" in " ".join(ran.out.split())
+    record = json.loads((world.root / "patchsets" / "upstream-tests" / "spark.json").read_bytes())
+    assert record["regressions"] == {"tests/test_clamp.py::test_large": "AssertionError: 99 was changed"}
+    assert (record["files"], record["passed"], record["version"]) == (1, 1, "1.2.0")
+
+    monkeypatch.setattr(UpstreamGate, "run", lambda *_: pytest.fail("it ran again"))
+    assert world.call("carry", "test-upstream").status == ProofError.exit_code
+
+
+def test_a_healthy_carry_is_silent_and_a_change_is_run_again(world: World) -> None:
+    offer_tests(world, large=10)  # fails on the pristine tree, and so says nothing
+    ran = world.good("carry", "test-upstream", "--json")
+    assert ran.json["regressions"] == {}
+    assert ran.json["unjudged"] == {"fails here": {"tests/test_clamp.py": 1}}
+    path = world.root / "patchsets" / "upstream-tests" / "spark.json"
+    before = path.read_bytes()
+    assert world.good("carry", "test-upstream", "tests/test_clamp.py").out.endswith("trees of 1.2.0\n")
+    assert path.read_bytes() == before
+    world.list_carries(["align"])
+    assert world.good("carry", "test-upstream", "--json").json["files"] == 0
+    assert path.read_bytes() != before
+
+
+def test_a_wheel_has_nothing_of_it(world: World) -> None:
+    offer_tests(world, large=10)
+    with open_job(world.root) as job:
+        before = job.spec.content
+    world.good("carry", "test-upstream")
+    with open_job(world.root) as job:
+        assert job.spec.content == before
