@@ -496,7 +496,9 @@ def test_times_are_those_of_the_arrival_at_the_socket(monkeypatch: pytest.Monkey
 # Connections that were kept open ------------------------------------------------------------------------
 
 
-def closing(first: int = 2, *, half: bool = False) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def closing(
+    first: int = 2, *, half: bool = False, after_s: float = 0.0
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """Return a handler that closes a connection in place of an answer from its *first* request on."""
     seen: dict[int, int] = {}
     alive = []
@@ -508,6 +510,7 @@ def closing(first: int = 2, *, half: bool = False) -> Callable[[web.Request], Aw
         alive.append(transport)  # so that no other has its id
         seen[id(transport)] = seen.get(id(transport), 0) + 1
         if seen[id(transport)] >= first:
+            await asyncio.sleep(after_s)
             if half:
                 transport.write(b"HTTP/1.1 200 OK\r\nContent-")
                 await asyncio.sleep(0.05)
@@ -544,13 +547,22 @@ def test_a_request_that_a_kept_connection_lost_is_sent_once_more(heard: Recorder
 
 
 def test_a_new_connection_that_breaks_is_the_servers_failure(heard: Recorder) -> None:
-    for samples in (many(closing(1)), many(closing(2, half=True))):
+    for samples in (many(closing(1)), many(closing(2, half=True)), many(closing(2, after_s=1.2))):
         failures = [sample.failure.kind for sample in samples if sample.failure is not None]
         assert FailureKind.RESET in failures
     assert heard.warnings == []
 
 
-def test_odd_chunks_count_with_one_warning(heard: Recorder) -> None:
+def test_messages_without_a_floor_are_a_failure() -> None:
+    for deep in (b"[" * 5000 + b"]" * 5000, b'{"error": ' + b"[" * 900 + b"]" * 900 + b"}"):
+
+        async def play(stream: Stream, deep: bytes = deep) -> None:
+            await stream.say(deep, b"[DONE]")
+
+        assert failure(play)[0] in {FailureKind.NOT_JSON, FailureKind.IN_BAND}
+
+
+def test_odd_chunks_count_with_one_warning_for_each_kind(heard: Recorder) -> None:
     async def odd(stream: Stream) -> None:
         for i in range(4):
             await stream.say(token(i, text="t", finish="length" if i == 3 else None) | {"id": None})
@@ -561,8 +573,7 @@ def test_odd_chunks_count_with_one_warning(heard: Recorder) -> None:
             return [await ask(served.endpoint) for _ in range(3)]
 
     assert [sample.failure for sample in asyncio.run(run())] == [None] * 3
-    (told,) = heard.warnings
-    assert told.endswith("`choices` is null, `id` is null")
+    assert [told.partition("too: ")[2] for told in heard.warnings] == ["`choices` is null", "`id` is null"]
 
 
 def test_the_words_of_an_error_event_are_told() -> None:

@@ -11,7 +11,7 @@ from channel_kit import POLICY, ChannelWorld, now, pinned
 from msgspec import structs
 
 from sparkwright.base.digests import sha256_bytes, to_json
-from sparkwright.base.errors import SignatureError, UntrustedKeyError
+from sparkwright.base.errors import ReplayedChannelError, SignatureError, UntrustedKeyError
 from sparkwright.publish import signing
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.keys import (
@@ -30,6 +30,8 @@ from sparkwright.publish.verification import VerifyChannelOptions, verify_channe
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kit import Recorder
 
     from sparkwright.publish.trust import PinnedRoot
     from sparkwright.publish.verification import VerifiedChannel
@@ -118,23 +120,6 @@ def test_a_later_version_needs_those_before_it(world: ChannelWorld, tmp_path: Pa
         root_of_file(alone)
 
 
-def test_a_root_that_was_pinned_before_it_was_proven_is_proven_now(
-    world: ChannelWorld, thief: ChannelWorld, tmp_path: Path
-) -> None:
-    publisher = load_publisher(world.home).root.publisher
-    former = tmp_path / f"pins/{publisher}.json"
-    forged(world, thief, former)
-    with pytest.raises(UntrustedKeyError):
-        pinned_in(former.parent)
-    shutil.copy(world.home / "1.json", former)
-    assert [one.root.version for one in pinned_in(former.parent)] == [1]
-    forged(world, thief, former, version=50)
-    with pytest.raises(UntrustedKeyError, match="version 50"):
-        pinned_in(former.parent)
-    pin_root(world.home / "1.json", former.parent, publisher=publisher)
-    assert [one.root.version for one in pinned_in(former.parent)] == [1]
-
-
 # By the file's digest ------------------------------------------------------------------------------
 
 
@@ -148,6 +133,25 @@ def test_a_later_version_is_pinned_by_its_digest_alone(world: ChannelWorld, tmp_
         pin_root(world.home / "1.json", tmp_path / "pins", digest=digest)
     with pytest.raises(UntrustedKeyError, match="its publisher is"):
         pin_root(newest, tmp_path / "pins", digest=digest, publisher="0" * 64)
+
+
+def test_a_digest_alone_replaces_no_publishers_pin(
+    world: ChannelWorld, thief: ChannelWorld, tmp_path: Path
+) -> None:
+    """Who is trusted by a digest of theirs may have written the id of another publisher into their root."""
+    publisher, pins = load_publisher(world.home).root.publisher, tmp_path / "pins"
+    true, root = world.home / "1.json", forged(world, thief, tmp_path / "50.json", version=50)
+    for _ in range(2):  # the same root may be pinned again
+        pin_root(true, pins, digest=sha256_bytes(true.read_bytes()))
+    digest = sha256_bytes(root.read_bytes())
+    with pytest.raises(UntrustedKeyError, match="a digest alone does not say") as caught:
+        pin_root(root, pins, digest=digest)
+    assert f"--publisher {publisher}" in str(caught.value.next_step)
+    assert [one.root.version for one in pinned_in(pins)] == [1]
+    rotate_key(world.home)
+    newest = world.home / "2.json"
+    pin_root(newest, pins, digest=sha256_bytes(newest.read_bytes()), publisher=publisher)
+    assert [one.root.version for one in pinned_in(pins)] == [2]
 
 
 # Identities ----------------------------------------------------------------------------------------
@@ -174,7 +178,9 @@ def test_an_identity_that_may_sign_channels_signs_no_root(
 # What is remembered --------------------------------------------------------------------------------
 
 
-def test_a_pin_replaces_what_was_remembered_of_its_publisher(world: ChannelWorld, tmp_path: Path) -> None:
+@pytest.fixture
+def stolen(world: ChannelWorld, tmp_path: Path) -> ChannelWorld:
+    """Return a thief's copy of the publisher, with a root 3; the owner has revoked the key in a root 2."""
     stolen = ChannelWorld(tmp_path / "stolen")
     shutil.copytree(world.folder, stolen.folder, dirs_exist_ok=True)
     rotate_key(stolen.home, revoke="the thief revokes the owner")
@@ -183,16 +189,59 @@ def test_a_pin_replaces_what_was_remembered_of_its_publisher(world: ChannelWorld
     stolen.publisher().renew("nightly", POLICY, now())
     rotate_key(world.home, revoke="stolen")
     world.publisher().renew("nightly", POLICY, now())
+    return stolen
+
+
+def test_a_pin_replaces_what_was_remembered_of_its_publisher(
+    world: ChannelWorld, stolen: ChannelWorld, heard: Recorder
+) -> None:
     (world.folder / "pinned.json").write_bytes((world.home / "1.json").read_bytes())
     assert world.verify(mirror=FolderMirror(stolen.published)).state.root == 3
     with pytest.raises(UntrustedKeyError):
         world.verify()
     memory = SeenChannels(world.folder / "reader-seen.json")
-    newest = pinned(world.pin())
-    memory.begin_again(newest.root, newest.data)
+    memory.begin_again(pinned(world.pin()))
+    assert any("version 3 of this publisher's root" in told for told in heard.warnings)
     assert world.verify().state.root == 2
     with pytest.raises(UntrustedKeyError):
         world.verify(mirror=FolderMirror(stolen.published))
+
+
+def test_a_root_that_is_pinned_again_keeps_what_was_remembered(world: ChannelWorld) -> None:
+    memory, root = SeenChannels(world.folder / "reader-seen.json"), pinned(world.home / "1.json")
+    world.verify()
+    before = memory.path.read_bytes()
+    memory.begin_again(root)
+    assert memory.path.read_bytes() == before
+
+
+def test_a_named_root_neither_follows_nor_leaves_what_is_remembered(
+    world: ChannelWorld, stolen: ChannelWorld
+) -> None:
+    memory = SeenChannels(world.folder / "seen.json")
+
+    def verify(place: ChannelWorld, root: Path, *, named: bool) -> VerifiedChannel:
+        options = VerifyChannelOptions(named_root=named)
+        return verify_channel(
+            FolderMirror(place.published),
+            "nightly",
+            [pinned(root)],
+            memory=memory,
+            now=now(),
+            options=options,
+        )
+
+    true, first = world.home / "2.json", stolen.home / "1.json"
+    assert verify(stolen, stolen.home / "3.json", named=True).state.root == 3
+    assert memory.root(pinned(true).root.publisher) is None
+    assert verify(stolen, first, named=False).state.root == 3
+    for place in (world, stolen):
+        with pytest.raises((ReplayedChannelError, UntrustedKeyError)):
+            verify(place, true, named=True)
+    memory.begin_again(pinned(true))
+    with pytest.raises(UntrustedKeyError):
+        verify(stolen, true, named=True)
+    assert verify(world, true, named=True).state.root == 2
 
 
 def test_the_publisher_at_an_address_stays(world: ChannelWorld, thief: ChannelWorld, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sparkwright.verify.report.vega import Naming, inline_svg
 from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from xml.etree.ElementTree import Element
 
     from kit import Recorder
@@ -85,6 +86,19 @@ def test_a_painter_that_is_killed_costs_the_charts_alone(
     monkeypatch.setattr(vega, "_compiled", lambda _: vega._UNDRAWN)
     assert words(inline_svg({}, NAMING)) == ["This chart could not be drawn."]
     assert painter.end() is None
+
+
+def test_a_painter_runs_no_module_of_the_users_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: Recorder
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    painter = vega._Painter()
+    assert painter.draw('{"mark": "bar", "data": {"values": []}}').startswith("<svg")
+    painter.end()
+    monkeypatch.setattr(vega, "_PAINT", "print('no JSON', flush=True); input()")
+    assert vega._Painter().draw("{}") == ""
+    assert len(heard.warnings) == 1
 
 
 def test_without_address_space_the_results_are_kept() -> None:

@@ -102,7 +102,7 @@ def allow(*, identity: str, issuer: str, as_json: bool) -> None:
 def pin(*, file: Path, publisher: str, digest: str, as_json: bool) -> None:
     """Trust the root in FILE, such as a copy of trust/1.json, to verify channels by.
 
-    What was remembered of its publisher is replaced.
+    What was remembered of its publisher is replaced; another root of theirs that is pinned, with --publisher.
     """
     from sparkwright.publish.keys import pin_root, pinned_folder
     from sparkwright.publish.seen import default_memory
@@ -110,7 +110,7 @@ def pin(*, file: Path, publisher: str, digest: str, as_json: bool) -> None:
     if not (publisher or digest):
         raise click.UsageError("give --digest or --publisher: FILE alone says nothing about who made it.")
     pinned = pin_root(file, pinned_folder(), publisher=publisher, digest=digest)
-    default_memory().begin_again(pinned.root, pinned.data)
+    default_memory().begin_again(pinned)
     root = pinned.root
     if as_json:
         print_json({"publisher": root.publisher, "version": root.version, "written": root.written})
@@ -129,7 +129,8 @@ def _show(keys: PublisherKeys, *, as_json: bool) -> None:
         return
     click.echo(f"publisher {keys.root.publisher}")
     click.echo(f"root      version {keys.root.version}, {file}")
-    click.echo(f"digest    {digest}, for readers: sparkwright channel key pin FILE --digest {digest}")
+    pin = f"sparkwright channel key pin FILE --publisher {keys.root.publisher} --digest {digest}"
+    click.echo(f"readers   {pin}")
     rows = [
         (
             one.id[:16], " ".join(one.roles), one.start, one.end,

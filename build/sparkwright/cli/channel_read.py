@@ -120,7 +120,7 @@ def diff(*, left: str, right: str, target: str, offline: bool, as_json: bool) ->
     "--requirements",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the newest wheel for this machine and its locked runtime to FILE, by version and digest.",
+    help="Write WHEEL, or the newest for this machine, and its runtime to FILE, by version and digest.",
 )
 @click.option("--allow-unsigned", is_flag=True, help="Accept a channel without a signature.")
 @trust_option
@@ -165,8 +165,7 @@ def verify(
     ]
     if wheel is not None:
         _require_in_one(wheel, verified)
-    if requirements is not None:
-        _write_requirements(mirror, verified, requirements)
+    links = _write_requirements(mirror, verified, wheel, requirements) if requirements else ""
     if as_json:
         print_json([described_result(one) for one in verified])
         return
@@ -175,13 +174,19 @@ def verify(
     if wheel is not None:
         click.echo(f"wheel    {wheel.name} is a wheel of {', '.join(one.state.channel for one in verified)}")
     if requirements is not None:
-        page = f"{mirror.address}/channels/{names[0]}/simple/vllm/"
-        install = ("uv", "pip", "install", "--require-hashes", "--find-links", page, "-r", str(requirements))
+        install = ("uv", "pip", "install", "--require-hashes", "--find-links", links, "-r", str(requirements))
         click.echo(f"next     {shlex.join(install)}")
 
 
-def _write_requirements(mirror: Mirror, verified: Sequence[VerifiedChannel], path: Path) -> None:
+def _write_requirements(
+    mirror: Mirror, verified: Sequence[VerifiedChannel], wheel: Path | None, path: Path
+) -> str:
     """Write what to install of the one verified channel: pip and uv then refuse any other bytes.
+
+    That is the file *wheel* of it, or the newest one for this machine.
+
+    Returns:
+        Where they find the wheel: a page, or the folder that it is in.
 
     Raises:
         ConfigError: there are several channels.
@@ -190,14 +195,21 @@ def _write_requirements(mirror: Mirror, verified: Sequence[VerifiedChannel], pat
     """
     from platform import machine
 
+    from sparkwright.base.digests import sha256_file
+    from sparkwright.publish.mirror import FolderMirror
     from sparkwright.serve.channel import newest_fitting, signed_runtime
     from sparkwright.store import storing, write_atomically
 
     if len(verified) != 1:
         raise ConfigError("--requirements is of one channel", next_step="name it, such as …/channels/stable")
-    data = signed_runtime(mirror, newest_fitting(verified[0].state, machine()))
+    state = verified[0].state
+    file = (state.find(sha256_file(wheel)) if wheel else None) or newest_fitting(state, machine())
+    data = signed_runtime(mirror, file)
     with storing(f"writing {path}", instead="name another file"):
         write_atomically(path, data)
+    if isinstance(mirror, FolderMirror):  # uv reads no page of a folder
+        return str(mirror.folder / file.folder)
+    return f"{mirror.address}/channels/{state.channel}/simple/{file.project}/"
 
 
 def _require_in_one(wheel: Path, verified: Sequence[VerifiedChannel]) -> None:

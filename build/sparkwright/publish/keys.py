@@ -252,7 +252,8 @@ def pin_root(file: Path, folder: Path, *, publisher: str = "", digest: str = "")
 
     Raises:
         SignatureError: it is damaged.
-        UntrustedKeyError: it is another one, or is not shown to be the publisher's.
+        UntrustedKeyError: it is another one, is not shown to be the publisher's, or would replace the pinned
+            root of a publisher who is not named.
         StorageError: the disk is full or cannot be written.
     """
     if digest:
@@ -273,30 +274,28 @@ def pin_root(file: Path, folder: Path, *, publisher: str = "", digest: str = "")
             because=f"its publisher is {found}, not {publisher}",
             next_step="compare both with what the publisher states elsewhere",
         )
-    path = folder / f"{found}.{sha256_bytes(pinned.data)}.json"
+    path = folder / f"{found}.json"
+    if not publisher and path.exists() and path.read_bytes() != pinned.data:
+        raise UntrustedKeyError(
+            f"{file} was not pinned",
+            because=f"it would replace the pinned root of publisher {found}, and a digest alone does not say "
+            "that it is theirs: anybody can write their id into a root",
+            next_step=f"if it is a root of that publisher, pin it with --publisher {found}, too",
+        )
     with storing(f"writing {path}", instead=_INSTEAD):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, pinned.data)
-        for former in set(folder.glob(f"{found}*.json")) - {path}:
-            former.unlink()
     return pinned
 
 
 def pinned_in(folder: Path) -> list[PinnedRoot]:
-    """Return the roots that were pinned in *folder*.
-
-    One whose name lacks its digest was pinned without a proof, and has to be a first version.
+    """Return the roots that `pin_root` put into *folder*.
 
     Raises:
         SignatureError: one is damaged.
-        UntrustedKeyError: such a one is a later version, or not its publisher's.
     """
-    pinned = []
-    for path in sorted(folder.glob("*.json")):
-        data = path.read_bytes()
-        read = read_root if path.stem.endswith(f".{sha256_bytes(data)}") else first_root
-        pinned.append(PinnedRoot(read(data, str(path)), data))
-    return pinned
+    files = {path: path.read_bytes() for path in sorted(folder.glob("*.json"))}
+    return [PinnedRoot(read_root(data, str(path)), data) for path, data in files.items()]
 
 
 def _first_key(home: Path) -> None:

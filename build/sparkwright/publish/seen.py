@@ -14,7 +14,9 @@ import msgspec
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ReplayedChannelError, UntrustedKeyError
+from sparkwright.base.events import warn
 from sparkwright.publish.channel import moment
+from sparkwright.publish.trust import PinnedRoot, read_root
 from sparkwright.store import hold, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.trust import TrustRoot
 
 _INSTEAD = "set XDG_STATE_HOME to a writable folder"
 
@@ -177,39 +178,48 @@ class SeenChannels:
             if memory != before:
                 self._write(memory)
 
-    def root(self, publisher: str) -> bytes | None:
-        """Return the envelope of the newest root of *publisher* that was seen."""
+    def root(self, publisher: str) -> PinnedRoot | None:
+        """Return the newest root of *publisher* that was seen."""
         found = self._read().roots.get(publisher)
-        return None if found is None else base64.b64decode(found)
+        if found is None:
+            return None
+        data = base64.b64decode(found)
+        return PinnedRoot(read_root(data, f"a root in {self.path}"), data)
 
-    def remember_root(self, root: TrustRoot, data: bytes) -> None:
-        """Remember *root*, which was verified, by its envelope.
+    def remember_root(self, newest: PinnedRoot) -> None:
+        """Remember *newest*, which was verified.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        text = base64.b64encode(data).decode()
-        if self._read().roots.get(root.publisher) == text:
+        if self.root(newest.root.publisher) == newest:
             return
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
             memory = self._read()
-            self._write(msgspec.structs.replace(memory, roots={**memory.roots, root.publisher: text}))
+            self._write(msgspec.structs.replace(memory, roots=_with_root(memory, newest)))
 
-    def begin_again(self, root: TrustRoot, data: bytes) -> None:
-        """Replace all that is remembered of a publisher by *root*, which the user pinned, in its envelope.
+    def begin_again(self, pinned: PinnedRoot) -> None:
+        """Replace all that is remembered of a publisher by *pinned*, unless that is the root remembered.
 
-        What was seen before may be of a thief, whose later versions would be preferred.
+        What was seen before may be of a thief, whose later versions would be preferred. If it was not, a
+        revocation may be forgotten by that, so there is a warning.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
-            memory = self._read()
+            memory, root, seen = self._read(), pinned.root, self.root(pinned.root.publisher)
+            if seen == pinned:
+                return
+            if seen is not None and seen.root.version > root.version:
+                warn(
+                    f"version {seen.root.version} of this publisher's root, of {seen.root.written}, was seen "
+                    "before and counts no more, nor what it revoked; if no thief made it, pin that one"
+                )
             channels = {
                 origin: one for origin, one in memory.channels.items() if one.publisher != root.publisher
             }
-            roots = {**memory.roots, root.publisher: base64.b64encode(data).decode()}
-            self._write(msgspec.structs.replace(memory, channels=channels, roots=roots))
+            self._write(msgspec.structs.replace(memory, channels=channels, roots=_with_root(memory, pinned)))
 
     def _locked(self) -> AbstractContextManager[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,6 +239,10 @@ class SeenChannels:
 
     def _write(self, memory: _Memory) -> None:
         write_atomically(self.path, to_json(to_builtins(memory)) + b"\n")
+
+
+def _with_root(memory: _Memory, newest: PinnedRoot) -> dict[str, str]:
+    return {**memory.roots, newest.root.publisher: base64.b64encode(newest.data).decode()}
 
 
 def default_memory() -> SeenChannels:

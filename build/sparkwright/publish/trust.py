@@ -188,14 +188,11 @@ def root_of_file(path: Path) -> PinnedRoot:
     data = path.read_bytes()
     version = read_root(data, str(path)).version
     before = [path.with_name(f"{number}.json") for number in range(1, min(version, _MOST_VERSIONS))]
-    root: TrustRoot | None = None
-    for file in [one for one in before if one.is_file()]:
-        root = (
-            next_root(root, file.read_bytes(), str(file))
-            if root
-            else first_root(file.read_bytes(), str(file))
-        )
-    return PinnedRoot(next_root(root, data, str(path)) if root else first_root(data, str(path)), data)
+    chain = [*((file.read_bytes(), str(file)) for file in before if file.is_file()), (data, str(path))]
+    root = first_root(*chain[0])
+    for following in chain[1:]:
+        root = next_root(root, *following)
+    return PinnedRoot(root, data)
 
 
 def next_root(root: TrustRoot, data: bytes, what: str) -> TrustRoot:
@@ -216,12 +213,11 @@ def next_root(root: TrustRoot, data: bytes, what: str) -> TrustRoot:
     return following
 
 
-def newest_root(root: TrustRoot, data: bytes, read: Callable[[str], bytes | None]) -> tuple[TrustRoot, bytes]:
-    """Return the newest successor of *root* that *read* finds, and its envelope; *root* itself without one.
+def newest_root(pinned: PinnedRoot, read: Callable[[str], bytes | None]) -> PinnedRoot:
+    """Return the newest successor of *pinned* that *read* finds; *pinned* itself without one.
 
     Args:
-        root: the pinned root.
-        data: its envelope.
+        pinned: a root that is trusted.
         read: returns the file at a path of a target, or `None`.
 
     Raises:
@@ -229,12 +225,12 @@ def newest_root(root: TrustRoot, data: bytes, read: Callable[[str], bytes | None
         UntrustedKeyError: a successor is not signed by a key that its predecessor trusts.
     """
     for _ in range(_MOST_VERSIONS):
-        path = root_path(root.version + 1)
+        path = root_path(pinned.root.version + 1)
         found = read(path)
         if found is None:
             break
-        root, data = next_root(root, found, path), found
-    return root, data
+        pinned = PinnedRoot(next_root(pinned.root, found, path), found)
+    return pinned
 
 
 def _opened_root(data: bytes, what: str) -> tuple[TrustRoot, OpenedEnvelope]:

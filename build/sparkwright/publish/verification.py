@@ -40,7 +40,7 @@ from sparkwright.publish.statements import (
     decode_statement,
     require_subject,
 )
-from sparkwright.publish.trust import PinnedRoot, newest_root, read_root
+from sparkwright.publish.trust import newest_root
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkwright.publish.mirror import Mirror
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import OpenedEnvelope
-    from sparkwright.publish.trust import TrustRoot
+    from sparkwright.publish.trust import PinnedRoot, TrustRoot
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5
@@ -240,15 +240,31 @@ class _Reading:
         return verify_envelope(opened, root, written=state.written, role="channels"), root
 
     def _newest(self, pinned: PinnedRoot) -> TrustRoot:
-        """Return the newest successor of a pinned root, here or at the mirror, and remember it."""
+        """Return the newest successor of a pinned root, here or at the mirror, and remember it.
+
+        One that was named for this call is followed by itself: what is remembered may be of a thief, whom a
+        reader of it follows, and what it leads to is of no concern to the pinned ones.
+
+        Raises:
+            ReplayedChannelError: a newer one than the named one leads to was seen, which may revoke a key.
+        """
         seen = self.memory.root(pinned.root.publisher)
-        if seen is not None:
-            known = read_root(seen, "the remembered root")
-            if known.version > pinned.root.version:
-                pinned = PinnedRoot(known, seen)
-        root, data = newest_root(pinned.root, pinned.data, self.mirror.read)
-        self.memory.remember_root(root, data)
-        return root
+        if self.options.named_root:
+            newest = newest_root(pinned, self.mirror.read).root
+            if seen is not None and seen.root.version > newest.version:
+                raise ReplayedChannelError(
+                    f"the named root leads to version {newest.version} at {self.mirror.address}",
+                    because=f"version {seen.root.version} of {seen.root.written} was seen before: this "
+                    "mirror withholds it, or a thief made it",
+                    next_step="name the publisher's newest root; if a thief made the other, pin it: "
+                    "sparkwright channel key pin FILE --publisher ID --digest SHA256",
+                )
+            return newest
+        if seen is not None and seen.root.version > pinned.root.version:
+            pinned = seen
+        newest_here = newest_root(pinned, self.mirror.read)
+        self.memory.remember_root(newest_here)
+        return newest_here.root
 
     def pages(self, state: ChannelState) -> None:
         """Verify the pages in the generation's folder and at the stable address."""

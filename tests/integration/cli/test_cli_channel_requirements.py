@@ -28,16 +28,22 @@ if TYPE_CHECKING:
 TAG = f"py3-none-manylinux_2_17_{machine()}"
 
 
-@pytest.fixture
-def published(tmp_path: Path) -> ChannelWorld:
-    """Return a channel of one wheel for this machine, promoted with a runtime of nothing but itself."""
-    channel = ChannelWorld(tmp_path / "channel")
-    wheel = small_wheel(channel.dist, "0.24.0+spark.1", tag=TAG)
+def promoted(channel: ChannelWorld, version: str) -> Path:
+    """Promote a wheel for this machine with a runtime of nothing but itself."""
+    wheel = small_wheel(channel.dist, version, tag=TAG)
     sha256 = wheelkit.sha256(wheel)
     attach(channel.dist, "audit", sha256, {"checks": {}, "unchecked": []})
     found = require_evidence(wheel, sha256, "nightly", POLICY, channel.dist / "evidence")
-    runtime = f"vllm==0.24.0+spark.1 --hash=sha256:{sha256}\n".encode()
+    runtime = f"vllm=={version} --hash=sha256:{sha256}\n".encode()
     channel.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime)
+    return wheel
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> ChannelWorld:
+    """Return a channel of one wheel for this machine."""
+    channel = ChannelWorld(tmp_path / "channel")
+    promoted(channel, "0.24.0+spark.1")
     channel.pin()
     return channel
 
@@ -60,15 +66,30 @@ def installed(command: str, target: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *words, *extra], capture_output=True, text=True, check=False)
 
 
+def printed(said: str) -> str:
+    """Return the command that *said* names as the next one."""
+    (command,) = (line.removeprefix("next").strip() for line in said.splitlines() if line.startswith("next"))
+    return command
+
+
+def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: ChannelWorld) -> None:
+    place, file = published.published / "channels/nightly", world.folder / "wanted.txt"
+    asking = ("--trust", published.folder / "pinned.json", "--requirements", file)
+    (former,) = published.dist.glob("*.whl")
+    promoted(published, "0.24.0+spark.2")
+    for number, words in enumerate([(former, "--from", place), (place,)], 1):
+        command = printed(world.good("channel", "verify", *words, *asking).out)
+        done = installed(command, world.folder / str(number))
+        assert done.returncode == 0, done.stderr
+        assert (world.folder / f"{number}/vllm-0.24.0+spark.{number}.dist-info").is_dir()
+
+
 def test_what_was_verified_is_what_is_installed(world: World, published: ChannelWorld) -> None:
     file = world.folder / "wanted.txt"
     trust = ("--trust", published.folder / "pinned.json")
     with served(published.published) as address:
         place = f"{address}/channels/nightly"
-        said = world.good("channel", "verify", place, *trust, "--requirements", file).out
-        (command,) = (
-            line.removeprefix("next").strip() for line in said.splitlines() if line.startswith("next")
-        )
+        command = printed(world.good("channel", "verify", place, *trust, "--requirements", file).out)
         good = installed(command, world.folder / "good")
         assert good.returncode == 0, good.stderr
         assert (world.folder / "good/vllm-0.24.0+spark.1.dist-info").is_dir()

@@ -7,14 +7,11 @@ needs those fields in their form. What is left of another form afterwards is an 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.events import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _WORDS = {
     type(None): "null",
@@ -27,6 +24,7 @@ _WORDS = {
 }
 _LABELS = ("id", "object")
 _WHOLE = frozenset({"prompt_tokens", "completion_tokens", "cached_tokens", "index", "token_ids"})
+_EXACT = 1 << 53  # floats from here on stand for several whole numbers
 _TEXTS = frozenset({"content", "reasoning", "reasoning_content", "text"})
 
 
@@ -48,7 +46,7 @@ def straightened(data: bytes) -> tuple[Any, set[str]]:
     if "choices" in message and message["choices"] in (None, {}):
         odd.add(_named("choices", message["choices"]))
         message["choices"] = []
-    _straighten(message, "", lambda path, value: odd.add(_named(path, value)))
+    _straighten(message, "", odd)
     return message, odd
 
 
@@ -58,31 +56,35 @@ def warn_once(message: str) -> None:
     warn(message)
 
 
-def _named(path: str, value: Any) -> str:
-    return f"`{path}` is {_WORDS[type(value)]}"
+def _named(name: str, value: Any) -> str:
+    return f"`{name}` is {_WORDS[type(value)]}"
 
 
-def _straighten(value: Any, path: str, note: Callable[[str, Any], None]) -> None:
-    """Make whole numbers of floats that are whole, and texts of lists of their parts, at any depth."""
+def _straighten(value: Any, within: str, odd: set[str]) -> None:
+    """Make whole numbers of floats that are whole, and texts of lists of their parts, at any depth.
+
+    What is added to *odd* names one of the fields that are read here, never others that a server invents.
+
+    Args:
+        value: an object or a list; others hold nothing.
+        within: name of the object that it is a member of.
+        odd: what was odd.
+    """
     members = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
     for key, member in list(members):
-        where = path if isinstance(value, list) else f"{path}.{key}".removeprefix(".")
-        parent, _, name = where.rpartition(".")
-        if isinstance(member, float) and member.is_integer() and name in _WHOLE:
-            note(where, member)
-            value[key] = int(member)
-        elif (
-            isinstance(member, list)
-            and name in _TEXTS
-            and not parent.endswith("logprobs")
-            and (text := _joined(member)) is not None
-        ):
-            note(where, member)
-            value[key] = text
+        name = within if isinstance(value, list) else key
+        meant: Any = None
+        if name in _WHOLE and isinstance(member, float) and member.is_integer() and abs(member) < _EXACT:
+            meant = int(member)
+        elif name in _TEXTS and isinstance(member, list) and within != "logprobs":
+            meant = _joined(member)
+        if meant is None:
+            _straighten(member, name, odd)
         else:
-            _straighten(member, where, note)
+            odd.add(_named(name, member))
+            value[key] = meant
 
 
 def _joined(parts: list[Any]) -> str | None:

@@ -45,6 +45,8 @@ _MORE_TOKENS = 64
 _MORE_BYTES, _BYTES_A_TOKEN = 4 << 20, 1 << 15
 _OWN_S = 1.0  # allowance for delays of the client's machine
 _NEARLY = 0.98  # of a deadline: clocks are read one after another
+_CLOSED_WITHIN_S = 1.0
+"""From a request to the end of a connection that its server had closed before: the way there and back."""
 
 
 def patience(seconds: float, speed: float) -> float:
@@ -101,8 +103,9 @@ class Exchange:
     async def run(self, session: aiohttp.ClientSession) -> Sample:
         """Send the request and read the response; never raises for the server's behaviour.
 
-        It is sent once more, on a connection of its own, if one that was kept open broke before the response:
-        HTTP lets servers, and proxies before them, close such a one at any time (RFC 9112, section 9.3.1).
+        It is sent once more, on a connection of its own, if one that was kept open broke at once, before the
+        response: HTTP lets servers, and proxies before them, close such a one at any time (RFC 9112, section
+        9.3.1). One that breaks later had been working on the request, and lost it: that is a failure.
 
         The connection is returned or closed when this returns or is cancelled.
 
@@ -156,14 +159,16 @@ class Exchange:
             self._failure = error.failure
         except (aiohttp.ClientError, OSError) as error:
             self._failure = self._broken(error)
-            self._lost = self._reused and not self._headers and is_closed(error)
+            late = perf_counter_ns() - self._started > _CLOSED_WITHIN_S * 1e9
+            self._lost = self._reused and not late and not self._headers and is_closed(error)
+        except RecursionError:
+            self._failure = RequestFailure(kind=FailureKind.NOT_JSON, detail="a message is nested too deeply")
         except asyncio.CancelledError:
             self._failure = RequestFailure(kind=FailureKind.CANCELLED, detail="the client cancelled it")
             raise
         finally:
             self._ended = self._ended or perf_counter_ns()
-            if self._reply.odd:
-                told = ", ".join(sorted(self._reply.odd))
+            for told in sorted(self._reply.odd):
                 warn_once(f"{self.endpoint.url}: chunks of another form than OpenAI's are read, too: {told}")
         return self.sample()
 

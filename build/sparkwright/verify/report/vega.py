@@ -140,13 +140,11 @@ class _Painter:
         """Return the SVG of *spec*, empty once a drawing has failed."""
         if self._failed:
             return ""
-        line = None
-        with contextlib.suppress(EOFError):
-            self._child = self._child or Dialogue([sys.executable, "-c", _PAINT], patience_s=5.0)
+        with contextlib.suppress(EOFError, ValueError):
+            # Without -P, a json.py in the user's folder would be run.
+            self._child = self._child or Dialogue([sys.executable, "-P", "-c", _PAINT], patience_s=5.0)
             self._child.send(spec.encode() + b"\n")
-            line = self._child.line(_DRAWN_WITHIN_S)
-        if line is not None:
-            return str(json.loads(line))
+            return str(json.loads(self._child.line(_DRAWN_WITHIN_S) or b""))
         self._failed = True
         ended = self.end()
         because = f"the program that draws them ended with status {ended.status}" if ended else ""
