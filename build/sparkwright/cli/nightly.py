@@ -44,11 +44,8 @@ _SHORT = 100
 )  # fmt: skip
 @click.option("--no-build", is_flag=True, help="Merge and judge only.")
 @click.option("--no-rehearsal", is_flag=True, help="Do not serve what was built.")
-<<<<<<< HEAD
 @click.option("--triton", is_flag=True, help="Compile the merged tree's Triton kernels for a GB10 too.")
-=======
 @click.option("--no-tests", is_flag=True, help="Do not run upstream's own tests on both trees.")
->>>>>>> gate-e
 @click.option("--again", is_flag=True, help="Work though nothing is new.")
 @click.option("--date", default="", metavar="YYYY-MM-DD", help="Record the night under this date.")
 @click.option(
@@ -73,11 +70,8 @@ def command(
     state: Path | None,
     no_build: bool,
     no_rehearsal: bool,
-<<<<<<< HEAD
     triton: bool,
-=======
     no_tests: bool,
->>>>>>> gate-e
     again: bool,
     date: str,
     detailed_exit_code: bool,
@@ -115,11 +109,8 @@ def command(
         since=since,
         build=not no_build,
         rehearse=not no_rehearsal,
-<<<<<<< HEAD
         kernels=triton,
-=======
         tests=not no_tests,
->>>>>>> gate-e
         again=again,
         date=date,
     )

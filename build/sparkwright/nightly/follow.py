@@ -16,12 +16,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.base.events import emit, task
-<<<<<<< HEAD
-from sparkwright.nightly.building import build, rehearse, survey_kernels
-=======
 from sparkwright.native.isolation import require_isolation
-from sparkwright.nightly.building import build, rehearse
->>>>>>> gate-e
+from sparkwright.nightly.building import build, rehearse, survey_kernels
 from sparkwright.nightly.discover import IndexWheels, UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
@@ -71,11 +67,8 @@ class NightOptions:
         since: name of the target to compare with; by default last night's, or the pin.
         build: whether to build wheels.
         rehearse: whether to rehearse what was built.
-<<<<<<< HEAD
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
-=======
         tests: whether to run upstream's own tests.
->>>>>>> gate-e
         again: whether to work even if nothing is new.
         date: the date to record, ISO 8601; today by default.
     """
@@ -86,11 +79,8 @@ class NightOptions:
     since: str = ""
     build: bool = True
     rehearse: bool = True
-<<<<<<< HEAD
     kernels: bool = False
-=======
     tests: bool = False
->>>>>>> gate-e
     again: bool = False
     date: str = ""
 
@@ -141,13 +131,7 @@ class _Run:
             found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
         night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
-<<<<<<< HEAD
-        failed = any(
-            "failed" in {one.build.status, one.rehearsal.status, one.kernels.status} for one in found
-        )
-=======
         failed = any(one.failed for one in found)
->>>>>>> gate-e
         # What failed is tried again by the next run, though nothing is new then.
         self.state.record(night, inputs="" if failed else inputs, heads=heads)
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)

@@ -113,16 +113,12 @@ def _made(found: TargetNight) -> list[str]:
     else:
         lines = [f"- wheel {build.status}: {quiet(build.reason)}"]
     why = f": {quiet(rehearsal.reason)}" if rehearsal.reason else ""
-<<<<<<< HEAD
     lines.append(f"- rehearsal {rehearsal.status}{why}")
     if found.kernels.status != "skipped":
         lines.append(f"- Triton kernels {found.kernels.status}: {quiet(found.kernels.reason)}")
-    return lines
-=======
     if found.tests.status == "failed":
         lines.append(f"- upstream's tests failed: {quiet(found.tests.reason)}")
-    return [*lines, f"- rehearsal {rehearsal.status}{why}"]
->>>>>>> gate-e
+    return lines
 
 
 def _counted(found: TargetNight) -> str:

@@ -297,7 +297,6 @@ class NightRehearsal(Model, frozen=True):
     seconds: float = 0.0
 
 
-<<<<<<< HEAD
 class NightKernels(Model, frozen=True):
     """What the merged tree's Triton kernels take on a GB10, compiled without one.
 
@@ -305,7 +304,13 @@ class NightKernels(Model, frozen=True):
         status: ``failed`` where a launch that recipes come to does not fit, or could not be asked for.
         reason: what failed, or how many were compiled, or why none was.
         seconds: wall-clock time.
-=======
+    """
+
+    status: Literal["passed", "failed", "skipped"]
+    reason: str = ""
+    seconds: float = 0.0
+
+
 class NightTests(Model, frozen=True):
     """What upstream's own tests show of one target.
 
@@ -313,16 +318,11 @@ class NightTests(Model, frozen=True):
         status: ``failed`` where one passes on the target's tree and fails on the merged one.
         reason: why they were skipped, or which fail.
         passed: how many pass on both trees.
->>>>>>> gate-e
     """
 
     status: Literal["passed", "failed", "skipped"]
     reason: str = ""
-<<<<<<< HEAD
-    seconds: float = 0.0
-=======
     passed: int = 0
->>>>>>> gate-e
 
 
 class TargetNight(Model, frozen=True):
@@ -337,11 +337,8 @@ class TargetNight(Model, frozen=True):
         archs: architecture lists that changed between the two.
         build: the wheel.
         rehearsal: the rehearsal.
-<<<<<<< HEAD
         kernels: the merged tree's Triton kernels.
-=======
         tests: upstream's own tests.
->>>>>>> gate-e
         seconds: wall-clock time of merging and judging.
     """
 
@@ -353,29 +350,21 @@ class TargetNight(Model, frozen=True):
     archs: tuple[ArchMove, ...] = ()
     build: NightBuild = NightBuild(status="skipped", reason="not asked for")
     rehearsal: NightRehearsal = NightRehearsal(status="skipped", reason="not asked for")
-<<<<<<< HEAD
     kernels: NightKernels = NightKernels(status="skipped", reason="not asked for")
-=======
     tests: NightTests = NightTests(status="skipped", reason="not asked for")
->>>>>>> gate-e
     seconds: float = 0.0
 
     @property
     def green(self) -> bool:
-<<<<<<< HEAD
-        """Tell if every carry is good, and neither build nor rehearsal failed, nor a Triton kernel."""
-        good = all(carry.standing is Standing.GOOD for carry in self.carries)
-        return good and "failed" not in {self.build.status, self.rehearsal.status, self.kernels.status}
-=======
         """Tell if every carry is good, and nothing failed that was tried with them."""
         good = all(carry.standing is Standing.GOOD for carry in self.carries)
         return good and not self.failed
 
     @property
     def failed(self) -> bool:
-        """Tell if the build, the rehearsal or a test of upstream's failed."""
-        return "failed" in {self.build.status, self.rehearsal.status, self.tests.status}
->>>>>>> gate-e
+        """Tell if the build, the rehearsal, a Triton kernel or a test of upstream's failed."""
+        tried = (self.build, self.rehearsal, self.kernels, self.tests)
+        return "failed" in {one.status for one in tried}
 
     def carry(self, name: str) -> CarryNight:
         """Return the carry called *name*."""
