@@ -53,7 +53,7 @@ class Download:
         self.seconds = 0.0
 
     def look(self, now: float) -> float:
-        """Return the seconds since files grew last, at most `_GAP_S`, if they grew since the last look; else 0.
+        """Return the seconds since files grew last, at most `_GAP_S`, if they grew now; else 0.
 
         Args:
             now: seconds since the start; looks that follow each other closely are one.
