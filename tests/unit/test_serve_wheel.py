@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from channel_kit import small_wheel
@@ -12,7 +13,11 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.service import _wheel
 from sparkwright.pipeline import open_checkout
 from sparkwright.recipes import load_recipe
+from sparkwright.serve import built
 from sparkwright.serve.built import PresentSpecs, built_wheel, present_specs
+
+if TYPE_CHECKING:
+    from sparkwright.pipeline.checkout import Checkout
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = PresentSpecs({})
@@ -83,6 +88,18 @@ def test_a_checkout_describes_a_wheel_of_each_series_with_and_without_own_kernel
 
 def test_outside_of_a_checkout_nothing_is_present(tmp_path: Path) -> None:
     assert present_specs(tmp_path, "aarch64").digests == {}
+
+
+def test_a_series_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(root: Path, series: str | None = None) -> Checkout:
+        if series == "0.24":
+            raise ConfigError("its patchset cannot be read", because="of an edit", next_step="mend it")
+        return open_checkout(root, series)
+
+    monkeypatch.setattr(built, "open_checkout", broken)
+    known = present_specs(ROOT, "aarch64").digests
+    assert "0.24" not in known
+    assert "0.33" in known
 
 
 def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> None:

@@ -22,14 +22,33 @@ def test_seconds_count_while_files_grow_and_no_others(tmp_path: Path) -> None:
     assert download.look(5.0) == 0, "what was here before is no download"
     part.write_bytes(BLOCK * 2)
     assert download.look(6.0) == 0, "looks that follow each other closely are one"
-    assert download.look(15.0) == 10.0
+    assert download.look(15.0) == 15.0
     assert download.look(25.0) == 0, "it stands still"
     part.rename(part.with_suffix(""))
     assert download.look(35.0) == 0, "it has another name, and no more bytes"
     (tmp_path / "blobs" / "b.incomplete").write_bytes(BLOCK)
-    assert download.look(38.0) == 3.0
-    assert download.seconds == 13.0
+    assert download.look(38.0) == 23.0, "a pause between two bursts is of the download"
+    assert download.seconds == 38.0
     assert download.bytes >= 3 * len(BLOCK)
+
+
+def test_bursts_of_a_slow_download_are_one_and_a_long_pause_counts_for_the_boot(tmp_path: Path) -> None:
+    download = Download([tmp_path])
+    for minute in range(1, 61):
+        (tmp_path / str(minute)).write_bytes(BLOCK)
+        for second in range(0, 60, 3):
+            download.look(minute * 60.0 + second)
+    assert download.seconds == 3600.0
+    (tmp_path / "late").write_bytes(BLOCK)
+    assert download.look(36_000.0) == 300.0
+
+
+def test_a_cache_that_shrinks_is_no_download(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(BLOCK)
+    download = Download([tmp_path])
+    (tmp_path / "old").unlink()
+    assert download.look(5.0) == 0
+    assert download.bytes == 0
 
 
 def test_a_length_without_bytes_is_no_download(tmp_path: Path) -> None:

@@ -64,8 +64,11 @@ def present_specs(start: Path, machine: str) -> PresentSpecs:
         machine: the machine that wheels are for.
     """
     found: dict[str, tuple[str, ...]] = {}
+    names: Sequence[str] = ()
     with contextlib.suppress(SparkwrightError):
-        for series in series_names(open_checkout(start).root):
+        names = series_names(open_checkout(start).root)
+    for series in names:
+        with contextlib.suppress(SparkwrightError):  # one that is being edited hides no other
             checkout = open_checkout(start, series)
             arches: list[str | None] = [None]
             with contextlib.suppress(SparkwrightError):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
 
 _LOOK_S = 2.0
+_GAP_S = 300.0  # bytes may arrive in bursts: of chunks that are put together, or by a file system's writes
 _BLOCK = 512  # the unit of st_blocks; a file's length may be set before its bytes arrive
 
 
@@ -42,27 +43,28 @@ class Download:
 
     Attributes:
         bytes: those on the disk at the last look.
-        seconds: the time in which they grew.
+        seconds: the time in which they grew, pauses between two growths included unless they are long.
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = tuple(folders)
-        self._at = 0.0
+        self._at = self._counted = 0.0
         self.bytes = self._stored()
         self.seconds = 0.0
 
     def look(self, now: float) -> float:
-        """Return the seconds since the last look if files grew since, else 0.
+        """Return the seconds since files grew last, at most `_GAP_S`, if they grew now; else 0.
 
         Args:
             now: seconds since the start; looks that follow each other closely are one.
         """
         if not self._folders or now - self._at < _LOOK_S:
             return 0.0
-        passed, self._at = now - self._at, now
+        self._at = now
         before, self.bytes = self.bytes, self._stored()
         if self.bytes <= before:
             return 0.0
+        passed, self._counted = min(now - self._counted, _GAP_S), now
         self.seconds += passed
         return passed
 
