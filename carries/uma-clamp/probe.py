@@ -82,7 +82,7 @@ class Machine:
             return SimpleNamespace(available=self.mem_get_info()[0] + self.page_cache)
         return SimpleNamespace(available=self.page_cache)  # another memory, with its own life
 
-    def is_integrated_gpu(self, _index: int) -> bool:
+    def is_integrated_gpu(self, _index: int = 0) -> bool:
         """Tell upstream whether memory is shared with the host."""
         return self.unified
 
