@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.base.config import json_decoder
+from sparkwright.base.config import convert, json_decoder
 from sparkwright.verify.client.odd import straightened
 from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
@@ -208,7 +208,7 @@ class Reply:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ReplyError(FailureKind.NOT_JSON, f"{error}: {_excerpt(data)}") from None
         try:
-            read = msgspec.convert(message, _Message)
+            read = convert(message, _Message)
         except msgspec.ValidationError as error:
             raise ReplyError(FailureKind.FORM, f"{error}: {_excerpt(data)}") from None
         self.odd |= odd
