@@ -1,11 +1,13 @@
 """Does the DFlash drafter get one row for each request of the batch, also when its metadata are padded?
 
 `DFlashProposer.set_inputs_first_pass` runs with its real kernel, in Triton's interpreter, on the metadata of
-17 requests: as they are, with a block table that was padded to 24 rows as a captured batch would be, and with
-everything padded. Padding is that of upstream's runner: no length, no tokens, the null block.
+17 requests: as they are, with a block table that was padded to 24 rows as a captured batch would be, with
+everything padded, and with everything but the table. Padding is that of upstream's runner: no length, no
+tokens, the null block.
 
 Healthy: what comes out is the same, whatever was padded, and has 17 rows.
-Control, true of every tree: what comes out for metadata that are not padded.
+Control, true of every tree: what comes out for metadata that are not padded, and the host's bound of their
+lengths, which slicing would drop.
 """
 
 from __future__ import annotations
@@ -60,11 +62,11 @@ def pad_table(metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
     return metadata.replace(block_table_tensor=table)
 
 
-def pad_all(metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
-    """Pad as upstream's runner does: requests without tokens, of length zero."""
+def pad_requests(metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
+    """Pad as upstream's runner does, but for the table: requests without tokens, of length zero."""
     more = PADDED - REQUESTS
     starts = pad(metadata.query_start_loc, (0, more), value=REQUESTS * QUERIES)
-    return pad_table(metadata).replace(
+    return metadata.replace(
         query_start_loc=starts,
         query_start_loc_cpu=starts.clone(),
         seq_lens=pad(metadata.seq_lens, (0, more)),
@@ -72,6 +74,11 @@ def pad_all(metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
         num_actual_tokens=PADDED * QUERIES,
         slot_mapping=pad(metadata.slot_mapping, (0, more * QUERIES), value=-1),
     )
+
+
+def pad_all(metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
+    """Pad as upstream's runner does."""
+    return pad_table(pad_requests(metadata))
 
 
 def draft(metadata: CommonAttentionMetadata, rejected: torch.Tensor | None) -> Drafted:
@@ -126,6 +133,16 @@ def check_rows(what: str, seen: Drafted) -> None:
     expect(not odd, f"{what}: {REQUESTS * QUERIES} queries, but {odd}")
 
 
+def check_bound() -> None:
+    """Metadata that fit keep the host's bound of the lengths."""
+    bound = batch().seq_lens + 1
+    seen = draft(batch().replace(seq_lens_cpu_upper_bound=bound), None).metadata.seq_lens_cpu_upper_bound
+    expect(
+        seen is not None and torch.equal(seen, bound + QUERIES),
+        "not padded: the bound of the lengths is lost",
+    )
+
+
 def check_equal(what: str, seen: Drafted, wanted: Drafted) -> None:
     """Padding changes nothing of what is prepared."""
     expect(torch.equal(seen.sampled, wanted.sampled), f"{what}: other rows are sampled")
@@ -139,6 +156,7 @@ def check_equal(what: str, seen: Drafted, wanted: Drafted) -> None:
 
 def probe() -> None:
     """The control first: what is wanted of padded metadata is what comes out without padding."""
+    check_bound()
     some = torch.arange(REQUESTS, dtype=torch.int32) % QUERIES
     rejections = {
         "without rejections": (None, None),
@@ -148,7 +166,12 @@ def probe() -> None:
     for when, (rejected, padded) in rejections.items():
         wanted = draft(batch(), rejected)
         check_rows(f"not padded, {when}", wanted)
-        for how, padding in (("block table", pad_table), ("all metadata", pad_all)):
+        ways = (
+            ("block table", pad_table),
+            ("all metadata", pad_all),
+            ("all metadata but the block table", pad_requests),
+        )
+        for how, padding in ways:
             if padded is not rejected and padding is pad_table:
                 continue  # one count of rejections a sequence length
             what = f"{how} padded, {when}"
