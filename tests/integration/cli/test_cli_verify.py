@@ -320,7 +320,7 @@ def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
     assert done.returncode not in {0, 1, 10}, done.stderr
     assert f"verifying dist/{newest.name}: the highest revision of series 0.24\n" in done.stderr
     newest.unlink()
-    assert "verifying dist/vllm-0.24.0+spark.10.1a2b3c4d-" in verify("--smoke", cwd=tmp_path).stderr
+    assert "verifying dist/vllm-0.24.0+spark.2.1a2b3c4d-" in verify("--smoke", cwd=tmp_path).stderr
 
 
 def test_wheels_for_other_machines_are_named_and_not_taken(tmp_path: Path) -> None:
