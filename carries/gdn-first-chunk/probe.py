@@ -2,7 +2,7 @@
 
 Batches go through upstream's builder. A decode takes its state from the request's slot, where the start
 of a prompt finds what the slot's last owner left; a prefill has a mark for each request that has no state
-yet.
+yet. Model runner V2 is asked for them, too: what it says of a step has to be enough for the builder.
 
 Healthy: a prompt's first token counts as a prefill without a state. Controls, true of every tree: longer
 starts, later tokens of a prompt, decodes, and batches of captures, which have the shape of prompts'
@@ -15,12 +15,16 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from probekit import expect
+from vllm.config import CUDAGraphMode
 from vllm.utils import torch_utils
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import utils as backend_utils
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata, GDNAttentionMetadataBuilder
+from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
+from vllm.v1.worker.utils import AttentionGroup
 
 DRAFTS = 3
 
@@ -70,8 +74,8 @@ BATCHES = (
 )
 
 
-def build(batch: Batch, *, speculative: bool) -> GDNAttentionMetadata:
-    """Have upstream describe *batch*, of a model with a speculator that drafted nothing, or without one."""
+def make_builder(*, speculative: bool) -> GDNAttentionMetadataBuilder:
+    """Make upstream's builder, of a model with a speculator or without one."""
     builder = object.__new__(GDNAttentionMetadataBuilder)
     builder.kv_cache_spec = mock.Mock(spec=[])
     builder.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(mamba_cache_mode="none"))
@@ -83,7 +87,12 @@ def build(batch: Batch, *, speculative: bool) -> GDNAttentionMetadata:
     )
     builder.use_spec_decode, builder.num_spec = speculative, DRAFTS if speculative else 0
     builder.use_full_cuda_graph, builder.decode_cudagraph_max_bs = False, 0
+    return builder
 
+
+def build(batch: Batch, *, speculative: bool) -> GDNAttentionMetadata:
+    """Have upstream describe *batch*, of a model with a speculator that drafted nothing, or without one."""
+    builder = make_builder(speculative=speculative)
     tokens = [request.tokens for request in batch.requests]
     starts = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32)
     computed = torch.tensor([request.computed for request in batch.requests], dtype=torch.int32)
@@ -114,9 +123,69 @@ def build(batch: Batch, *, speculative: bool) -> GDNAttentionMetadata:
         return builder.build(0, common)
 
 
-def check(batch: Batch, *, speculative: bool) -> None:
-    """Compare what the builder says of *batch* with what its requests are."""
-    built = build(batch, speculative=speculative)
+class HybridState(MambaHybridModelState):
+    """Model runner V2's state of a hybrid model, without a model."""
+
+    max_model_len = 64  # a property on 0.33.0, which asks for the following, too
+    recoverssm = None
+    _align_mode = False
+    vllm_config = SimpleNamespace(num_speculative_tokens=0)
+
+
+def build_by_v2(batch: Batch, *, for_capture: bool = False) -> GDNAttentionMetadata:
+    """Have model runner V2's state of a hybrid model describe *batch*, or a capture of it."""
+    builder = make_builder(speculative=False)
+    builder.decode_cudagraph_max_bs = 64
+    state = object.__new__(HybridState)
+    state.num_accepted_tokens_gpu = torch.ones(8, dtype=torch.int32)
+    rows = len(batch.requests)
+    tokens = np.array([request.tokens for request in batch.requests], dtype=np.int32)
+    computed = np.array([request.computed for request in batch.requests], dtype=np.int32)
+    starts = np.concatenate(([0], tokens.cumsum())).astype(np.int32)
+    lengths = torch.from_numpy(computed + tokens)
+    step = SimpleNamespace(
+        num_reqs=rows,
+        num_reqs_after_padding=rows,
+        num_tokens=int(tokens.sum()),
+        num_tokens_after_padding=int(tokens.sum()),
+        num_scheduled_tokens=tokens,
+        max_query_len=None,
+        query_start_loc=torch.from_numpy(starts),
+        query_start_loc_np=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        dcp_local_seq_lens=None,
+        idx_mapping=torch.arange(rows),
+        is_prefilling_np=computed < np.array([request.prompt for request in batch.requests]),
+        prefill_runs_as_decode_np=None,
+        num_draft_tokens_per_req=None,
+        prompt_lens=None,
+        positions=torch.zeros(int(tokens.sum()), dtype=torch.int64),
+    )
+    group = AttentionGroup(
+        backend=mock.Mock(),
+        layer_names=["layer"],
+        kv_cache_spec=mock.Mock(),
+        kv_cache_group_id=0,
+        metadata_builders=[builder],
+    )
+    with (
+        mock.patch.multiple(torch_utils, PIN_MEMORY=False),
+        mock.patch.multiple(backend_utils, PIN_MEMORY=False),
+    ):
+        return state.prepare_attn(
+            step,
+            CUDAGraphMode.FULL if for_capture else CUDAGraphMode.NONE,
+            (torch.arange(1, 1 + rows * (1 + DRAFTS), dtype=torch.int32).view(rows, -1),),
+            torch.zeros(1, int(tokens.sum()), dtype=torch.int64),
+            [[group]],
+            SimpleNamespace(kv_cache_groups=[None]),
+            for_capture=for_capture,
+        )["layer"]
+
+
+def check(batch: Batch, built: GDNAttentionMetadata) -> None:
+    """Compare what the builder says of *batch*, in *built*, with what its requests are."""
     prefills = len(batch.requests) - batch.decodes
     found = (built.num_decodes, built.num_prefills, built.num_decode_tokens + built.num_prefill_tokens)
     expected = (batch.decodes, prefills, sum(request.tokens for request in batch.requests))
@@ -133,7 +202,9 @@ def check(batch: Batch, *, speculative: bool) -> None:
 
 
 def probe() -> None:
-    """Check every batch, with a speculator and without one."""
+    """Check every batch, with a speculator and without one, and as model runner V2 tells of it."""
     for batch in BATCHES:
-        check(batch, speculative=False)
-        check(batch, speculative=True)
+        check(batch, build(batch, speculative=False))
+        check(batch, build(batch, speculative=True))
+        if batch.tells_prompts:
+            check(batch, build_by_v2(batch, for_capture=batch.requests[0] is CAPTURED))

@@ -145,8 +145,8 @@ def drafted(kind: str, said: Sequence[int], thought: Sequence[int], count: int) 
         if kind == "answer" and not free:
             rest = [*ids(JSON), *[EOS] * (count + 1)]
             drafts.append(rest[min(len(given) - len(thought), len(rest) - 1)])
-        elif kind == "neither" and len(given) % 3 == 2 and not free:
-            drafts.append(IDS["x"])
+        elif kind == "neither" and len(given) % 3 == 2:
+            drafts.append(IDS[TAG if free else "x"])
         else:
             drafts.append(target(given, thought, lambda _: True))
     return drafts
@@ -327,6 +327,12 @@ PARSERS: tuple[tuple[type[Any], str, str], ...] = (
     (StepParser, TAG, "<think>"),
     (PhraseParser, CHANNEL, "<|channel|>"),
 )
+if hasattr(StructuredOutputManager, "grammar_start"):
+    # It waits for one token more, and remembers that. 0.27.1's own repair loses the end with it, and
+    # 0.33.0 has no such parser.
+    from vllm.reasoning.step3p5_reasoning_parser import Step3p5ReasoningParser
+
+    PARSERS += ((Step3p5ReasoningParser, f"{TAG} b", "<think>"),)
 
 
 def probe() -> None:
