@@ -327,7 +327,7 @@ PARSERS: tuple[tuple[type[Any], str, str], ...] = (
     (StepParser, TAG, "<think>"),
     (PhraseParser, CHANNEL, "<|channel|>"),
 )
-if hasattr(StructuredOutputManager, "grammar_start"):
+if hasattr(StructuredOutputManager, "validate_drafts"):
     # It waits for one token more, and remembers that. 0.27.1's own repair loses the end with it, and
     # 0.33.0 has no such parser.
     from vllm.reasoning.step3p5_reasoning_parser import Step3p5ReasoningParser

@@ -110,6 +110,7 @@ class AutoTokenizer(_Model):
         super().save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             Path(folder, name).write_text("{}")
+        Path(folder, "chat_template.jinja").write_text("{{ messages }}")
 
 
 class AutoModelForCausalLM(_Model):
