@@ -131,9 +131,14 @@ def probe() -> None:
         (shared.block_size, shared.page_size_bytes) == (64, 1648 * 4096),
         f"a shared page: {shared.block_size} tokens",
     )
-    chosen = layer(backend, 8, 128, "auto", WINDOW).get_kv_cache_spec(serving(16, None)).block_size
-    expect(chosen == 16, f"without states, the drafter's blocks are {chosen}")
+    stateless = layer(backend, 8, 128, "auto", WINDOW)
+    for block in (16, 32, 64, 128):
+        chosen = stateless.get_kv_cache_spec(serving(block, None)).block_size
+        expect(chosen == min(block, 64), f"without states, blocks of {block}: the drafter's are {chosen}")
     for block in ODD:
         check("FlashInfer", backend, block, dflash)
         check("FlashInfer, a state that fills a page", backend, block, dflash, unpadded=True)
         check("FlashInfer, half the bytes a token", backend, block, layer(backend, 4, 128, window=WINDOW))
+    for block in (48, 96):
+        chosen = stateless.get_kv_cache_spec(serving(block, None)).block_size
+        expect(chosen == block // 3, f"without states, blocks of {block}: the drafter's are {chosen}")
