@@ -87,6 +87,7 @@ STEPS = {
     "outputs that are computed again": (DRAFTED, AGAIN),
     # Defects.
     "a decode without drafts": (DRAFTLESS,),
+    "a first decode without drafts": (DRAFTLESS._replace(computed=12, accepted=1),),
     "decodes without drafts": (DRAFTLESS, DRAFTLESS._replace(accepted=1)),
     "decodes with drafts and without": (DRAFTED, DRAFTLESS),
     "decodes without drafts before prompts": (DRAFTLESS, LATER, LONG),
