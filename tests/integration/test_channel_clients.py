@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -194,6 +195,71 @@ def test_a_mirrors_cookies_are_not_kept(published: ChannelWorld) -> None:
     with served(published.published, _Baker) as (address, _):
         published.verify(mirror=HttpMirror(address, SETTINGS), wheels="none")
     assert set(_Baker.sent_back) == {None}
+
+
+class _Huge(_Handler):
+    """States a body that no disk holds, and sends nothing of it; only wheels, where *wheels* is set."""
+
+    wheels: ClassVar[bool] = False
+
+    def do_GET(self) -> None:
+        if self.wheels and not self.path.endswith(".whl"):
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(10**15))
+        self.end_headers()
+
+
+class _HugeWheels(_Huge):
+    wheels = True
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "says"),
+    [(_Huge, FetchError, "more than"), (_HugeWheels, TamperedError, f"has {10**15} bytes")],
+)
+def test_a_stated_size_beyond_reason_is_not_waited_for(
+    published: ChannelWorld, handler: type[_Handler], error: type[Exception], says: str
+) -> None:
+    began = time.monotonic()
+    with served(published.published, handler) as (address, _), pytest.raises(error) as caught:
+        published.verify(mirror=HttpMirror(address, SETTINGS))
+    assert says in getattr(caught.value, "because", "")
+    assert time.monotonic() - began < SETTINGS.timeout_s
+
+
+class _Noting(_Handler):
+    elsewhere: ClassVar[str] = ""
+    keys: ClassVar[list[tuple[str, bool]]] = []
+
+    def do_GET(self) -> None:
+        host = self.headers["Host"].partition(":")[0]
+        self.keys.append((host, "Authorization" in self.headers))
+        if self.path.endswith("?moved"):
+            self.path = self.path.removesuffix("?moved")
+            super().do_GET()
+            return
+        port = self.server.server_port
+        self.send_response(302)
+        self.send_header("Location", f"http://{self.elsewhere}:{port}{self.path}?moved")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.mark.parametrize(("elsewhere", "sent"), [("localhost", False), ("127.0.0.1", True)])
+def test_credentials_of_netrc_stay_with_the_host_that_was_asked(
+    published: ChannelWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str, *, sent: bool
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login a password b\nmachine localhost login c password d\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setattr(_Noting, "elsewhere", elsewhere)
+    monkeypatch.setattr(_Noting, "keys", [])
+    with served(published.published, _Noting) as (address, _):
+        published.verify(mirror=HttpMirror(address, SETTINGS), wheels="none")
+    assert set(_Noting.keys) == {("127.0.0.1", True), (elsewhere, sent)}
 
 
 def test_no_password_of_an_address_is_shown(published: ChannelWorld) -> None:

@@ -333,6 +333,7 @@ def test_the_time_in_which_a_model_is_fetched_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "_FETCHED_S", 1.0)
+    monkeypatch.setattr("sparkwright.verify.server.download._LEAST_BYTES_PER_S", 1000)
     this, told = fetching(tmp_path, 18.0), list[Any]()
     with subscribe(told.append):
         boot(this)
@@ -345,6 +346,40 @@ def test_the_time_in_which_a_model_is_fetched_does_not_count(
 @pytest.mark.slow
 def test_a_download_that_stands_still_counts(tmp_path: Path) -> None:
     error = fails(fetching(tmp_path, 1.0, "never-listens", "deaf"))
+    assert error.cause.name == "boot-timeout"
+
+
+# FlashInfer's first compilation ----------------------------------------------------------------
+
+
+def compiling(tmp_path: Path, *arguments: str) -> ServerProcess:
+    """A server whose FlashInfer compiles at first, and that may take 12 s after each file."""
+    return server(
+        tmp_path,
+        *arguments,
+        boot_s=12.0,
+        end_s=0.5,
+        environment={"FLASHINFER_WORKSPACE_BASE": str(tmp_path)},
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    folder = tmp_path / ".cache" / "flashinfer"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_each_file_of_flashinfers_compilers_starts_the_limit_again(tmp_path: Path, cache: Path) -> None:
+    this = compiling(tmp_path, "--compile", str(cache), "18")
+    boot(this)
+    assert this.facts.seconds > 12, "it is time of the boot"
+
+
+@pytest.mark.slow
+def test_a_compiler_that_hangs_is_no_compilation(tmp_path: Path, cache: Path) -> None:
+    error = fails(compiling(tmp_path, "--fetch", str(cache / "a.o"), "60", "--fault", "never-listens"))
     assert error.cause.name == "boot-timeout"
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.compile import CompileJob
-from sparkwright.native.machine import MachineSnapshot, Pressure
 from sparkwright.native.model import Cost
 
 if TYPE_CHECKING:

@@ -110,6 +110,13 @@ def fetch(path: Path, seconds: float) -> None:
             time.sleep(0.1)
 
 
+def compile_in(folder: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        (folder / f"{time.monotonic_ns()}.o").touch()
+        time.sleep(1.0)
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -122,6 +129,7 @@ def main() -> int:
     parser.add_argument("--say", type=Path, help="file whose lines it prints while it starts")
     parser.add_argument("--exit", type=int, help="status to end with after that")
     parser.add_argument("--fetch", nargs=2, help="file that grows while it starts, and for how many seconds")
+    parser.add_argument("--compile", nargs=2, help="folder that gets files, and for how many seconds")
     args = parser.parse_args()
     Handler.faults = frozenset(args.fault)
     Handler.key = os.environ.get("VLLM_API_KEY", "") or os.environ.get("FAKE_KEY", "")
@@ -137,6 +145,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if args.fetch is not None:
         fetch(Path(args.fetch[0]), float(args.fetch[1]))
+    if args.compile is not None:
+        compile_in(Path(args.compile[0]), float(args.compile[1]))
     if "never-listens" in args.fault:
         time.sleep(600)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)

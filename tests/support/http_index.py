@@ -53,6 +53,7 @@ class Index:
     Attributes:
         addresses: where a file is to be had, by its name, if not here.
         page_drip_s: send pages one byte at a time, and wait that long after each.
+        page_bytes: state that size of pages and send nothing of them.
     """
 
     url: str = ""
@@ -61,6 +62,7 @@ class Index:
     faults: list[Fault] = field(default_factory=list)
     page_faults: list[int] = field(default_factory=list)
     page_drip_s: float = 0
+    page_bytes: int = 0
     addresses: dict[str, str] = field(default_factory=dict)
     json: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -141,9 +143,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def reply(self, status, data, kind="text/plain"):
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(self.index.page_bytes or len(data)))
         self.end_headers()
-        self.drip(data, self.index.page_drip_s)
+        if not self.index.page_bytes:
+            self.drip(data, self.index.page_drip_s)
 
     def drip(self, data, pause_s):
         if not pause_s:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from channel_kit import ChannelWorld
+from channel_kit import ChannelWorld, now, pinned
 
 from sparkwright.base.errors import SignatureError, ToolError, UntrustedKeyError
-from sparkwright.publish.keys import allow_identity, load_publisher
+from sparkwright.publish.keys import allow_identity, load_publisher, own_root_file
+from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import (
     CHANNEL_TYPE,
     NoSigner,
@@ -19,6 +22,7 @@ from sparkwright.publish.signing import (
     sigstore_signer,
     verify_envelope,
 )
+from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,3 +92,76 @@ def test_a_token_is_in_no_message() -> None:
     with pytest.raises(SignatureError) as caught:
         SigstoreSigner("hunter2.hunter2.hunter2").sign(b"{}", CHANNEL_TYPE)
     assert "hunter2" not in f"{caught.value} {caught.value.next_step}"
+
+
+# Several identities, several publishers ------------------------------------------------------------
+
+ISSUER = "https://issuer.example.org"
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a bundle's ``name`` be the identity in its certificate, and its signature right unless "forged"."""
+    from sigstore import models, verify
+    from sigstore.errors import VerificationError
+    from sigstore.verify import policy
+
+    class Identity:
+        def __init__(self, *, identity: str, issuer: str) -> None:
+            self.identity = identity
+            assert issuer == ISSUER
+
+        def verify(self, certificate: str) -> None:
+            if certificate != self.identity:
+                raise VerificationError("another identity")
+
+    def verify_artifact(_: bytes, bundle: Any, policy: Identity) -> None:
+        policy.verify(bundle.signing_certificate)
+        if bundle.forged:
+            raise VerificationError("forged")
+
+    def read(text: str) -> SimpleNamespace:
+        value = json.loads(text)
+        return SimpleNamespace(signing_certificate=value["name"], forged=value.get("forged", False))
+
+    monkeypatch.setattr(models.Bundle, "from_json", read)
+    monkeypatch.setattr(policy, "Identity", Identity)
+    library = SimpleNamespace(verify_artifact=verify_artifact)
+    monkeypatch.setattr(verify.Verifier, "production", lambda **_: library)
+
+
+@pytest.mark.usefixtures("by_name")
+def test_of_two_identities_the_one_that_signed_is_named(tmp_path: Path) -> None:
+    for name in ("ci-a", "ci-b"):
+        root = allow_identity(tmp_path / "publisher", name, ISSUER).root
+    for name in ("ci-a", "ci-b"):
+        opened = open_envelope(bundled({"name": name}), CHANNEL_TYPE, "it")
+        assert verify_envelope(opened, root, role="channels") == f"sigstore {name}"
+    with pytest.raises(UntrustedKeyError, match="unknown identity"):
+        verify_envelope(open_envelope(bundled({"name": "ci-c"}), CHANNEL_TYPE, "it"), root, role="channels")
+    forged = open_envelope(bundled({"name": "ci-b", "forged": True}), CHANNEL_TYPE, "it")
+    with pytest.raises(SignatureError, match="wrong signature"):
+        verify_envelope(forged, root, role="channels")
+
+
+@pytest.mark.usefixtures("by_name")
+def test_of_two_pinned_publishers_each_verifies_its_own_channel(tmp_path: Path) -> None:
+    worlds = {name: ChannelWorld(tmp_path / name) for name in ("ci-a", "ci-b")}
+    roots = []
+    for name, world in worlds.items():
+        allow_identity(world.home, name, ISSUER)
+        world.promote("0.24.0+spark.9.ffffffff")
+        pointer = world.published / "channels/nightly/channel.json"
+        signed = json.loads(pointer.read_bytes())
+        pointer.write_text(json.dumps({**signed, "signatures": [], "sigstoreBundle": {"name": name}}))
+        roots.append(pinned(own_root_file(world.home)))
+    for name, world in worlds.items():
+        for order in (roots, roots[::-1]):
+            verified = verify_channel(
+                FolderMirror(world.published), "nightly", order,
+                memory=SeenChannels(tmp_path / "seen.json"), now=now(),
+                options=VerifyChannelOptions(wheels="none", patience_s=0.0),
+            )  # fmt: skip
+            assert verified.signer == f"sigstore {name}"
+            assert verified.root is not None
+            assert verified.root.publisher == load_publisher(world.home).root.publisher

@@ -19,8 +19,8 @@ from sparkwright.base.errors import (
     StorageError,
     ToolError,
 )
+from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.compile import CompileJob, CompileReport, Finished, run_jobs
-from sparkwright.native.machine import MachineSnapshot, Pressure
 from sparkwright.native.schedule import CRITICAL, HIGH, JobLimits
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.base.errors import NotEnoughMemoryError
-from sparkwright.native.machine import MachineSnapshot, Pressure
+from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (
     CRITICAL,

@@ -21,7 +21,7 @@ import os, sys, time
 from pathlib import Path
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.native.compile import CompileJob, run_jobs
-from sparkwright.native.machine import Pressure, MachineSnapshot
+from sparkwright.base.machine import Pressure, MachineSnapshot
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import JobLimits
 

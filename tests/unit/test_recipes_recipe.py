@@ -101,3 +101,24 @@ def test_other_names_of_uses_are_refused(write):
 def test_grade_is_the_best_one():
     found = [Evidence(grade=grade, where="GB10", by="others", source="-") for grade in ("C", "A-", "B")]
     assert best_grade(found) == "A-"
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PATH", "A=B"])
+def test_variables_that_load_code_are_refused(write, name):
+    of_use = f'[uses.many]\ntitle = "t"\nenvironment = {{ "{name}" = "/x" }}\n'
+    for text in (f'[environment]\n"{name}" = "/x"\n', of_use):
+        with pytest.raises(ConfigError, match="does not follow") as raised:
+            load_recipe(write(OLD + text))
+        assert repr(name) in raised.value.because
+
+
+@pytest.mark.parametrize("name", ["PYTHONDONTWRITEBYTECODE", "VLLM_LD_X", "TRITON_PTXAS_PATH", "OLD_PATH"])
+def test_other_variables_are_taken(write, name):
+    assert load_recipe(write(OLD + f'[environment]\n{name} = "1"\n')).environment == {name: "1"}
+
+
+@pytest.mark.parametrize("key", ["model", "drafter"])
+def test_a_model_that_would_be_an_option_is_refused(write, key):
+    with pytest.raises(ConfigError, match="does not follow") as raised:
+        load_recipe(write(OLD.replace(f"some/{key}", "--config=/x.yaml")))
+    assert "read as an option" in raised.value.because

@@ -269,6 +269,7 @@ TABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"flags": {"mamba-block-size": 1024, "enable-prefix-caching": False}},
         [{"flags": {"mamba-block-size": 1024, "enable-prefix-caching": True}}],
     ),
+    "download-dir": ({"flags": {"download-dir": "models"}}, [{"flags": {"download-dir": "/models"}}, {}]),
 }
 
 

@@ -108,6 +108,7 @@ def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> No
     ) as caught:
         built_wheel(dist, "x86_64", ("0.33",), NOWHERE)
     assert "make wheel PLATFORM=x86_64 SERIES=0.33 KERNELS=upstream" in caught.value.next_step
+    assert "--url" not in caught.value.next_step, "serve and service have none"
 
 
 def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(

@@ -1,17 +1,26 @@
-"""The time in which files of a model's cache grow, and where that cache is."""
+"""The time in which files of a model's cache grow, where that is, and files of FlashInfer's compilers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from preflight_kit import recipe
 
+from sparkwright.verify.server import download as downloads
+from sparkwright.verify.server.compiling import FlashInferBuild
 from sparkwright.verify.server.download import Download, download_folders
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK = b"x" * 8192
+
+
+@pytest.fixture(autouse=True)
+def least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count a block a minute as a download: as much as the real rate asks for would fill the disk."""
+    monkeypatch.setattr(downloads, "_LEAST_BYTES_PER_S", 10)
 
 
 def test_seconds_count_while_files_grow_and_no_others(tmp_path: Path) -> None:
@@ -43,6 +52,19 @@ def test_bursts_of_a_slow_download_are_one_and_a_long_pause_counts_for_the_boot(
     assert download.look(36_000.0) == 300.0
 
 
+def test_a_download_that_trickles_counts_for_the_boot_but_for_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "_LEAST_BYTES_PER_S", 1000)
+    download = Download([tmp_path])
+    for minute in range(1, 61):
+        (tmp_path / str(minute)).write_bytes(BLOCK)
+        for second in range(0, 60, 3):
+            download.look(minute * 60.0 + second)
+    assert download.bytes == 60 * len(BLOCK)
+    assert download.seconds <= download.bytes / 1000
+
+
 def test_a_cache_that_shrinks_is_no_download(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(BLOCK)
     download = Download([tmp_path])
@@ -56,6 +78,24 @@ def test_a_length_without_bytes_is_no_download(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as stream:
         stream.truncate(1 << 30)
     assert download.look(5.0) == 0
+
+
+def test_compilers_go_on_where_files_come_that_were_not_there(tmp_path: Path) -> None:
+    cache = tmp_path / ".cache" / "flashinfer" / "0.6" / "121a" / "moe"
+    cache.mkdir(parents=True)
+    (cache / "old.o").touch()
+    build = FlashInferBuild({"FLASHINFER_WORKSPACE_BASE": str(tmp_path)})
+    assert not build.look(5.0), "what was here before was not compiled now"
+    (cache / "a.o").touch()
+    assert not build.look(6.0), "looks that follow each other closely are one"
+    assert build.look(10.0)
+    (cache / "a.o").write_bytes(BLOCK)
+    (cache / "moe.lock").touch()
+    assert not build.look(15.0), "no new file of a kernel"
+    (cache / "a.o").unlink()
+    assert not build.look(20.0)
+    (cache / "a.o").touch()
+    assert not build.look(25.0), "it began again"
 
 
 def test_without_folders_nothing_is_looked_at() -> None:

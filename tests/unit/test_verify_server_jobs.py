@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from preflight_kit import recipe
 
+from sparkwright.base.machine import look
 from sparkwright.verify.server import jobs
 from sparkwright.verify.server.jobs import COMPILER_GIB, Room, compilers_at_once, jobs_variable
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GB10 = Room(cores=20, available_gib=116, total_gib=121.69, shared=True)
 
@@ -40,3 +44,22 @@ def test_it_is_set_with_a_card_and_unless_the_user_did(
     assert jobs_variable(recipe(), {"MAX_JOBS": "8"}) == {}
     monkeypatch.setattr("sparkwright.verify.server.host.card_capability", lambda: "")
     assert jobs_variable(recipe(), {}) == {}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", 16), (str(24 << 30), 2)])
+def test_the_limit_of_a_control_group_bounds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, expected: int
+) -> None:
+    files = {
+        "proc/meminfo": f"MemTotal: {128 << 20} kB\nMemAvailable: {120 << 20} kB\n",
+        "proc/self/cgroup": "0::/box\n",
+        "sys/fs/cgroup/box/memory.max": limit,
+        "sys/fs/cgroup/box/memory.current": str(1 << 30),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(jobs, "look", lambda: look(tmp_path, affinity=20))
+    monkeypatch.setattr("sparkwright.verify.server.host.card_fields", lambda *_: ("81559",))
+    monkeypatch.setattr("sparkwright.verify.server.host.card_capability", lambda: "9.0")
+    assert jobs_variable(recipe(), {}) == {"MAX_JOBS": str(expected)}

@@ -118,7 +118,7 @@ def build(
     click.echo(f"index    {index.url}")
     for name in left:
         click.echo(f"left     {name}: {spec.modules[name].why}{_OPEN}")
-    click.echo(f"next     pip install --index-url {index.url} flashinfer-jit-cache=={made.wheel.version}")
+    click.echo("next     sparkwright serve RECIPE, which installs it with the locked runtime")
 
 
 @command.command("list")

@@ -11,6 +11,7 @@ from sparkwright.base.errors import ConfigError, PublishError
 from sparkwright.cli.channel_place import make_publisher, promote_wheel, signing_options
 from sparkwright.cli.channel_show import show_change
 from sparkwright.cli.output import print_json
+from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.companion.package import is_companion
 from sparkwright.publish import PublishedIndex, dist_folder, publish, wheels_in
@@ -80,4 +81,6 @@ def _show(index: PublishedIndex, *, dry_run: bool, as_json: bool) -> None:
         )
         return
     click.echo(f"index    {index.url}")
-    click.echo(f"next     pip download --no-deps --index-url {index.url} vllm")
+    # A channel or index that is pip's only one would decide on every package that it is asked for.
+    for file in [file for file in index.files if not is_companion(file.filename)][-1:]:
+        click.echo(f"next     {install_command(index.folder / file.filename)}")

@@ -1,14 +1,16 @@
-"""The locked runtime that ``serve`` and ``service`` install beside a wheel."""
+"""The locked runtime of a wheel: what ``serve`` and ``service`` install, and the command that does it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import warn
+from sparkwright.lock.runtime import beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +35,18 @@ def newest_wheel(series: Sequence[str]) -> BuiltWheel:
     from sparkwright.serve.built import built_wheel, present_specs
 
     return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
+
+
+def install_command(wheel: Path) -> str:
+    """Return the command that installs *wheel* with its locked runtime, or the one that locks it."""
+    from sparkwright.publish.series import series_of
+    from sparkwright.wheel.names import parse_name
+
+    runtime = beside(wheel)
+    if not runtime.is_file():
+        return f"sparkwright lock runtime --series {series_of(parse_name(wheel.name).version)}"
+    folder, locked = shlex.quote(str(wheel.parent)), shlex.quote(str(runtime))
+    return f"pip install --no-deps --require-hashes --find-links {folder} -r {locked}"
 
 
 def runtime_of(offered: OfferedWheel, recipe: Recipe, *, locked: bool, then: str) -> ServedRuntime:

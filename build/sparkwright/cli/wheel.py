@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,13 +15,12 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
+from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
-from sparkwright.lock.runtime import beside
 from sparkwright.pipeline import apply
-from sparkwright.pipeline.checkout import series_of
 from sparkwright.pipeline.device_code import foreign_extensions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import version_of
@@ -135,7 +133,7 @@ def _summary(job: Job, state: BuildState) -> dict[str, Any]:
             }
             for outcome in report.outcomes
         ],
-        "install": _install_command(job, state),
+        "install": install_command(require(state.placed)),
     }
 
 
@@ -144,16 +142,6 @@ def _proof(state: BuildState, carry: str) -> str:
     if proof is not None:
         return str(proof.verdict)
     return "none, allowed" if require(state.report).outcome(carry).kind.wants_proof else ""
-
-
-def _install_command(job: Job, state: BuildState) -> str:
-    """Return the command that installs the wheel with its locked runtime, or the one that locks it."""
-    placed = require(state.placed)
-    runtime = beside(placed)
-    if not runtime.is_file():
-        return f"sparkwright lock runtime --series {series_of(job.spec.lock)}"
-    folder, locked = shlex.quote(str(placed.parent)), shlex.quote(str(runtime))
-    return f"pip install --no-deps --require-hashes --find-links {folder} -r {locked}"
 
 
 def _show(job: Job, state: BuildState) -> None:
@@ -176,7 +164,7 @@ def _show(job: Job, state: BuildState) -> None:
     else:
         _show_kernels(job, state)
     click.echo(f"index    {job.out / 'simple'}")
-    click.echo(f"next     {_install_command(job, state)}")
+    click.echo(f"next     {install_command(require(state.placed))}")
 
 
 def native_hint(lock: Lock) -> str:

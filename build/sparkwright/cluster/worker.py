@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright import __version__
+from sparkwright.base.machine import look
 from sparkwright.cluster.capabilities import look_for_capabilities, resources_of
 from sparkwright.cluster.kinds import KINDS
 from sparkwright.cluster.messages import WorkerHello, own_code
 from sparkwright.cluster.serving import Serving, serve_with
-from sparkwright.native.machine import look
 from sparkwright.native.schedule import default_reserve_mib
 from sparkwright.store.owned import owned_folder, sweep_abandoned
 

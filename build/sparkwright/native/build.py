@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import emit, task
+from sparkwright.base.machine import look
 from sparkwright.base.process import run
 from sparkwright.native.compile import CompileJob, run_jobs
 from sparkwright.native.configure import (
@@ -32,7 +33,6 @@ from sparkwright.native.extensions import (
     find_extension,
     record_extension,
 )
-from sparkwright.native.machine import look
 from sparkwright.native.model import Extension
 from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment

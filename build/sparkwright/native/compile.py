@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import Task, emit, task, warn
+from sparkwright.base.machine import MachineSnapshot, Pressure, look
 from sparkwright.base.process import Ended, Running, resident_mib, start
 from sparkwright.native.diagnose import Diagnosis, diagnose
 from sparkwright.native.failures import CompileFailure, error_of
-from sparkwright.native.machine import MachineSnapshot, Pressure, look
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (
     Active,

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.base.errors import ToolError
+    from sparkwright.base.machine import MachineSnapshot
     from sparkwright.native.diagnose import Diagnosis
-    from sparkwright.native.machine import MachineSnapshot
 
 _KEPT = "compiled units are kept, and the next run continues from there"
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.errors import NotEnoughMemoryError
-from sparkwright.native.machine import Pressure
+from sparkwright.base.machine import Pressure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.native.machine import MachineSnapshot
+    from sparkwright.base.machine import MachineSnapshot
     from sparkwright.native.model import Cost
 
 _OVERDUE = 0.1

@@ -298,7 +298,7 @@ class NightRehearsal(Model, frozen=True):
 
 
 class NightKernels(Model, frozen=True):
-    """What the merged tree's Triton kernels take on a GB10, compiled without one.
+    """The check of the merged tree's Triton kernels, compiled for a GB10 without one.
 
     Attributes:
         status: ``failed`` where a launch that recipes come to does not fit, or could not be asked for.
@@ -312,7 +312,7 @@ class NightKernels(Model, frozen=True):
 
 
 class NightTests(Model, frozen=True):
-    """What upstream's own tests show of one target.
+    """The run of upstream's own tests on one target.
 
     Attributes:
         status: ``failed`` where one passes on the target's tree and fails on the merged one.

@@ -1,4 +1,4 @@
-"""What the Triton kernels of a tree take on a GB10, compiled without one.
+"""Compile the Triton kernels of a tree for a GB10 without one, and measure their registers and shared memory.
 
 A child in the environment of probes lets upstream's own Python launch its kernels on a card that is
 pretended to be here (``child/record_kernels.py``), and compiles each launch for it. What was compiled once
@@ -70,7 +70,7 @@ class KernelLaunch(Model, frozen=True):
 
 
 class KernelReport(Model, frozen=True):
-    """What was found in one tree.
+    """The launches of one tree, and the functions and wrappers that they come from.
 
     Attributes:
         triton: the version that compiled.

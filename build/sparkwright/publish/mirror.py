@@ -140,8 +140,11 @@ class HttpMirror:
 
     def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """See `Mirror.read`."""
+        from sparkwright.upstream.network import stated_bytes
 
         def whole(response: requests.Response) -> bytes:
+            if (stated_bytes(response) or 0) > MOST_BYTES:
+                raise _too_large(self._shown(path))
             data = b""
             for chunk in response.iter_content(CHUNK):
                 data += chunk
@@ -153,7 +156,13 @@ class HttpMirror:
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""
-        return self._get(path, elsewhere, lambda response: _hashed(response.iter_content(CHUNK), most))
+        from sparkwright.upstream.network import stated_bytes
+
+        def hashed(response: requests.Response) -> tuple[str, int]:
+            stated = stated_bytes(response) or 0
+            return ("", stated) if stated > most else _hashed(response.iter_content(CHUNK), most)
+
+        return self._get(path, elsewhere, hashed)
 
     def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none.

@@ -19,8 +19,9 @@ from sparkwright.base.errors import SignatureError, ToolError, UntrustedKeyError
 if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner
+    from sigstore.models import Bundle
 
-    from sparkwright.publish.trust import TrustRoot
+    from sparkwright.publish.trust import TrustedIdentity, TrustRoot
 
 CHANNEL_TYPE = "application/vnd.sparkwright.channel+json"
 TRUST_TYPE = "application/vnd.sparkwright.trust+json"
@@ -283,6 +284,46 @@ def _is_valid(envelope: Envelope, key_id: str, root: TrustRoot) -> bool:
     return False
 
 
+def identity_of(opened: OpenedEnvelope, root: TrustRoot) -> TrustedIdentity | None:
+    """Return the identity of *root* that sigstore's bundle names, unverified; `None` if it names none of it.
+
+    Raises:
+        ToolError: sigstore is not installed.
+        SignatureError: the bundle is damaged.
+    """
+    return _claimed(opened, root)[0] if root.identities else None
+
+
+def _claimed(opened: OpenedEnvelope, root: TrustRoot) -> tuple[TrustedIdentity | None, Bundle]:
+    """Return the same as `identity_of` with the bundle.
+
+    Raises:
+        ToolError: sigstore is not installed.
+        SignatureError: the bundle is damaged.
+    """
+    try:
+        from sigstore.errors import Error, VerificationError
+        from sigstore.models import Bundle
+        from sigstore.verify.policy import Identity
+    except ImportError as error:
+        raise ToolError(
+            f"{opened.what} cannot be verified",
+            because="sigstore signed it, which is not installed",
+            next_step="pip install 'sparkwright[sigstore]'",
+        ) from error
+    try:
+        bundle = Bundle.from_json(opened.bundle)
+    except (Error, ValueError) as error:
+        raise SignatureError(
+            f"{opened.what} is damaged", because=f"its sigstore bundle cannot be read: {_first_line(error)}"
+        ) from error
+    for one in root.identities:
+        with contextlib.suppress(VerificationError):
+            Identity(identity=one.identity, issuer=one.issuer).verify(bundle.signing_certificate)
+            return one, bundle
+    return None, bundle
+
+
 def _verify_bundle(opened: OpenedEnvelope, root: TrustRoot) -> str:
     """Verify sigstore's bundle by the trusted root that the library ships, without a network.
 
@@ -291,51 +332,38 @@ def _verify_bundle(opened: OpenedEnvelope, root: TrustRoot) -> str:
         SignatureError: the bundle is damaged, or of something else.
         UntrustedKeyError: no trusted identity made it.
     """
-    try:
-        from sigstore.errors import Error, VerificationError
-        from sigstore.models import Bundle
-        from sigstore.verify import Verifier
-        from sigstore.verify.policy import AnyOf, Identity
-    except ImportError as error:
-        raise ToolError(
-            f"{opened.what} cannot be verified",
-            because="sigstore signed it, which is not installed",
-            next_step="pip install 'sparkwright[sigstore]'",
-        ) from error
     if not root.identities:
         raise UntrustedKeyError(
             f"{opened.what} is signed by an unknown identity",
             because="sigstore signed it, and the pinned root has no identity",
             next_step="pin a root that names the publisher's identity and its issuer",
         )
-    try:
-        bundle = Bundle.from_json(opened.bundle)
-    except (Error, ValueError) as error:
-        raise SignatureError(
-            f"{opened.what} is damaged", because=f"its sigstore bundle cannot be read: {_first_line(error)}"
-        ) from error
+    identity, bundle = _claimed(opened, root)
+    if identity is None:
+        raise UntrustedKeyError(
+            f"{opened.what} is signed by an unknown identity",
+            because=f"the pinned root trusts {', '.join(one.identity for one in root.identities)}",
+            next_step="take another mirror; if the publisher confirms the identity, pin their root",
+        )
+    from sigstore.errors import VerificationError
+    from sigstore.verify import Verifier
+    from sigstore.verify.policy import Identity
+
     # Without a handler, Python prints the library's warnings.
     logging.getLogger("sigstore").addHandler(logging.NullHandler())
-    trusted = AnyOf([Identity(identity=one.identity, issuer=one.issuer) for one in root.identities])
     try:
         Verifier.production(offline=True).verify_artifact(
-            _pae(opened.payload, opened.envelope.payload_type), bundle, trusted
+            _pae(opened.payload, opened.envelope.payload_type),
+            bundle,
+            Identity(identity=identity.identity, issuer=identity.issuer),
         )
     except VerificationError as error:
-        try:
-            trusted.verify(bundle.signing_certificate)
-        except VerificationError:
-            raise UntrustedKeyError(
-                f"{opened.what} is signed by an unknown identity",
-                because=f"the pinned root trusts {', '.join(one.identity for one in root.identities)}",
-                next_step="take another mirror; if the publisher confirms the identity, pin their root",
-            ) from error
         raise SignatureError(
             f"{opened.what} has a wrong signature",
             because=f"sigstore's bundle: {_first_line(error)}",
             next_step="do not install from there; take another mirror",
         ) from error
-    return "sigstore " + ", ".join(one.identity for one in root.identities)
+    return f"sigstore {identity.identity}"
 
 
 def _pae(payload: bytes, payload_type: str) -> bytes:

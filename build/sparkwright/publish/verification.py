@@ -31,7 +31,13 @@ from sparkwright.publish.channel import (
     pointer_path,
     require_channel_name,
 )
-from sparkwright.publish.signing import CHANNEL_TYPE, STATEMENT_TYPE, open_envelope, verify_envelope
+from sparkwright.publish.signing import (
+    CHANNEL_TYPE,
+    STATEMENT_TYPE,
+    identity_of,
+    open_envelope,
+    verify_envelope,
+)
 from sparkwright.publish.statements import (
     ELSEWHERE,
     InTotoStatement,
@@ -213,7 +219,7 @@ class _Reading:
                 errors.append(error)
         fitting = [root for root in current if any(root.find(key_id) for key_id in opened.key_ids)]
         if opened.bundle:
-            fitting = [root for root in current if root.identities]
+            fitting = [root for root in current if identity_of(opened, root)]
         if errors and not fitting:
             raise errors[0]
         if opened.is_signed and not roots:

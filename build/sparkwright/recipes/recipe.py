@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,9 @@ _HYBRID_DRAFTS = (
     "in the prefix cache or with another request's count of accepted drafts. Carries mend it: hybrid-hit "
     "(vllm#45614, #47861) and accepted-counts (vllm#53919) on 0.24, mamba-block-units (vllm#54076) on 0.33."
 )
+# Variables that have a program load code, sparkwright's own children too; those after ?! only set its ways.
+_LOADS_CODE = re.compile(r"LD_|PATH$|PYTHON(?!DONTWRITEBYTECODE$|HASHSEED$|UNBUFFERED$)")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
@@ -208,6 +212,7 @@ def _load(path: Path) -> Recipe:
         for name, use in recipe.uses.items()
     }
     flags = _checked(path, recipe.flags, recipe.speculative)
+    _require_plain(path, recipe)
     require_usable_bounds(path, recipe.evaluation)
     return msgspec.structs.replace(recipe, flags=flags, uses=uses)
 
@@ -228,6 +233,31 @@ def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> 
             next_step="move it there",
         )
     return spelled
+
+
+def _require_plain(path: Path, recipe: Recipe) -> None:
+    """Refuse variables that have programs load code, and models that would be read as options.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    variables = [recipe.environment, *(use.environment for use in recipe.uses.values())]
+    names = {name for one in variables for name in one}
+    refused = [name for name in sorted(names) if _LOADS_CODE.match(name) or not _VARIABLE.fullmatch(name)]
+    if refused:
+        raise ConfigError(
+            f"{path} does not follow its format",
+            because=f"{', '.join(map(repr, refused))} cannot be a variable: LD_*, PATH and PYTHON* have "
+            "every program load code",
+            next_step="leave it out; if you need it, set it in the shell that starts the server",
+        )
+    for model in (recipe.model, recipe.drafter):
+        if model.startswith("-"):
+            raise ConfigError(
+                f"{path} does not follow its format",
+                because=f"the model {model!r} would be read as an option",
+                next_step="name a Hugging Face id or a folder",
+            )
 
 
 def apply_use(recipe: Recipe, name: str) -> Recipe:

@@ -361,6 +361,14 @@ RULES: tuple[Rule, ...] = (
         "0.24.0 config/vllm.py:2179",
         lambda o: "mamba-block-size" in o.flags and o.flags.get("enable-prefix-caching") is False,
     ),
+    Rule(
+        "download-dir",
+        "a relative download-dir is looked up in the working folder of the server, which each start makes: "
+        "every start would fetch the model again, and ~ is taken as it is",
+        "give download-dir as an absolute path",
+        "0.24.0 config/load.py:58",
+        lambda o: not str(o.flags.get("download-dir", "/")).startswith("/"),
+    ),
 )
 
 

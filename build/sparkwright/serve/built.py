@@ -127,5 +127,5 @@ def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[
         f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
         next_step=f"make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes, or "
-        "give a wheel, --python, --url or --demo",
+        "give a wheel or --python",
     )

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkwright.base.errors import DigestError, FetchError
 from sparkwright.base.events import emit
-from sparkwright.upstream.network import fetch_failed, open_session, reason_of, retrying, shown
+from sparkwright.upstream.network import fetch_failed, open_session, reason_of, retrying, shown, stated_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,5 +259,4 @@ def _stated_length(session: requests.Session, url: str, settings: IndexSettings)
     headers = {"Accept-Encoding": "identity"}
     response = session.head(url, headers=headers, timeout=settings.timeout_s, allow_redirects=True)
     response.raise_for_status()
-    length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
+    return stated_bytes(response)

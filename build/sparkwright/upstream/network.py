@@ -75,10 +75,24 @@ def open_session(settings: IndexSettings) -> requests.Session:
             _require_secure(request.url or "", settings)
             response = super().send(request, *rest, **options)
             most = None if options.get("stream") else _MOST_PAGE_BYTES
+            if most is not None and request.method != "HEAD" and (stated_bytes(response) or 0) > most:
+                response.close()
+                raise RefusedFetchError(f"the answer has more than {most} bytes")
             response.raw = _Paced(response.raw, settings.timeout_s, most)
             return response
 
-    session = requests.Session()
+    class Session(requests.Session):
+        """Keeps credentials from hosts that a redirect names."""
+
+        def rebuild_auth(
+            self, prepared_request: requests.PreparedRequest, response: requests.Response
+        ) -> None:
+            """Leave out what `requests` sent to the host before, and look up no other in ``~/.netrc``."""
+            before, after = response.request.url, prepared_request.url
+            if self.should_strip_auth(before, after):  # type: ignore[no-untyped-call]
+                prepared_request.headers.pop("Authorization", None)
+
+    session = Session()
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
     for scheme in ("https://", "http://"):
         session.mount(scheme, Adapter())
@@ -86,6 +100,12 @@ def open_session(settings: IndexSettings) -> requests.Session:
     if settings.cert:
         session.verify = settings.cert
     return session
+
+
+def stated_bytes(response: requests.Response) -> int | None:
+    """Return the size of the body that *response* states; `None` without one."""
+    length = response.headers.get("Content-Length", "")
+    return int(length) if length.isascii() and length.isdecimal() else None
 
 
 def _require_secure(url: str, settings: IndexSettings) -> None:

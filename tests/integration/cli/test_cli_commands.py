@@ -142,7 +142,9 @@ class TestPublish:
         told = world.good("publish", "--json").json
         assert told["files"] == [wheel.name for wheel in world.wheels]
         assert told["index"] == (world.dist / "simple").as_uri()
-        assert "pip download" in world.good("publish").out
+        told = world.good("publish").out
+        assert "next     sparkwright lock runtime --series " in told
+        assert "index-url" not in told
 
 
 class TestStatus:

@@ -7,8 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kit import seed_environment
@@ -17,7 +16,7 @@ from wheelkit import sha256, unpack
 from world import CLAMP_PROBE, World
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.cli.wheel import _install_command
+from sparkwright.cli.runtime import install_command
 from sparkwright.lock.runtime import beside
 from sparkwright.probe.environment import requirements
 from sparkwright.store import remove_tree
@@ -55,7 +54,7 @@ def test_from_nothing_to_an_index_that_pip_takes(world: World) -> None:
 def test_the_next_line_installs_with_the_locked_runtime_where_there_is_one(tmp_path: Path) -> None:
     placed = tmp_path / "vllm-1.2.0-py3-none-any.whl"
     beside(placed).touch()
-    told = _install_command(cast("Any", None), cast("Any", SimpleNamespace(placed=placed)))
+    told = install_command(placed)
     options = f"--no-deps --require-hashes --find-links {tmp_path}"
     assert told == f"pip install {options} -r {tmp_path}/vllm-1.2.0-py3-none-any.requirements.txt"
 

@@ -166,3 +166,10 @@ def test_a_page_without_end_is_given_up(settings, index, monkeypatch):
         index.add(f"vllm-1.0.{number}.tar.gz", b"x")
     with pytest.raises(FetchError):
         find("vllm", "1.0", settings)
+
+
+def test_a_page_that_states_a_size_beyond_reason_is_not_waited_for(index):
+    index.page_bytes = 10**15
+    with pytest.raises(FetchError, match=r"has more than \d+ bytes"):
+        find("vllm", "1.0", IndexSettings(index_url=index.url, timeout_s=60, attempts=3))
+    assert len(index.requests) == 1

@@ -6,6 +6,7 @@ Each leaves a file in its cache, as does the driver, which compiles PTX inside t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ COMPILERS = frozenset(
 """Names of programs that run while a kernel is compiled."""
 
 _POLL_S = 0.1
+_LOOK_S = 2.0
 _STOP_S = 5.0
 _MOST = 20
 # Written whether or not anything is compiled.
@@ -44,10 +46,11 @@ def cache_folders(environment: Mapping[str, str]) -> dict[str, Path]:
 def kernels_in(folders: Mapping[str, Path]) -> frozenset[tuple[str, str]]:
     """Return owner and path of every file in *folders* that may be of a kernel."""
     return frozenset(
-        (owner, path.relative_to(folder).as_posix())
+        (owner, Path(parent, name).relative_to(folder).as_posix())
         for owner, folder in folders.items()
-        for path in folder.rglob("*")
-        if path.suffix not in _NO_KERNEL and path.is_file()
+        for parent, _, names in os.walk(folder)  # a folder that vanishes meanwhile is no error
+        for name in names
+        if Path(name).suffix not in _NO_KERNEL
     )
 
 
@@ -62,6 +65,33 @@ def told(compilers: Iterable[str], files: Iterable[tuple[str, str]]) -> tuple[st
     listed = [f"{owner}: {path}" for owner, path in sorted(files)]
     more = [f"and {len(listed) - _MOST} more files"] if len(listed) > _MOST else []
     return (*programs, *listed[:_MOST], *more)
+
+
+class FlashInferBuild:
+    """Finds out if FlashInfer's compilers go on, by the files that they leave in its cache.
+
+    Each is counted once, so that a build that begins again and again is none that goes on.
+
+    Args:
+        environment: variables of the server.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._folders = {"FlashInfer": cache_folders(environment)["FlashInfer"]}
+        self._seen = kernels_in(self._folders)
+        self._at = 0.0
+
+    def look(self, now: float) -> bool:
+        """Tell if files have come since the last look.
+
+        Args:
+            now: seconds since the start; looks that follow each other closely are one.
+        """
+        if now - self._at < _LOOK_S:
+            return False
+        self._at, before = now, self._seen
+        self._seen = before | kernels_in(self._folders)
+        return self._seen != before
 
 
 class CompileWatch:

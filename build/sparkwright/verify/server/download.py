@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
 
 _LOOK_S = 2.0
+_LEAST_BYTES_PER_S = 100_000  # at less, a model of 20 GB takes days
 _GAP_S = 300.0  # bytes may arrive in bursts: of chunks that are put together, or by a file system's writes
 _BLOCK = 512  # the unit of st_blocks; a file's length may be set before its bytes arrive
 
@@ -31,7 +32,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def download_folders(recipe: Recipe, environment: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders that vLLM fetches the models of *recipe* into; none for models in folders."""
     named = recipe.flags.get("download-dir")
-    cache = Path(named).expanduser() if isinstance(named, str) else cache_folder(environment)
+    cache = Path(named) if isinstance(named, str) else cache_folder(environment)
     models = [
         name for name in (recipe.model, recipe.drafter) if name and not Path(name).expanduser().exists()
     ]
@@ -43,17 +44,17 @@ class Download:
 
     Attributes:
         bytes: those on the disk at the last look.
-        seconds: the time in which they grew, pauses between two growths included unless they are long.
+        seconds: the time in which they grew fast enough, short pauses between two growths included.
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = tuple(folders)
         self._at = self._counted = 0.0
-        self.bytes = self._stored()
+        self.bytes = self._before = self._stored()
         self.seconds = 0.0
 
     def look(self, now: float) -> float:
-        """Return the seconds since files grew last, at most `_GAP_S`, if they grew now; else 0.
+        """Return the seconds since files grew last, at most `_GAP_S`, if they grew enough for that; else 0.
 
         Args:
             now: seconds since the start; looks that follow each other closely are one.
@@ -61,10 +62,12 @@ class Download:
         if not self._folders or now - self._at < _LOOK_S:
             return 0.0
         self._at = now
-        before, self.bytes = self.bytes, self._stored()
-        if self.bytes <= before:
+        self.bytes = self._stored()
+        self._before = min(self._before, self.bytes)
+        passed = min(now - self._counted, _GAP_S)
+        if self.bytes - self._before < passed * _LEAST_BYTES_PER_S:
             return 0.0
-        passed, self._counted = min(now - self._counted, _GAP_S), now
+        self._before, self._counted = self.bytes, now
         self.seconds += passed
         return passed
 

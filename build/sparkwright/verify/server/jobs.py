@@ -6,9 +6,10 @@ on a GB10, whose memory holds the model too.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from sparkwright.base.machine import look
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +30,8 @@ class Room:
 
     Attributes:
         cores: that this process may use.
-        available_gib: memory that programs can be given now.
-        total_gib: memory.
+        available_gib: memory that this process can be given now, by its control groups too.
+        total_gib: memory of the whole machine, which a server takes its share of.
         shared: the card has no memory of its own.
     """
 
@@ -56,12 +57,12 @@ def jobs_variable(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, s
 
     if JOBS in environment or not card_capability():
         return {}
-    memory = psutil.virtual_memory()
+    machine = look()
     (own,) = card_fields("memory.total") or ("",)
     room = Room(
-        cores=len(os.sched_getaffinity(0)),
-        available_gib=memory.available / _GIB,
-        total_gib=memory.total / _GIB,
+        cores=machine.cores,
+        available_gib=machine.available_mib / 1024,
+        total_gib=psutil.virtual_memory().total / _GIB,
         shared=not own[:1].isdecimal(),
     )
     return {JOBS: str(compilers_at_once(recipe, room))}

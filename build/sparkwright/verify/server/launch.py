@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BOOT_S = 1800.0
 """For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned.
 
-The time in which a model is fetched does not count.
+The time in which a model is fetched does not count, and each file that FlashInfer compiles starts it again.
 """
 
 _DEFAULTS = {
@@ -68,7 +68,7 @@ def start_server(
         model: served model name of a command's server; empty reads it there. A recipe's is its name.
         api_key: key that clients send; by default that of the variable VLLM_API_KEY, which vLLM would take
             as well. A recipe's server is started with it.
-        boot_s: limit of the boot without its download, in the server's seconds.
+        boot_s: limit of the boot, in the server's seconds; see `BOOT_S`.
         end_s: time from SIGTERM until it is killed, in real seconds.
         known: facts of a command's server that its log lacks, such as the card's memory.
         card: path of a simulator's page with the readings of its card.

@@ -23,6 +23,7 @@ from sparkwright.base.events import emit, warn
 from sparkwright.base.process import start
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.verify.server.compiling import FlashInferBuild
 from sparkwright.verify.server.download import Download
 from sparkwright.verify.server.evidence import Incident, keep_evidence
 from sparkwright.verify.server.failures import Cause, diagnose, excerpt, tail
@@ -88,7 +89,8 @@ class Launch:
         api_key: key that clients must send.
         speed: seconds of the server's clock in a real one; waits shrink by it.
         deadlines: deadlines of canaries.
-        boot_s: limit from start to the first response, in the server's seconds.
+        boot_s: limit to the first response, in the server's seconds, from the start or from the last file
+            that FlashInfer's compilers left; `downloads` are left out.
         end_s: time from SIGTERM until it is killed, in real seconds.
         facts: facts known beforehand that its log may lack.
         card: see `Endpoint`.
@@ -137,6 +139,7 @@ class ServerProcess:
         self._keeping = asyncio.Lock()
         self._metrics = ""
         self._download = Download(launch.downloads)
+        self._build = FlashInferBuild(launch.environment)
         self._told = 0.0
 
     # Properties ------------------------------------------------------------------------------
@@ -288,6 +291,8 @@ class ServerProcess:
         launch, why = self.launch, "nothing listens at its port"
         end = self._within(launch.boot_s)
         while self._age < (end := end + self._fetched()):
+            if self._build.look(self._age):
+                end = max(end, self._age + self._within(launch.boot_s))
             if self.died is not None:
                 raise await self._failure("the server ended while it started")
             if await self._listens():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.native.machine import Pressure, look
+from sparkwright.base.machine import Pressure, look
 
 if TYPE_CHECKING:
     from pathlib import Path
