@@ -127,9 +127,11 @@ def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result]
     """Yield what the probes find of every mutation of the carries in *job*, or of *names*.
 
     Raises:
+        CarryConflictError: a carry does not merge.
         ConfigError: a file of mutations is damaged, or its text does not occur once in the merged tree.
     """
     report = merge_patchset(job.repository, job.merge_request(job.pristine, job.spec.lock.release.version))
+    report.require_merged()
     trees = [
         (carry, mutation, mutated_tree(job, report, carry, mutation))
         for carry in job.spec.carries

@@ -52,8 +52,9 @@ def main() -> int:
         for series in args.series:
             job = make_job(open_checkout(ROOT, series), store, repository, BuildOptions(series=series))
             version = job.spec.lock.release.version
-            tree = merge_patchset(repository, job.merge_request(job.pristine, version)).tree
-            report = KernelSurvey(store, repository, tests=not args.no_tests).survey(tree, version)
+            merged = merge_patchset(repository, job.merge_request(job.pristine, version))
+            merged.require_merged()
+            report = KernelSurvey(store, repository, tests=not args.no_tests).survey(merged.tree, version)
             faults += len(report.faults())
             alone = ", without upstream's tests" if args.no_tests else ""
             sections.append(page_section(f"Series {series}: {version} with its carries{alone}", report))

@@ -10,6 +10,7 @@ from runpy import run_path
 import pytest
 
 from sparkwright.base.errors import ToolError
+from sparkwright.git import TreeEntry
 from sparkwright.merge import (
     OutcomeKind,
     closure,
@@ -124,6 +125,27 @@ def test_upstreams_tests_were_run_on_these_trees_and_nothing_regressed(series):
     assert found.key == gate.key(), "the record is of another state"
     assert not found.regressions
     assert found.passed > 0
+
+
+@pytest.mark.slow
+def test_upstreams_tests_find_what_no_probe_sees_and_leave_the_patchset_alone():
+    """The plant is an attribute of the carry's that upstream's stand-ins of a scheduler do not have."""
+    code, tests = "vllm/v1/core/sched/scheduler.py", "tests/v1/core/test_mamba_align_chunk_split.py"
+    with open_job(ROOT, BuildOptions(series="0.33", kernels="upstream")) as job, ProbePool(job.store) as pool:
+        report = merge_patchset(
+            job.repository, job.merge_request(job.pristine, job.spec.lock.release.version)
+        )
+        gate, objects = job.upstream_gate(report, pool), job.repository.objects
+        healthy = gate.run([tests])
+        assert (healthy.passed, healthy.regressions, healthy.flaky) == (48, {}, ())
+        entry = job.repository.files(report.tree, [code])[code]
+        text = job.repository.blob(entry.blob).decode()
+        old = "block_size = block_size or self.cache_config.block_size"
+        assert text.count(old) == 1
+        new = old.replace("or self.cache", "or self.mamba_block_size or self.cache")
+        blob = objects.write("blob", text.replace(old, new).encode())
+        planted = replace(gate, merged=objects.edit(report.tree, {code: TreeEntry(entry.mode, blob)}))
+        assert (len(planted.run([tests]).regressions), planted.run([tests]).passed) == (40, 8)
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ def _find(job: Job, files: tuple[str, ...], *, again: bool) -> UpstreamTests:
     from sparkwright.probe.upstream_tests import read_record, record_path, write_record
 
     report = merge_patchset(job.repository, job.merge_request(job.pristine, job.spec.lock.release.version))
+    report.require_merged()
     path = record_path(job.checkout.patchsets, job.spec.file)
     with ProbePool(job.store) as pool:
         gate = job.upstream_gate(report, pool, again=again)

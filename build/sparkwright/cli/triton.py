@@ -36,7 +36,12 @@ def command(session: Session, *, pristine: bool, onto: str | None, target: Targe
     job = session.job(target)
     version = onto or job.spec.lock.release.version
     base = job.pristine if onto is None else job.source.release(onto)
-    tree = base.tree if pristine else merge_patchset(job.repository, job.merge_request(base, version)).tree
+    tree = base.tree
+    if not pristine:
+        merged = merge_patchset(job.repository, job.merge_request(base, version))
+        if onto is None:
+            merged.require_merged()
+        tree = merged.tree
     report = KernelSurvey(job.store, job.repository, offline=session.offline).survey(tree, version)
     faults = report.faults()
     if session.as_json:

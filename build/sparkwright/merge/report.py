@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Literal
 
 from sparkwright.base.config import Model
+from sparkwright.base.errors import CarryConflictError
 
 
 class OutcomeKind(StrEnum):
@@ -145,6 +146,21 @@ class MergeReport(Model, frozen=True):
     def failed(self) -> tuple[Outcome, ...]:
         """Return the outcomes that block a wheel."""
         return tuple(outcome for outcome in self.outcomes if outcome.kind.blocks_build)
+
+    def require_merged(self) -> None:
+        """Make sure that the tree is that of the whole patchset.
+
+        Raises:
+            CarryConflictError: an outcome blocks a wheel.
+        """
+        if not self.failed:
+            return
+        names = " ".join(outcome.carry for outcome in self.failed)
+        raise CarryConflictError(
+            "the patchset does not merge",
+            because="; ".join(f"{one.carry}: {one.kind} ({one.detail})" for one in self.failed),
+            next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
+        )
 
     def outcome(self, carry: str) -> Outcome:
         """Return the outcome of the carry called *carry*."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import CarryConflictError
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.state import require
 
@@ -77,16 +76,7 @@ class Merge:
             if (revision := carry.revision_for(version)) is not None:
                 carry.patch(revision)  # a malformed patch is an error here, not an outcome of a merge
         report = merge_patchset(job.repository, job.merge_request(require(state.pristine), version))
-        if report.failed:
-            failures = "; ".join(
-                f"{outcome.carry}: {outcome.kind} ({outcome.detail})" for outcome in report.failed
-            )
-            names = " ".join(outcome.carry for outcome in report.failed)
-            raise CarryConflictError(
-                "the patchset does not merge",
-                because=failures,
-                next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
-            )
+        report.require_merged()
         job.repository.keep(f"refs/sparkwright/points/{job.spec.digest}", report.commit)
         for source in report.sources:
             commit = job.repository.commit(source.tree, message=f"{source.name} with the point's carries")

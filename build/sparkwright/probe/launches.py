@@ -242,7 +242,7 @@ def page_section(title: str, report: KernelReport) -> str:
     lines = [
         f"## {title}", "",
         f"Triton {report.triton}. {counted}", "",
-        f"{len(faults)} faults:" if faults else "Every launch that the recipes come to fits.", "",
+        f"{len(faults)} faults:" if faults else "Every launch that was asked for fits.", "",
         *(f"* **{fault}**" for fault in faults), *([""] if faults else []),
         f"Tuning passes over {beyond} configurations of autotuned kernels, which need too much.",
         f"Of upstream's tests, with shapes of no recipe, {len(tests)} launches would not fit.", "",

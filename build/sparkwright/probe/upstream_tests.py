@@ -272,7 +272,9 @@ class UpstreamGate:
             self._start(trees)
         with task("run upstream's tests on both trees", total=len(files), unit="files") as progress:
             begun = {
-                file: self.pool.submit(file, _FILE.memory_mib, partial(self._file, one, other, file))
+                file: self.pool.submit(
+                    digest_of([one, other, file]), _FILE.memory_mib, partial(self._file, one, other, file)
+                )
                 for file in files
             }
             found = {}

@@ -10,7 +10,7 @@ from kit import seed_test_packages
 from tiny_release import ALIGNED, CLAMPED, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE
 
-from sparkwright.base.errors import ProofError, ToolError
+from sparkwright.base.errors import CarryConflictError, ProofError, ToolError
 from sparkwright.native.isolation import require_isolation
 from sparkwright.pipeline import open_job
 from sparkwright.probe.upstream_tests import UpstreamGate
@@ -49,6 +49,7 @@ def network() -> None:
 
 def test_a_regression_is_an_error_and_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     offer_tests(world, large=99)
+    world.good("carry", "prove", "clamp")  # whose probe sees nothing of it
     ran = world.call("carry", "test-upstream")
     assert ran.status == ProofError.exit_code
     assert "1 in tests/test_clamp.py" in ran.err
@@ -73,6 +74,15 @@ def test_a_healthy_carry_is_silent_and_a_change_is_run_again(world: World) -> No
     world.list_carries(["align"])
     assert world.good("carry", "test-upstream", "--json").json["files"] == 0
     assert path.read_bytes() != before
+
+
+def test_a_tree_without_one_of_the_carries_is_not_judged(world: World) -> None:
+    offer_tests(world, large=10)
+    world.carry("other", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE)
+    ran = world.call("carry", "test-upstream")
+    assert ran.status == CarryConflictError.exit_code
+    assert "other: conflict" in ran.err
+    assert not (world.root / "patchsets" / "upstream-tests").exists()
 
 
 def test_a_wheel_has_nothing_of_it(world: World) -> None:

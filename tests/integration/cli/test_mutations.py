@@ -11,7 +11,7 @@ import pytest
 from tiny_release import CLAMPED
 from world import CLAMP_PROBE
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import CarryConflictError, ConfigError
 from sparkwright.pipeline import open_job
 
 if TYPE_CHECKING:
@@ -92,3 +92,11 @@ def test_a_probe_that_fails_on_the_merged_tree_judges_nothing(
     world.carry("clamp", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE, listed=False)
     results = mutate(script, world, monkeypatch, entry("drops the bound", "min(value, 11)", "value"))
     assert [result.word for result in results] == ["unjudged"]
+
+
+def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.carry("other", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE)
+    with pytest.raises(CarryConflictError, match="does not merge"):
+        mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
