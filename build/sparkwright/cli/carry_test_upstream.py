@@ -32,7 +32,7 @@ def test_upstream(session: Session, *, files: tuple[str, ...], again: bool, targ
     on the pristine tree and fails on the merged one, and again in a process of its own, is an error. What
     cannot pass here at all, for want of a GPU, a model or a package, is counted by that reason.
 
-    The result is recorded in patchsets/upstream-tests. While it holds, nothing is run.
+    The result is recorded in patchsets/upstream-tests. While it holds without a regression, nothing is run.
     """
     job = session.job(target)
     found = _find(job, files, again=again)
@@ -62,7 +62,7 @@ def _find(job: Job, files: tuple[str, ...], *, again: bool) -> UpstreamTests:
     with ProbePool(job.store) as pool:
         gate = job.upstream_gate(report, pool, again=again)
         known = None if files or again else read_record(path)
-        if known is not None and known.key == gate.key():
+        if known is not None and known.key == gate.key() and not known.regressions:
             return known
         require_isolation()
         found = gate.run(files)
