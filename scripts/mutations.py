@@ -170,7 +170,7 @@ def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result 
     """
     report = merge_patchset(job.repository, job.merge_request(job.pristine, job.spec.lock.release.version))
     report.require_merged()
-    trees = []
+    trees: list[tuple[Carry, Mutation, str]] = []
     for carry in job.spec.carries:
         if names and carry.name not in names:
             continue
