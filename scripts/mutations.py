@@ -2,7 +2,8 @@
 
 Reads carries/NAME/mutations.toml. Each entry replaces one text in the merged tree of a series, and the
 carry's probe runs on the result: it must fail or break, unless the entry says in ``equal`` why nothing
-observable changes.
+observable changes. A probe that is stopped at its limit of time or memory has not noticed anything, and a
+carry without mutations of the series is an error, but for those that change how kernels are compiled.
 
     python scripts/mutations.py [--carry NAME …] [--series 0.24 …]
 """
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FILE = "mutations.toml"
 _SHOWN = 160  # characters of what a probe found
+_PASSED = frozenset({"noticed", "equal", "skipped"})
+_COMPILED = "it changes how kernels are compiled: its probe configures a build and imports no module"
 _BEGUN = 3  # runs that are laid out at a time: two run, and the next one waits for them
 
 
@@ -82,14 +85,21 @@ class Result:
 
     @property
     def noticed(self) -> bool:
-        """Whether the probe passes on the merged tree, and not on the mutated one."""
-        return self.proof.pristine.verdict == "passes" and self.proof.merged.verdict != "passes"
+        """Whether the probe passes on the merged tree, and fails or breaks on the mutated one."""
+        without, mutated = self.proof.pristine, self.proof.merged
+        return without.verdict == "passes" and mutated.verdict != "passes" and not mutated.stopped
 
     @property
     def word(self) -> str:
-        """Return what became of it; *unjudged*: the probe does not pass on the merged tree itself."""
+        """Return what became of it.
+
+        *unjudged*: the probe does not pass on the merged tree itself. *limit*: it was stopped on the mutated
+        one, which may as well be the machine's load.
+        """
         if self.proof.pristine.verdict != "passes":
             return "unjudged"
+        if self.proof.merged.stopped:
+            return "limit"
         if self.mutation.equal:
             return "noticed, not equal" if self.noticed else "equal"
         return "noticed" if self.noticed else "survived"
@@ -97,10 +107,37 @@ class Result:
     @property
     def line(self) -> str:
         """Return one line about it."""
-        message = self.proof.merged.message if self.noticed else self.mutation.equal
+        found = self.noticed or self.word == "limit"
+        message = self.proof.merged.message if found else self.mutation.equal
         said = (message.strip().splitlines() or [""])[-1 if self.proof.merged.verdict == "error" else 0]
         told = f" ({shorten(said, _SHOWN)})" if said else ""
         return f"{self.series} {self.carry}: {self.word}: {self.mutation.name}{told}"
+
+
+@dataclass(frozen=True)
+class Unbroken:
+    """A carry of a series that has no mutation there.
+
+    Attributes:
+        series: the series.
+        carry: the carry's name.
+        reason: why it needs none; empty where its mutations are missing.
+    """
+
+    series: str
+    carry: str
+    reason: str
+
+    @property
+    def word(self) -> str:
+        """Return what it means."""
+        return "skipped" if self.reason else "no mutations"
+
+    @property
+    def line(self) -> str:
+        """Return one line about it."""
+        told = self.reason or f"carries/{self.carry}/{FILE} has none that applies to {self.series}"
+        return f"{self.series} {self.carry}: {self.word} ({told})"
 
 
 def main() -> int:
@@ -109,22 +146,23 @@ def main() -> int:
     parser.add_argument("--carry", nargs="+", metavar="NAME", default=())
     parser.add_argument("--series", nargs="+", default=sorted(series_names(ROOT)))
     args = parser.parse_args()
-    results: list[Result] = []
+    results: list[Result | Unbroken] = []
     try:
         for series in args.series:
             with open_job(ROOT, BuildOptions(series=series)) as job:
                 for result in mutate(job, series, args.carry):
-                    print(result.line, flush=True)
+                    if isinstance(result, Result):
+                        print(result.line, flush=True)
                     results.append(result)
     except SparkwrightError as error:
         print(error, file=sys.stderr)
         return 2
     print("\n".join(["", *counts(results)]))
-    return 0 if results and all(result.word in {"noticed", "equal"} for result in results) else 1
+    return 0 if results and all(result.word in _PASSED for result in results) else 1
 
 
-def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result]:
-    """Yield what the probes find of every mutation of the carries in *job*, or of *names*.
+def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result | Unbroken]:
+    """Yield the carries in *job*, or of *names*, without mutations, and what probes find of each mutation.
 
     Raises:
         CarryConflictError: a carry does not merge.
@@ -132,13 +170,18 @@ def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result]
     """
     report = merge_patchset(job.repository, job.merge_request(job.pristine, job.spec.lock.release.version))
     report.require_merged()
-    trees = [
-        (carry, mutation, mutated_tree(job, report, carry, mutation))
-        for carry in job.spec.carries
-        if (not names or carry.name in names) and report.outcome(carry.name).kind.in_tree
-        for mutation in mutations_of(carry)
-        if mutation.series in {"", series}
-    ]
+    trees: list[tuple[Carry, Mutation, str]] = []
+    for carry in job.spec.carries:
+        if names and carry.name not in names:
+            continue
+        kind = report.outcome(carry.name).kind
+        mutations = [one for one in mutations_of(carry) if one.series in {"", series}]
+        if not mutations and carry.spec.scope == "build":
+            yield Unbroken(series, carry.name, _COMPILED)
+        elif not mutations or not kind.in_tree:
+            yield Unbroken(series, carry.name, "" if kind.in_tree else f"its outcome is {kind}")
+        else:
+            trees += [(carry, one, mutated_tree(job, report, carry, one)) for one in mutations]
     begun: deque[tuple[Carry, Mutation, str, Callable[[], Proof]]] = deque()
 
     def end() -> Result:
@@ -209,11 +252,12 @@ def forget_tree(job: Job, tree: str) -> None:
     remove_tree(folder)
 
 
-def counts(results: Sequence[Result]) -> list[str]:
-    """Return a line per series and carry: how many mutations there are, and what became of them."""
-    lines = []
-    for series, name in dict.fromkeys((result.series, result.carry) for result in results):
-        words = [result.word for result in results if (result.series, result.carry) == (series, name)]
+def counts(results: Sequence[Result | Unbroken]) -> list[str]:
+    """Return a line per series and carry: how many mutations and what became of them, or why none."""
+    lines = [result.line for result in results if isinstance(result, Unbroken)]
+    judged = [result for result in results if isinstance(result, Result)]
+    for series, name in dict.fromkeys((result.series, result.carry) for result in judged):
+        words = [result.word for result in judged if (result.series, result.carry) == (series, name)]
         tally = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
         lines.append(f"{series} {name}: {len(words)} mutations: {', '.join(tally)}")
     return lines

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROOF_FORMAT = 1
+STOPPED = "it was stopped: "  # what the message of a run begins with that was killed at a limit
 _FOLDER = "proofs"
 
 
@@ -60,6 +61,11 @@ class ProbeRun(Model, frozen=True):
 
     verdict: Literal["passes", "fails", "error"]
     message: str
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was killed at a limit, which says nothing about the tree."""
+        return self.verdict == "error" and self.message.startswith(STOPPED)
 
 
 class Proof(Model, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.probe.proof import ProbeRun
+from sparkwright.probe.proof import STOPPED, ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME
 from sparkwright.probe.trees import bytecode_folder, fingerprint, forget_bytecode
 from sparkwright.store import remove_tree
@@ -133,7 +133,7 @@ def run_probe(
                 )
                 status = f" with status {done.status}"
         except LimitsExceeded as error:
-            return _error(f"it was stopped: {error}")
+            return _error(f"{STOPPED}{error}")
         if not report.is_file():
             said = log.read_bytes()[-_SAID:].decode(errors="replace").strip()
             return _error(f"it ended{status} and no report: {said}")

@@ -100,3 +100,46 @@ def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(
     world.carry("other", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE)
     with pytest.raises(CarryConflictError, match="does not merge"):
         mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
+
+
+@pytest.mark.parametrize(
+    ("new", "limit", "said"),
+    [
+        ("any(iter(int, 1)) or value", {"seconds": 3}, "it ran for more than 3 s"),
+        (
+            "value if bytearray(900 << 20) and not __import__('time').sleep(9) else 0",
+            {"memory-mib": 400},
+            "MiB",
+        ),
+    ],
+)
+def test_a_probe_that_is_stopped_at_a_limit_has_noticed_nothing(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, new: str, limit: dict[str, int], said: str
+) -> None:
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=CLAMP_PROBE, probing=limit, listed=False)
+    [result] = mutate(script, world, monkeypatch, entry("does not end", "min(value, LIMIT)", new))
+    assert (result.word, result.noticed) == ("limit", False)
+    assert said in result.line
+    assert script.counts([result]) == ["1.2 clamp: 1 mutations: 1 limit"]
+
+
+def test_carries_without_mutations_of_a_series_are_named(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for those that change how kernels are compiled, they are errors."""
+    kernel = {"csrc/kernel.cu": "// another kernel\n"}
+    world.carry("native", kernel, probe=CLAMP_PROBE, scope="build")
+    none = mutate(script, world, monkeypatch, entry("is of another series", "a", "b", more='series = "9.9"'))
+    assert [result.word for result in none] == ["no mutations"]
+    assert script.counts(none) == [
+        "1.2 clamp: no mutations (carries/clamp/mutations.toml has none that applies to 1.2)"
+    ]
+    monkeypatch.setattr(script, "ROOT", world.root)
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["mutations.py", "--series", "1.2", "--carry", *words])
+        return script.main(), capsys.readouterr().out
+
+    status, out = run("native")
+    assert (status, out.strip()) == (0, f"1.2 native: skipped ({script._COMPILED})")
+    assert run("native", "clamp")[0] == 1
