@@ -94,6 +94,10 @@ class Session:
 
         return read_remote_settings(self.store_url)
 
+    def of_wheel(self, wheel: Path) -> Session:
+        """Return the session with the lock of the series that *wheel* is of; see `Checkout.of_wheel`."""
+        return replace(self, checkout=self.checkout.of_wheel(wheel))
+
     def source(self, spec: str) -> UpstreamSource:
         """Return the origin of pristine trees: ``index``, ``git``, an address or a folder."""
         return open_source(spec, self.access)

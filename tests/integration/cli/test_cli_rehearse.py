@@ -207,3 +207,30 @@ class TestEvidence:
         staged.list_carries(["more"])
         assert rehearse(staged, *QUICK)[0] == 0
         assert not list(staged.dist.glob("evidence/*/rehearsal.json"))
+
+    def test_a_wheel_is_rehearsed_by_its_own_record(self, staged: World) -> None:
+        staged.good("wheel", "--allow-unproved", "words", "--platform", "x86_64")
+        (path,) = staged.wheels
+        moved = path.rename(staged.folder / path.name)
+        ran = staged.good("rehearse", *QUICK, moved)
+        assert f"evidence rehearsal, attached to {moved.name}" in ran.out
+        assert len(list(staged.dist.glob("evidence/*/rehearsal.json"))) == 1
+        assert staged.call("rehearse", *QUICK, moved, "--onto", "1.2.0").status == ConfigError.exit_code
+
+    def test_a_wheel_of_another_build_spec_is_refused(self, staged: World) -> None:
+        staged.good("wheel", "--allow-unproved", "words")
+        staged.carry("more", {"vllm/more.py": "MORE = 1\n"})
+        ran = staged.call("rehearse", *QUICK, staged.wheels[0])
+        assert (ran.status, "merges into the tree" in ran.err) == (ConfigError.exit_code, True)
+
+    def test_on_an_older_release_it_is_evidence_of_another_kind(self, staged: World) -> None:
+        later = rehearsed("1.3.0")
+        staged.offer(later)
+        staged.good("lock", "pin", "1.3.0", "--write")
+        staged.good("wheel", "--allow-unproved", "words")
+        ran = staged.good("rehearse", *QUICK, staged.wheels[0])
+        assert f"evidence rehearsal-older, attached to {staged.wheels[0].name}" in ran.out
+        (path,) = staged.dist.glob("evidence/*/rehearsal*.json")
+        evidence = json.loads(path.read_bytes())
+        assert (path.name, evidence["kind"]) == ("rehearsal-older.json", "rehearsal-older")
+        assert (evidence["detail"]["version"], evidence["detail"]["exact"]) == ("1.2.0", False)

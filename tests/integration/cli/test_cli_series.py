@@ -14,6 +14,7 @@ from tiny_release import CLAMP, make_tiny
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import (
     AbsorptionError,
+    AuditError,
     ConfigError,
     LockMismatchError,
     NeedsPersonError,
@@ -125,9 +126,19 @@ class TestTwoSeries:
         assert two.good("wheel", "--json").json["version"] == made["1.3"]["version"]
         two.good("wheel", "--series", "1.2")
         assert {path.name: sha256_file(path) for path in two.wheels} == digests
-        for path in two.wheels:
-            series = "1.2" if "1.2.0" in path.name else "1.3"
-            two.good("audit", path, "--series", series)
+        two.good("audit", *two.wheels)
+
+    def test_an_audit_takes_the_lock_of_the_series_that_a_wheel_is_of(self, two: World) -> None:
+        for series in ("1.2", "1.3"):
+            two.good("wheel", "--series", series)
+        two.environment["SPARKWRIGHT_SERIES"] = "1.2"
+        reports = two.good("audit", *two.wheels, "--json").json
+        assert [(one["passed"], one["unchecked"]) for one in reports] == [(True, [])] * 2
+        (two.root / "patchsets" / "1.3.lock").unlink()
+        (two.root / "patchsets" / "1.3.toml").unlink()
+        ran = two.call("audit", *two.wheels, "--json")
+        assert ran.status == AuditError.exit_code
+        assert [one["passed"] for one in json.loads(ran.out)] == [True, False]
 
     def test_each_command_takes_the_series_its_patchset_or_the_environment(self, two: World) -> None:
         assert two.good("plan", "--json").json["version"].startswith("1.2.0+spark.0.")
