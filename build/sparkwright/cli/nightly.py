@@ -124,7 +124,7 @@ def command(
     if session.as_json:
         print_json({**to_builtins(night), **to_builtins(delivered)})
     else:
-        _show(night, path)
+        _show(session, night, path)
         _show_delivered(delivered)
     if not propose_last:
         _finish(night, detailed=detailed_exit_code)
@@ -160,7 +160,7 @@ def _finish(night: Night, *, detailed: bool) -> None:
         click.get_current_context().exit(_NOTHING_NEW)
 
 
-def _show(night: Night, path: Path) -> None:
+def _show(session: Session, night: Night, path: Path) -> None:
     for note in night.notes:
         click.echo(printable(f"note     {note}"))
     for pull in night.pulls:
@@ -169,11 +169,11 @@ def _show(night: Night, path: Path) -> None:
         _show_target(one)
     if night.verdict == "nothing-new":
         click.echo(f"nothing is new since the last night ({night.seconds:.1f} s)")
-        click.echo("next     sparkwright nightly --again works all the same")
+        session.show_next("sparkwright nightly --again works all the same")
         return
     click.echo(f"night    {night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {path}")
     if night.verdict == "green":
-        click.echo("next     sparkwright nightly --propose")
+        session.show_next("sparkwright nightly --propose")
 
 
 def _show_target(one: TargetNight) -> None:

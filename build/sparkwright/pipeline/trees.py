@@ -85,7 +85,8 @@ class Merge:
             raise CarryConflictError(
                 "the patchset does not merge",
                 because=failures,
-                next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
+                next_step="'sparkwright merge' shows all outcomes, 'sparkwright carry refresh' reworks "
+                f"{names}",
             )
         job.repository.keep(f"refs/sparkwright/points/{job.spec.digest}", report.commit)
         for source in report.sources:
