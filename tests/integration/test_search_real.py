@@ -13,7 +13,7 @@ import pytest
 import tomlkit
 from kit import write_carry
 
-from sparkwright.pipeline import open_job
+from sparkwright.pipeline import open_checkout, open_job
 
 ROOT = Path(__file__).parents[2]
 SAMPLER = "vllm/v1/sample/sampler.py"
@@ -55,7 +55,7 @@ def planting_patch() -> tuple[str, str, bytes]:
 
 
 def list_carries(checkout: Path, names: list[str]) -> None:
-    path = checkout / "patchsets" / "0.24.toml"
+    path = open_checkout(checkout).patchset_path()
     patchset = tomlkit.parse(path.read_text())
     patchset["carries"] = names
     path.write_text(tomlkit.dumps(patchset))
@@ -72,7 +72,7 @@ def test_a_carry_that_spoils_sampling_is_found_among_the_whole_patchset(tmp_path
     shutil.copy(ROOT / "upstream.lock", checkout)
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
     (checkout / ".gitignore").write_text(".sparkwright/\n")
-    carries = list(tomlkit.parse((ROOT / "patchsets" / "0.24.toml").read_text())["carries"])
+    carries = list(tomlkit.parse(open_checkout(checkout).patchset_path().read_text())["carries"])
     list_carries(checkout, [])
     version, sdist, patch = planting_patch()
     revision = {"release": version, "sdist-sha256": sdist, "patch": f"{version}.patch"}
