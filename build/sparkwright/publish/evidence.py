@@ -238,10 +238,14 @@ def record_of(wheel: Path, file: str) -> Any:
 
 
 def stated_series(wheel: Path) -> str:
-    """Return the series that the record of *wheel* names; the line of its version where it names none."""
+    """Return the series that the record of *wheel* names, else the line of its version; empty for neither."""
     point = record_of(wheel, POINT)
     series = point.get("series") if isinstance(point, dict) else None
-    return series if isinstance(series, str) and series else series_of(parse_name(wheel.name).version)
+    if isinstance(series, str) and series:
+        return series
+    with contextlib.suppress(WheelError):
+        return series_of(parse_name(wheel.name).version)
+    return ""
 
 
 def merged_tree(wheel: Path) -> str:

@@ -215,6 +215,15 @@ class TestTwoSeries:
         ran = two.call("bisect", "1.5@1.2.0", "1.3@1.3.0", "--list")
         assert (ran.status, "'1.5'" in ran.err) == (UnknownNameError.exit_code, True)
 
+    def test_a_wheel_gives_the_other_end_of_a_bisection_its_series(self, two: World) -> None:
+        two.good("wheel", "--series", "1.3")
+        (wheel,) = two.wheels
+        write_patchset(two, "1.3", ["clamp"])
+        ran = two.good("bisect", wheel, ".", "--list", "--json")
+        assert [change["id"] for change in ran.json["changes"]] == ["align:removed"]
+        ran = two.good("bisect", ".", wheel, "--list", "--json", "--series", "1.2")
+        assert [change["axis"] for change in ran.json["changes"]] == ["upstream"]
+
 
 class TestNights:
     NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal", "--onto", "1.4.0", "--json")
