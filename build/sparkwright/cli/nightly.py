@@ -154,10 +154,24 @@ def _finish(night: Night, *, detailed: bool) -> None:
         raise NeedsPersonError(
             f"night {night.id} needs a person",
             because="; ".join(told) or "; ".join(night.reasons),
-            next_step=f"sparkwright carry refresh {carries[0].name}" if carries else "read the reasons above",
+            next_step=_remedy(night) or "read the reasons above",
         )
     if night.verdict == "nothing-new" and detailed:
         click.get_current_context().exit(_NOTHING_NEW)
+
+
+def _remedy(night: Night) -> str:
+    """Return the way to mend the first carry that is not good; what mends it is written on its target."""
+    for one in night.targets:
+        for carry in one.carries:
+            if carry.standing == "good":
+                continue
+            where = one.target.version if one.target.kind == "release" else one.target.commit
+            pinning = f"on a branch: sparkwright lock pin {where} --write, then "
+            if carry.judgement == "broken-probe":
+                return f"{pinning}write a probe of {carry.name} for it ([[probe.later]] in its carry.toml)"
+            return f"{pinning}sparkwright carry refresh {carry.name}"
+    return ""
 
 
 def _show(session: Session, night: Night, path: Path) -> None:
