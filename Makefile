@@ -69,7 +69,7 @@ rehearse: $(VENV)/.ready-verify ## Serve the merged Python on the CPU with a rea
 	@$(BIN)/sparkwright rehearse $(LINE) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
 
 bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build spec: ARGS='GOOD BAD --judge …'
-	@$(BIN)/sparkwright bisect $(ARGS)
+	@$(BIN)/sparkwright bisect $(LINE) $(ARGS)
 
 prove: $(VENV)/.ready ## Run every carry's probe and upstream's tests on both trees, and record what they show
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)

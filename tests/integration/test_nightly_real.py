@@ -20,7 +20,7 @@ from world import write_patch
 
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.main import main
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline import BuildOptions, open_checkout, open_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +89,7 @@ def judged(folder: Path, pin: tuple[str, bytes], changes: Mapping[str, str]) -> 
         assert after.count(old) == 1, old
         after = after.replace(old, new)
     (folder / "patchsets").mkdir()
-    shutil.copy(ROOT / "upstream.lock", folder)
+    shutil.copy(open_checkout(ROOT, "0.24").lock_path, folder / "upstream.lock")
     listed = {"format": 1, "name": "spark", "series": "0.24", "summary": "One", "carries": ["pages"]}
     (folder / "patchsets" / "0.24.toml").write_text(tomlkit.dumps(listed))
     patch = write_patch(((PLANNING, before),), ((PLANNING, after),))

@@ -10,7 +10,13 @@ import wheelkit
 from channel_kit import small_wheel
 
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, UnknownNameError
-from sparkwright.publish.evidence import attach, attach_audit, attach_rehearsal, require_evidence
+from sparkwright.publish.evidence import (
+    attach,
+    attach_audit,
+    attach_rehearsal,
+    require_evidence,
+    stated_series,
+)
 from sparkwright.publish.policy import ChannelPolicy, load_policy
 from sparkwright.wheel.audit import AuditReport
 from sparkwright.wheel.checks import AuditCheck
@@ -19,6 +25,7 @@ SHIPPED = Path(__file__).parents[2] / "patchsets/channels.toml"
 CARRIES = {"format": 1, "carries": [{"name": "a", "proof": {"key": "k", "verdict": "proved"}}, {"name": "b"}]}
 UNPROVED = {"format": 1, "carries": [{"name": "a", "unproved": "allowed by the builder"}]}
 POINT = {"merge": {"merged": "f" * 40}}
+REHEARSED = {"complete": True, "exact": True, "version": "1"}
 VERIFIED = {"complete": True, "capability": "12.1", "profile": "full"}
 
 
@@ -41,7 +48,7 @@ def found(path: Path, wanted: ChannelPolicy) -> list[str]:
 def test_the_shipped_policies_ask_for_more_from_channel_to_channel() -> None:
     nightly, candidate, stable = (load_policy(SHIPPED, name) for name in ("nightly", "candidate", "stable"))
     assert nightly.requires == ("audit", "proofs")
-    assert candidate.requires == (*nightly.requires, "rehearsal")
+    assert candidate.requires == (*nightly.requires, "rehearsal-older")
     assert stable.requires == (*candidate.requires, "verify")
     assert stable.capability == "12.1"
     assert (nightly.expires_days, stable.expires_days) == (30, 180)
@@ -76,7 +83,7 @@ def test_everything_that_is_required_is_returned_in_order(tmp_path: Path) -> Non
     path = built(tmp_path)
     sha256 = wheelkit.sha256(path)
     attach(tmp_path, "audit", sha256, {"checks": {}, "unchecked": []})
-    assert attach_rehearsal(tmp_path, "f" * 40, {"complete": True}, {}) == [path.name]
+    assert attach_rehearsal(tmp_path, "f" * 40, REHEARSED, {}) == [path.name]
     attach(tmp_path, "verify", sha256, VERIFIED, name="verify-x")
     stable = policy("audit", "proofs", "rehearsal", "verify", capability="12.1")
     assert found(path, stable) == ["audit", "proofs", "rehearsal", "verify"]
@@ -91,7 +98,7 @@ def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
     lines = caught.value.next_step.splitlines()
     assert lines[0] == f"sparkwright audit {path}"
     assert lines[1] == "sparkwright carry prove --series 1, then sparkwright wheel --series 1"
-    assert lines[2:] == ["sparkwright rehearse --series 1", f"sparkwright verify {path} on a card of 12.1"]
+    assert lines[2:] == [f"sparkwright rehearse {path}", f"sparkwright verify {path} on a card of 12.1"]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +148,63 @@ def test_a_rehearsal_belongs_to_the_wheels_of_its_tree(tmp_path: Path) -> None:
     path = built(tmp_path)
     small_wheel(tmp_path, "2", record={"point.json": {"merge": {"merged": "0" * 40}}})
     small_wheel(tmp_path, "3")
-    assert attach_rehearsal(tmp_path, "f" * 40, {"complete": True}, {"rehearsal.md": "0" * 64}) == [path.name]
-    assert attach_rehearsal(tmp_path, "", {"complete": True}, {}) == []
+    assert attach_rehearsal(tmp_path, "f" * 40, REHEARSED, {"rehearsal.md": "0" * 64}) == [path.name]
+    assert attach_rehearsal(tmp_path, "", REHEARSED, {}) == []
     (file,) = (tmp_path / "evidence").rglob("*.json")
     assert json.loads(file.read_bytes())["files"] == {"rehearsal.md": "0" * 64}
+
+
+def test_a_rehearsal_of_a_given_wheel_is_attached_once_wherever_it_lies(tmp_path: Path) -> None:
+    path, elsewhere = built(tmp_path / "dist"), built(tmp_path / "elsewhere")
+    given = [path, elsewhere, small_wheel(tmp_path / "elsewhere", "3")]
+    assert attach_rehearsal(tmp_path / "dist", "f" * 40, REHEARSED, {}, given) == [path.name]
+    other = built(tmp_path / "more", UNPROVED)
+    assert attach_rehearsal(tmp_path / "dist", "f" * 40, REHEARSED, {}, [other]) == [path.name, other.name]
+    assert len(list((tmp_path / "dist" / "evidence").glob("*/rehearsal.json"))) == 2
+
+
+def test_a_rehearsal_on_an_older_release_is_a_kind_of_its_own(tmp_path: Path) -> None:
+    path = built(tmp_path)
+    attach_rehearsal(tmp_path, "f" * 40, {**REHEARSED, "exact": False, "version": "0"}, {})
+    assert found(path, policy("rehearsal-older")) == ["rehearsal-older"]
+    with pytest.raises(
+        MissingEvidenceError, match="on the older release 0, which is rehearsal-older"
+    ) as caught:
+        found(path, policy("rehearsal"))
+    assert "a policy may ask for rehearsal-older" in caught.value.next_step
+    attach_rehearsal(tmp_path, "f" * 40, REHEARSED, {})
+    assert found(path, policy("rehearsal")) == ["rehearsal"]
+    assert len(found(path, policy("rehearsal-older"))) == 1
+
+
+def test_a_rehearsal_from_before_that_kind_counts_as_what_it_was(tmp_path: Path) -> None:
+    path = built(tmp_path)
+    attach(tmp_path, "rehearsal", wheelkit.sha256(path), {**REHEARSED, "exact": False})
+    assert found(path, policy("rehearsal-older")) == ["rehearsal"]
+    with pytest.raises(MissingEvidenceError, match="rehearsal-older"):
+        found(path, policy("rehearsal"))
+
+
+def test_an_older_rehearsal_with_checks_left_out_is_refused(tmp_path: Path) -> None:
+    path = built(tmp_path)
+    attach_rehearsal(tmp_path, "f" * 40, {**REHEARSED, "exact": False, "complete": False}, {})
+    with pytest.raises(MissingEvidenceError, match="ran only some checks"):
+        found(path, policy("rehearsal-older"))
+
+
+@pytest.mark.parametrize(
+    ("record", "series"),
+    [
+        ({"series": "0.36", "merge": {}}, "0.36"),
+        ({"merge": {}}, "1.2"),
+        ({"series": 3}, "1.2"),
+        ([], "1.2"),
+        (None, "1.2"),
+    ],
+)
+def test_a_wheel_is_of_the_series_in_its_record(tmp_path: Path, record: object, series: str) -> None:
+    path = small_wheel(tmp_path, "1.2.3", record={} if record is None else {"point.json": record})
+    assert stated_series(path) == series
 
 
 @pytest.mark.parametrize("verdict", ["pass", "fail", "unverified", "skipped"])

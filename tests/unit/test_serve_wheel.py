@@ -111,6 +111,14 @@ def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> No
     assert "--url" not in caught.value.next_step, "serve and service have none"
 
 
+def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(tmp_path: Path) -> None:
+    specs = PresentSpecs({"1.3": ("f" * 64,), "1.2": ("f" * 64,)})
+    for wanted, named in ((("1.2", "1.3"), " SERIES=1.3"), (("1.2",), " SERIES=1.2"), ((), "")):
+        with pytest.raises(ConfigError) as caught:
+            built_wheel(tmp_path, "aarch64", wanted, specs)
+        assert f"make wheel PLATFORM=aarch64{named} KERNELS" in caught.value.next_step
+
+
 def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(
     dist: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

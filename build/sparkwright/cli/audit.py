@@ -10,7 +10,6 @@ import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 @click.argument(
     "wheels", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
-@series_option
 @click.option(
     "--patchset", default="", help="The patchset that the wheel was built from; the series' own by default."
 )
@@ -61,15 +59,14 @@ def command(
 ) -> None:
     """Compare WHEELS with upstream's and with the merge.
 
-    The merge is repeated, so that no record inside a wheel is trusted. Upstream's own wheel can be
-    audited too.
+    The merge is repeated, so that no record inside a wheel is trusted: it only says which series' lock the
+    wheel is compared with. Upstream's own wheel can be audited too.
     """
     reports = []
     for wheel in wheels:
-        target = TargetOptions(
-            patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch
-        )
-        report = audit(wheel.absolute(), _expectation(session, target, wheel))
+        own = session.of_wheel(wheel)
+        target = TargetOptions(patchset=patchset, platform=_platform(own, wheel), source=source, arch=arch)
+        report = audit(wheel.absolute(), _expectation(own, target, wheel))
         reports.append(report)
         if not session.as_json:
             _show(report)

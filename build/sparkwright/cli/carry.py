@@ -304,7 +304,7 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
         return
     record = f"refresh {name}" if name else "new NAME --title … --why …"
     click.echo(f"wrote    {folder}")
-    click.echo(f"next     edit it, then: sparkwright carry {record} --from {folder}")
+    session.show_next(f"edit it, then: sparkwright carry {record} --from {folder}")
 
 
 def _editor(job: Job) -> CarryEditor:
@@ -358,7 +358,7 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
     else:
         click.echo(f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}")
         _show_commits(found)
-        click.echo("next     read what changed, then: sparkwright carry prove")
+        session.show_next("read what changed, then: sparkwright carry prove")
 
 
 def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> None:
@@ -388,4 +388,4 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
         return
     _show_patch(session, patch)
     click.echo(f"wrote    {carry.folder / written.patch}")
-    click.echo(f"next     sparkwright carry prove {carry.name}")
+    session.show_next(f"sparkwright carry prove {carry.name}")

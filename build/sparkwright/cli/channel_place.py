@@ -180,7 +180,7 @@ def promote_wheel(
     from sparkwright.base.digests import sha256_file
     from sparkwright.publish.attestations import read_attestations
     from sparkwright.publish.companion_provenance import provenance_of
-    from sparkwright.publish.evidence import FOLDER, require_evidence
+    from sparkwright.publish.evidence import FOLDER, require_evidence, stated_series
     from sparkwright.publish.index import describe
     from sparkwright.publish.runtimes import promoted_runtime
 
@@ -195,7 +195,7 @@ def promote_wheel(
     if not runtime and entry.project == "vllm":
         warn(
             f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",
-            next_step="sparkwright lock runtime, then promote it again",
+            next_step=f"sparkwright lock runtime --series {stated_series(wheel)}, then promote it again",
         )
     return publisher.promote(
         channel, wheel, found, policy, now(),

@@ -25,6 +25,7 @@ from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, rea
 
 if TYPE_CHECKING:
     from sparkwright.lock import Bumped
+    from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import TargetOptions
 
 
@@ -86,7 +87,7 @@ def check_command(session: Session, *, source: str) -> None:
                 f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
                 f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
             )
-            click.echo("next     sparkwright lock check --source git, or an address, or a clone")
+            session.show_next("sparkwright lock check --source git, or an address, or a clone")
         for name, ref in (lock.native.unverified if lock.native else {}).items():
             click.echo(f"unverified: native.sources.{name}.tree is of plain files, not compared with {ref}")
     else:
@@ -142,12 +143,11 @@ def pin(
         return
     _show_changes(bumped)
     click.echo(f"{'wrote' if write else 'would write'}    {path}")
-    words = ["wheel" if write else f"lock pin {target} --write"]
-    if new_series:
-        words += [f"--series {new_series}" if write else f"--new-series {new_series}"]
+    words = ["sparkwright wheel" if write else f"sparkwright lock pin {target} --write"]
+    words += [f"--new-series {new_series}"] if new_series and not write else []
     words += [] if source == "git" or lock.sdist else ["--source", shlex.quote(source)]
     words += [f"--platform {machine}" for machine in machines[: 1 if write else None]]
-    click.echo(f"next     sparkwright {' '.join(words)}")
+    session.show_next(" ".join(words), checkout if write else old)
 
 
 def _described(bumped: Bumped) -> dict[str, Any]:
@@ -179,11 +179,11 @@ def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> 
     """
     from sparkwright.pipeline.learning import learn
 
-    path, lock = session.checkout.lock_path, session.checkout.lock
+    checkout, lock = session.checkout, session.checkout.lock
     require_native(lock)
     native, decisions = learn(session.job(replace(target, kernels="native")))
-    bumped = rewrite(path.read_text(encoding="utf-8"), structs.replace(lock, native=native))
-    _report(session, replace(bumped, decisions=decisions), path, dry_run=dry_run)
+    bumped = rewrite(checkout.lock_path.read_text(encoding="utf-8"), structs.replace(lock, native=native))
+    _report(session, replace(bumped, decisions=decisions), checkout, dry_run=dry_run)
 
 
 @command.command("bump")
@@ -215,18 +215,18 @@ def bump(session: Session, *, version: str, copies: tuple[str, ...], new_series:
     from sparkwright.pipeline.moves import move_lock
 
     old = session.checkout
-    path = (new_checkout(old, new_series) if new_series else old).lock_path
+    checkout = new_checkout(old, new_series) if new_series else old
     text = old.lock_path.read_text(encoding="utf-8")
     folders = dict(map(_named_folder, copies))
     bumped = move_lock(_access(session), text, version, copies=folders, series=new_series)
-    require_fit(bumped.lock, path)
-    _report(session, bumped, path, dry_run=dry_run)
+    require_fit(bumped.lock, checkout.lock_path)
+    _report(session, bumped, checkout, dry_run=dry_run)
 
 
-def _report(session: Session, bumped: Bumped, path: Path, *, dry_run: bool) -> None:
+def _report(session: Session, bumped: Bumped, checkout: Checkout, *, dry_run: bool) -> None:
     """Write the new lock unless this is a *dry_run*, and show what changed and what is left to decide."""
     if not dry_run:
-        write_atomically(path, bumped.text.encode())
+        write_atomically(checkout.lock_path, bumped.text.encode())
     if session.as_json:
         print_json(_described(bumped))
         return
@@ -234,8 +234,8 @@ def _report(session: Session, bumped: Bumped, path: Path, *, dry_run: bool) -> N
     for decision in bumped.decisions:
         click.echo(f"decide   {decision.key}: {decision.why}")
         click.echo(f"         {decision.command}")
-    click.echo(f"{'would write' if dry_run else 'wrote'}    {path}")
-    click.echo("next     sparkwright lock check, then sparkwright merge")
+    click.echo(f"{'would write' if dry_run else 'wrote'}    {checkout.lock_path}")
+    session.show_next("sparkwright lock check, then sparkwright merge", checkout)
 
 
 def _named_folder(text: str) -> tuple[str, Path]:

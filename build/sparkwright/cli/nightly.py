@@ -124,7 +124,7 @@ def command(
     if session.as_json:
         print_json({**to_builtins(night), **to_builtins(delivered)})
     else:
-        _show(night, path)
+        _show(session, night, path)
         _show_delivered(delivered)
     if not propose_last:
         _finish(night, detailed=detailed_exit_code)
@@ -154,13 +154,27 @@ def _finish(night: Night, *, detailed: bool) -> None:
         raise NeedsPersonError(
             f"night {night.id} needs a person",
             because="; ".join(told) or "; ".join(night.reasons),
-            next_step=f"sparkwright carry refresh {carries[0].name}" if carries else "read the reasons above",
+            next_step=_remedy(night) or "read the reasons above",
         )
     if night.verdict == "nothing-new" and detailed:
         click.get_current_context().exit(_NOTHING_NEW)
 
 
-def _show(night: Night, path: Path) -> None:
+def _remedy(night: Night) -> str:
+    """Return the way to mend the first carry that is not good; what mends it is written on its target."""
+    for one in night.targets:
+        for carry in one.carries:
+            if carry.standing == "good":
+                continue
+            where = one.target.version if one.target.kind == "release" else one.target.commit
+            pinning = f"on a branch: sparkwright lock pin {where} --write, then "
+            if carry.judgement == "broken-probe":
+                return f"{pinning}write a probe of {carry.name} for it ([[probe.later]] in its carry.toml)"
+            return f"{pinning}sparkwright carry refresh {carry.name}"
+    return ""
+
+
+def _show(session: Session, night: Night, path: Path) -> None:
     for note in night.notes:
         click.echo(printable(f"note     {note}"))
     for pull in night.pulls:
@@ -169,11 +183,11 @@ def _show(night: Night, path: Path) -> None:
         _show_target(one)
     if night.verdict == "nothing-new":
         click.echo(f"nothing is new since the last night ({night.seconds:.1f} s)")
-        click.echo("next     sparkwright nightly --again works all the same")
+        session.show_next("sparkwright nightly --again works all the same")
         return
     click.echo(f"night    {night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {path}")
     if night.verdict == "green":
-        click.echo("next     sparkwright nightly --propose")
+        session.show_next("sparkwright nightly --propose")
 
 
 def _show_target(one: TargetNight) -> None:

@@ -44,7 +44,7 @@ def bump(session: Session, *, patchset: str) -> None:
     else:
         click.echo(f"revision {new.revision} of {name}, written to {path}")
         own = f" --patchset {patchset}" if new.file != session.checkout.series else ""
-        click.echo(f"next     sparkwright wheel --series {session.checkout.series}{own}")
+        session.show_next(f"sparkwright wheel{own}")
 
 
 def told_revision(spec: BuildSpec) -> str:

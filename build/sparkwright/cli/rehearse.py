@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.base.errors import UndecidedError, VerdictError
+from sparkwright.base.errors import ConfigError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import Names, machines_option, tree_options
@@ -17,11 +18,15 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.pipeline import Job
     from sparkwright.pipeline.options import TargetOptions
     from sparkwright.rehearsal import RehearsalResult
 
 
 @click.command("rehearse")
+@click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
 @click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,coherence.")
 @click.option("--no-pristine", is_flag=True, help="Compare with no unpatched server.")
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 def command(
     session: Session,
     *,
+    wheel: Path | None,
     onto: str | None,
     checks: tuple[str, ...],
     no_pristine: bool,
@@ -48,18 +54,28 @@ def command(
 ) -> None:
     """Serve the merged Python on the CPU with a real model, and verify it.
 
+    With WHEEL it is the merge that WHEEL is of, by its own record of series, machine and kernels; a checkout
+    that describes another build spec is refused.
+
     The merge is laid over upstream's wheel for the CPU of the same release, and served by 'vllm serve'. Where
-    a release has no such wheel, the carries are rehearsed on the nearest older one that has, and the result
-    says so. An interrupted rehearsal continues when it is started again; one with --cluster begins again.
+    a release has no such wheel, the carries are rehearsed on the nearest older one that has: that is evidence
+    of the kind rehearsal-older, and the result says so. An interrupted rehearsal continues when it is started
+    again; one with --cluster begins again.
     """
     require_libraries()
     from sparkwright.merge import merge_patchset
     from sparkwright.rehearsal import DEFAULT, RehearsalOptions, rehearse
 
-    job = session.job(target)
+    if wheel is not None and onto:
+        raise ConfigError(
+            "a wheel is rehearsed on its own release", next_step="leave out --onto, or the wheel"
+        )
+    job = session.job(target) if wheel is None else _job_of(session, target, wheel)
     version = onto or job.spec.lock.release.version
     pristine = job.source.release(version) if onto else job.pristine
     report = merge_patchset(job.repository, job.merge_request(pristine, version))
+    if wheel is not None:
+        _require_own(wheel, report.tree, job.checkout.series)
     options = RehearsalOptions(
         checks=checks or DEFAULT,
         offline=session.offline,
@@ -77,28 +93,72 @@ def command(
             result = rehearse_elsewhere(machines, job, report, options)
         else:
             result = rehearse(job, report, options)
-    attached = _attach(session, result, report.tree, complete=options.checks == DEFAULT and not no_pristine)
+    complete = options.checks == DEFAULT and not no_pristine
+    attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
     if session.as_json:
         print_json({**result.described, **machines_summary(done)})
     else:
         _show(result)
         show_machines(done)
-        for wheel in attached:
-            click.echo(f"evidence attached to {wheel}")
+        for name in attached:
+            click.echo(f"evidence {'rehearsal' if result.exact else 'rehearsal-older'}, attached to {name}")
     _raise_for(result)
 
 
-def _attach(session: Session, result: RehearsalResult, tree: str, *, complete: bool) -> list[str]:
-    """Attach a passed rehearsal to the wheels in dist/ that are of the merged *tree*; return their names."""
+def _job_of(session: Session, target: TargetOptions, wheel: Path) -> Job:
+    """Return the job that makes *wheel*, by the wheel's own record."""
+    from sparkwright.wheel.recorded import read_record
+
+    record = read_record(wheel)
+    kernels = record.kernels
+    own = replace(
+        target,
+        platform=record.point.platform,
+        kernels="upstream" if kernels is None else "native",
+        arch="" if kernels is None else kernels.arch,
+    )
+    return session.of_wheel(wheel).job(own)
+
+
+def _require_own(wheel: Path, tree: str, series: str) -> None:
+    """Refuse *wheel* where this checkout merges into another *tree* than the one that it states.
+
+    Raises:
+        ConfigError: it does.
+    """
+    from sparkwright.publish.evidence import merged_tree
+
+    if merged_tree(wheel) != tree:
+        raise ConfigError(
+            f"{wheel.name} cannot be rehearsed",
+            because=f"this checkout merges into the tree {tree[:12]}, and the wheel is of "
+            f"{merged_tree(wheel)[:12]}",
+            next_step="check out the commit that it was built from, name its --patchset, "
+            f"or rehearse the present build spec: sparkwright rehearse --series {series}",
+        )
+
+
+def _attach(
+    session: Session, result: RehearsalResult, tree: str, given: Sequence[Path], *, complete: bool
+) -> list[str]:
+    """Attach a passed rehearsal to the wheels that are of the merged *tree*; return their names.
+
+    These are wheels in dist/ and *given*.
+    """
     from sparkwright.publish import dist_folder
     from sparkwright.publish.evidence import attach_rehearsal
 
     if result.verdict != "passed":
         return []
-    checks = {check.name: check.verdict for check in result.checks}
-    detail = {"version": result.version, "exact": result.exact, "checks": checks, "complete": complete}
+    detail = {
+        "version": result.version,
+        "exact": result.exact,
+        "checks": {check.name: check.verdict for check in result.checks},
+        "complete": complete,
+        "statements": list(result.statements),
+    }
     files = {path.name: sha256 for path, _, sha256 in result.files}
-    return attach_rehearsal(dist_folder(session.checkout.root).absolute(), tree, detail, files)
+    return attach_rehearsal(dist_folder(session.checkout.root).absolute(), tree, detail, files, given)
 
 
 def _show(result: RehearsalResult) -> None:

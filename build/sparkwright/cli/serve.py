@@ -13,6 +13,7 @@ import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
 from sparkwright.cli.runtime import find_runtime, newest_wheel, runtime_of
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
@@ -220,7 +221,7 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
 
     platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
     build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
-    with open_job(Path(), build) as job:
+    with open_job(Path(), build) as job, keeping_series(job.checkout):
         return install_rehearsal(job, recipe)
 
 

@@ -25,6 +25,7 @@ from sparkwright.base.errors import (
     UnprovedError,
 )
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.cli.hints import keeping_series, with_series
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.terminal import showing_events
 from sparkwright.git import Repository, discard, open_repository, unsoundness
@@ -94,6 +95,14 @@ class Session:
 
         return read_remote_settings(self.store_url)
 
+    def of_wheel(self, wheel: Path) -> Session:
+        """Return the session with the lock of the series that *wheel* is of; see `Checkout.of_wheel`."""
+        return replace(self, checkout=self.checkout.of_wheel(wheel))
+
+    def show_next(self, command: str, checkout: Checkout | None = None) -> None:
+        """Print the *command* to go on with, on the series of *checkout*, by default this one's."""
+        click.echo(f"next     {with_series(command, checkout or self.checkout)}")
+
     def source(self, spec: str) -> UpstreamSource:
         """Return the origin of pristine trees: ``index``, ``git``, an address or a folder."""
         return open_source(spec, self.access)
@@ -159,7 +168,11 @@ def _open_session(
     work = checkout.root / WORK
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The outermost handler: errors of lower layers about a full or read-only disk are clearer and come first.
-    with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
+    with (
+        keeping_series(checkout),
+        _crashes_kept(work),
+        storing(f"'{click.get_current_context().command_path}'"),
+    ):
         with storing(f"writing to the checkout {checkout.root}", instead=_WRITABLE):
             log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):

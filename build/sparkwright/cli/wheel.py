@@ -9,6 +9,7 @@ import click
 
 from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.base.text import human_size
+from sparkwright.cli.hints import with_series
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
@@ -29,8 +30,8 @@ from sparkwright.publish import require_plain, wheels_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.lock import Lock
     from sparkwright.pipeline import Job
+    from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import CompileOptions, TargetOptions
     from sparkwright.pipeline.state import BuildState
 
@@ -159,7 +160,7 @@ def _show(job: Job, state: BuildState) -> None:
     show_pin(job)
     if job.spec.arch is None:
         click.echo(f"kernels  upstream's, from {job.stock_wheel.filename} (no native input changed)")
-        if hint := native_hint(job.spec.lock):
+        if hint := native_hint(job.checkout):
             click.echo(f"         {hint}")
     else:
         _show_kernels(job, state)
@@ -167,9 +168,11 @@ def _show(job: Job, state: BuildState) -> None:
     click.echo(f"next     {install_command(require(state.placed))}")
 
 
-def native_hint(lock: Lock) -> str:
-    """Return the way to native kernels; empty for a *lock* that does not say what they are compiled with."""
-    return "" if lock.native is None else "'make wheel KERNELS=native' compiles them for the card instead"
+def native_hint(checkout: Checkout) -> str:
+    """Return the way to native kernels; empty where the lock does not say what they are compiled with."""
+    if checkout.lock.native is None:
+        return ""
+    return with_series("'make wheel KERNELS=native' compiles them for the card instead", checkout)
 
 
 def _kernels(job: Job, state: BuildState) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class MergeReport(Model, frozen=True):
         raise CarryConflictError(
             "the patchset does not merge",
             because="; ".join(f"{one.carry}: {one.kind} ({one.detail})" for one in self.failed),
-            next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
+            next_step=f"'sparkwright merge' shows all outcomes, 'sparkwright carry refresh' reworks {names}",
         )
 
     def outcome(self, carry: str) -> Outcome:

@@ -187,7 +187,7 @@ def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
     told = [f"{one.name}: {one.detail}" for one in found.checks if one.verdict in {"failed", "undecided"}]
     return NightRehearsal(
         status="passed" if found.verdict == "passed" else "failed",
-        reason="; ".join(told) or "; ".join(found.statements),
+        reason="; ".join(told) or " ".join(found.statements),
         report=str(found.report),
         seconds=time.monotonic() - started,
     )

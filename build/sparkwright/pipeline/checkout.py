@@ -117,6 +117,16 @@ class Checkout:
         series = _declared(self.root, patchset)
         return self if series in {"", self.series} else _of_series(self.root, series)
 
+    def of_wheel(self, wheel: Path) -> Checkout:
+        """Return the checkout by the series that *wheel* says it is of; this one if it has no such series.
+
+        That word only chooses a lock: what judges a wheel relies on no part of its record.
+        """
+        from sparkwright.publish.evidence import stated_series
+
+        series = stated_series(wheel)
+        return _of_series(self.root, series) if series in series_names(self.root) else self
+
     def locks(self) -> Iterator[Lock]:
         """Yield this lock, and those of the other series."""
         yield self.lock

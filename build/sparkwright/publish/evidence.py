@@ -41,9 +41,11 @@ _MOST_BYTES = 16 << 20
 _COMMANDS: dict[EvidenceKind, str] = {
     "audit": "sparkwright audit {wheel}",
     "proofs": "sparkwright carry prove --series {series}, then sparkwright wheel --series {series}",
-    "rehearsal": "sparkwright rehearse --series {series}",
+    "rehearsal": "sparkwright rehearse {wheel}",
+    "rehearsal-older": "sparkwright rehearse {wheel}",
     "verify": "sparkwright verify {wheel}",
 }
+_REHEARSALS = ("rehearsal", "rehearsal-older")
 _COMPANION_AUDIT = "sparkwright companion audit {wheel}"
 
 
@@ -148,14 +150,18 @@ def audit_detail(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"checks": checks, "unchecked": list(report["unchecked"])}
 
 
-def attach_rehearsal(dist: Path, tree: str, detail: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+def attach_rehearsal(
+    dist: Path, tree: str, detail: Mapping[str, Any], files: Mapping[str, str], given: Sequence[Path] = ()
+) -> list[str]:
     """Attach a passed rehearsal of the merged *tree* to the wheels in *dist* that are of it.
 
     Args:
         dist: folder of the wheels.
         tree: git id of the merged tree.
-        detail: what was found; ``complete`` is true if no check was left out.
+        detail: what was found; ``complete`` is true if no check was left out, and ``exact`` if the tree
+            itself was served, else it is evidence of the kind ``rehearsal-older``.
         files: SHA-256 of the result files by name.
+        given: wheels in other folders.
 
     Returns:
         the names of these wheels.
@@ -163,10 +169,15 @@ def attach_rehearsal(dist: Path, tree: str, detail: Mapping[str, Any], files: Ma
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    fitting = [wheel for wheel in wheels_in(dist) if tree and merged_tree(wheel) == tree]
-    for wheel in fitting:
-        attach(dist, "rehearsal", sha256_file(wheel), {"tree": tree, **detail}, files=files)
-    return [wheel.name for wheel in fitting]
+    kind: EvidenceKind = "rehearsal" if detail["exact"] else "rehearsal-older"
+    fitting = {
+        sha256_file(wheel): wheel.name
+        for wheel in (*wheels_in(dist), *given)
+        if tree and merged_tree(wheel) == tree
+    }
+    for sha256 in fitting:
+        attach(dist, kind, sha256, {"tree": tree, **detail}, files=files)
+    return list(fitting.values())
 
 
 def require_evidence(
@@ -187,22 +198,25 @@ def require_evidence(
     attached = _attached(folder / sha256)
     found: list[FoundEvidence] = []
     missing: list[tuple[str, str]] = []
-    companion, series = is_companion(wheel.name), series_of(parse_name(wheel.name).version)
+    companion, series = is_companion(wheel.name), stated_series(wheel)
     for kind in policy.companion_requires if companion else policy.requires:
         if kind == "proofs":
             proofs, reason = _proofs(wheel, sha256)
             candidates = [proofs] if proofs else []
         else:
+            kinds = _REHEARSALS if kind in _REHEARSALS else (kind,)
             candidates = [
-                one for one in attached if one.evidence.kind == kind and one.evidence.wheel == sha256
+                one for one in attached if one.evidence.kind in kinds and one.evidence.wheel == sha256
             ]
-            refusals = [_refusal(one.evidence, policy) for one in candidates]
+            refusals = [_refusal(one.evidence, kind, policy) for one in candidates]
             reason = next(filter(None, refusals), f"{folder / sha256} has none")
             candidates = [one for one, no in zip(candidates, refusals, strict=True) if not no]
         if candidates:
             found.append(max(candidates, key=lambda one: one.evidence.made))
         else:
             where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
+            if kind == "rehearsal" and "rehearsal-older" in reason:
+                where = ", once its release has a wheel for the CPU; a policy may ask for rehearsal-older"
             command = _COMPANION_AUDIT if companion and kind == "audit" else _COMMANDS[kind]
             missing.append((f"{kind}: {reason}", command.format(wheel=wheel, series=series) + where))
     if missing:
@@ -221,6 +235,17 @@ def record_of(wheel: Path, file: str) -> Any:
         if member in archive.members:
             return json.loads(archive.read(member))
     return None
+
+
+def stated_series(wheel: Path) -> str:
+    """Return the series that the record of *wheel* names, else the line of its version; empty for neither."""
+    point = record_of(wheel, POINT)
+    series = point.get("series") if isinstance(point, dict) else None
+    if isinstance(series, str) and series:
+        return series
+    with contextlib.suppress(WheelError):
+        return series_of(parse_name(wheel.name).version)
+    return ""
 
 
 def merged_tree(wheel: Path) -> str:
@@ -243,12 +268,14 @@ def _attached(folder: Path) -> list[FoundEvidence]:
     return found
 
 
-def _refusal(evidence: AttachedEvidence, policy: ChannelPolicy) -> str:
-    """Return the reason for which *evidence* is not enough for *policy*; empty if it is."""
+def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPolicy) -> str:
+    """Return the reason for which *evidence* is not the *kind* that *policy* asks for; empty if it is."""
     if evidence.kind == "audit":
         return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
     if not evidence.detail.get("complete"):
         return f"the {evidence.kind} ran only some checks, or a short profile"
+    if kind == "rehearsal" != evidence.kind:
+        return f"it was made on the older release {evidence.detail.get('version')}, which is rehearsal-older"
     if evidence.kind == "verify" and policy.capability not in {"", evidence.detail.get("capability")}:
         return f"the verification ran on capability {evidence.detail.get('capability') or 'unknown'}"
     return ""

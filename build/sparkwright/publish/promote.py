@@ -42,6 +42,7 @@ from sparkwright.publish.channel import (
     with_pages,
 )
 from sparkwright.publish.condemned import Deposits
+from sparkwright.publish.evidence import stated_series
 from sparkwright.publish.history import content_of, generations_of
 from sparkwright.publish.index import describe
 from sparkwright.publish.promotion import promotion_statement
@@ -191,7 +192,8 @@ class ChannelPublisher:
             raise PublishError(
                 f"{wheel.name} cannot go to {channel}",
                 because="the channel lists other bytes under that name, and wheels never change",
-                next_step="give the patchset its next revision and build it again: sparkwright patchset bump",
+                next_step="give the patchset its next revision and build it again: sparkwright patchset bump "
+                f"--series {stated_series(wheel)}",
             )
         draft = self._draft(
             channel, current, ChannelAction(kind="promote", detail=file.filename), policy, now

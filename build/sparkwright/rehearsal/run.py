@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import RehearsalError, ServerError, UnknownNameError
 from sparkwright.base.events import emit, task
@@ -158,13 +160,16 @@ def python_changes(job: Job, report: MergeReport) -> dict[str, bytes | None]:
 
 
 def _merged_onto(job: Job, report: MergeReport, version: str) -> MergeReport:
-    """Return the merge of the same carries onto an older release, without those that do not merge there.
+    """Return the merge of the same revisions onto an older release, without those that do not merge there.
+
+    A carry's revision for that release would be another patch than the one to rehearse.
 
     Raises:
         RehearsalError: none is left.
     """
     with task(f"merge onto {version}, which has a wheel for the CPU"):
-        older = merge_patchset(job.repository, job.merge_request(job.source.release(version), version))
+        request = job.merge_request(job.source.release(version), report.version)
+        older = structs.replace(merge_patchset(job.repository, request), version=version)
     if not any(outcome.kind.in_tree for outcome in older.outcomes):
         raise RehearsalError(
             f"vllm {report.version} cannot be rehearsed",

@@ -226,7 +226,10 @@ class Realiser:
 
     def _job(self, candidate: Candidate, lock: Lock) -> Job:
         names = frozenset(carry.name for carry in candidate.carries)
-        rehearsal = self.checkout.lock.rehearsal or lock.rehearsal  # an older lock may have none
+        own = self.checkout.lock.rehearsal
+        rehearsal = lock.rehearsal or own  # an older lock may have none
+        if rehearsal is not None and own is not None:
+            rehearsal = structs.replace(rehearsal, model=own.model)  # all candidates serve one model
         return Job(
             checkout=self.checkout,
             spec=BuildSpec(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.search.axes import difference, weigh
 from sparkwright.search.command import CommandSampler, JudgeOptions
@@ -25,7 +27,6 @@ from sparkwright.upstream import open_source
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
@@ -129,6 +130,8 @@ def open_search(
         BisectionError: an end cannot be had, or nothing lies between them.
         ConfigError: the judge is none.
     """
+    if not build.series and (series := _series_of_wheels(checkout, options)):
+        checkout, build = open_checkout(checkout.root, series), replace(build, series=series)
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
     history = open_source(options.commits or "git", access)
     with access.store.scratch() as scratch:
@@ -156,6 +159,13 @@ def open_search(
         finally:
             judging.stop.set()
             realiser.close()
+
+
+def _series_of_wheels(checkout: Checkout, options: SearchOptions) -> str:
+    """Return the series of the ends that are wheels here; empty if none is, or they are of different ones."""
+    wheels = [Path(text) for text in (options.good, options.bad) if text.endswith(".whl")]
+    found = {checkout.of_wheel(wheel).series for wheel in wheels if wheel.is_file()}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _serving(access: Access, options: SearchOptions, stop: threading.Event) -> Serving | None:

@@ -95,9 +95,10 @@ def built_wheel(folder: Path, machine: str, series: Sequence[str], present: Pres
         for wheel, name in wheels.items()
         if name.machine == machine and (not series or series_of(name.version) in series)
     }
-    if not fitting:
-        raise _none(folder, machine, series, [wheel.name for wheel in wheels])
     order = [*(one for one in present.digests if one in series or not series), *series]
+    if not fitting:
+        wanted = order if series else ()
+        raise _none(folder, machine, list(dict.fromkeys(wanted)), [wheel.name for wheel in wheels])
     order += sorted({series_of(version) for version in fitting.values()}, key=Version, reverse=True)
     of_spec = {wheel: version for wheel, version in fitting.items() if present.has(version)}
     for candidates, why in ((of_spec, "the present build spec of"), (fitting, "the highest revision of")):

@@ -178,10 +178,11 @@ def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
     environment = {**default_environment(), "platform_machine": parse_name(wheel.name).machine}
     rest = replace(locked, packages=tuple(one for one in locked.packages if one.name != "vllm"))
     if missing := rest.missing(requirements_of(wheel), environment):  # type: ignore[arg-type] # a TypedDict
+        series = series_of(parse_name(wheel.name).version)
         raise LockMismatchError(
             f"{runtime.name} does not fit {wheel.name}",
             because=f"it lacks {', '.join(missing[:5])}",
-            next_step="make it again: sparkwright lock runtime",
+            next_step=f"make it again: sparkwright lock runtime --series {series}",
         )
     own_line = f"vllm @ {wheel.absolute().as_uri()} --hash=sha256:{sha256}\n"
     return ExactRequirements(own_line + rest.text, rest.overrides)

@@ -20,6 +20,7 @@ from sparkwright.git import open_repository
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.extensions import record_extension
 from sparkwright.native.model import Extension, Target
+from sparkwright.pipeline import open_checkout
 from sparkwright.wheel import KERNELS, AssemblyPlan, BinarySource, assemble, kernels_record, parse_name
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class TestUpstream:
         assert wheel.read_bytes() == made
 
     def test_native_ones_are_suggested_where_the_lock_says_what_compiles_them(self, compiling: World) -> None:
-        assert "KERNELS=native" in native_hint(compiling.release.lock)
+        assert "KERNELS=native" in native_hint(open_checkout(compiling.root))
 
     def test_nothing_of_them_can_stand_in_the_way(self, taking: World) -> None:
         (taking.root / "carries" / "card" / "1.2.0.patch").write_text("no patch at all")

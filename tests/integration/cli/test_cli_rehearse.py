@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
+import tomlkit
 from rehearsal_kit import cpu_wheel, model_wheel, rehearsed, stage
 from wheelkit import sha256
 from world import World, wait_until
@@ -100,6 +102,21 @@ class TestReleases:
         status, result = rehearse(staged, *QUICK, "--onto", "1.4.0")
         assert (status, result["version"], result["exact"]) == (0, "1.3.0", False)
         assert any("1.4.0" in text and "1.3.0" in text for text in result["statements"])
+
+    def test_an_older_wheel_serves_the_revisions_of_the_release_that_was_wanted(self, staged: World) -> None:
+        written = staged.carry("faulty", {"vllm/fault.py": "FAULT = 'does-not-start'\n"})
+        assert rehearse(staged, *QUICK)[0] == VerdictError.exit_code
+        staged.release = rehearsed("1.3.0")
+        staged.offer(staged.release)
+        staged.good("lock", "pin", "1.3.0", "--write")
+        healthy = staged.carry("healthy", {"vllm/fault.py": "FAULT = ''\n"}, listed=False)
+        own, other = (tomlkit.parse((one / "carry.toml").read_text()) for one in (written, healthy))
+        own["revision"].append(other["revision"][0])
+        (written / "carry.toml").write_text(tomlkit.dumps(own))
+        (healthy / "1.3.0.patch").rename(written / "1.3.0.patch")
+        shutil.rmtree(healthy)
+        status, result = rehearse(staged, *QUICK)
+        assert (status, result["version"], result["exact"]) == (0, "1.2.0", False)
 
     def test_a_recorded_wheel_serves_without_a_network_and_may_not_change(self, staged: World) -> None:
         staged.offer(rehearsed("1.3.0"))
@@ -207,3 +224,30 @@ class TestEvidence:
         staged.list_carries(["more"])
         assert rehearse(staged, *QUICK)[0] == 0
         assert not list(staged.dist.glob("evidence/*/rehearsal.json"))
+
+    def test_a_wheel_is_rehearsed_by_its_own_record(self, staged: World) -> None:
+        staged.good("wheel", "--allow-unproved", "words", "--platform", "x86_64")
+        (path,) = staged.wheels
+        moved = path.rename(staged.folder / path.name)
+        ran = staged.good("rehearse", *QUICK, moved)
+        assert f"evidence rehearsal, attached to {moved.name}" in ran.out
+        assert len(list(staged.dist.glob("evidence/*/rehearsal.json"))) == 1
+        assert staged.call("rehearse", *QUICK, moved, "--onto", "1.2.0").status == ConfigError.exit_code
+
+    def test_a_wheel_of_another_build_spec_is_refused(self, staged: World) -> None:
+        staged.good("wheel", "--allow-unproved", "words")
+        staged.carry("more", {"vllm/more.py": "MORE = 1\n"})
+        ran = staged.call("rehearse", *QUICK, staged.wheels[0])
+        assert (ran.status, "merges into the tree" in ran.err) == (ConfigError.exit_code, True)
+
+    def test_on_an_older_release_it_is_evidence_of_another_kind(self, staged: World) -> None:
+        later = rehearsed("1.3.0")
+        staged.offer(later)
+        staged.good("lock", "pin", "1.3.0", "--write")
+        staged.good("wheel", "--allow-unproved", "words")
+        ran = staged.good("rehearse", *QUICK, staged.wheels[0])
+        assert f"evidence rehearsal-older, attached to {staged.wheels[0].name}" in ran.out
+        (path,) = staged.dist.glob("evidence/*/rehearsal*.json")
+        evidence = json.loads(path.read_bytes())
+        assert (path.name, evidence["kind"]) == ("rehearsal-older.json", "rehearsal-older")
+        assert (evidence["detail"]["version"], evidence["detail"]["exact"]) == ("1.2.0", False)

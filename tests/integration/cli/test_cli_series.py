@@ -14,6 +14,7 @@ from tiny_release import CLAMP, make_tiny
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import (
     AbsorptionError,
+    AuditError,
     ConfigError,
     LockMismatchError,
     NeedsPersonError,
@@ -125,9 +126,19 @@ class TestTwoSeries:
         assert two.good("wheel", "--json").json["version"] == made["1.3"]["version"]
         two.good("wheel", "--series", "1.2")
         assert {path.name: sha256_file(path) for path in two.wheels} == digests
-        for path in two.wheels:
-            series = "1.2" if "1.2.0" in path.name else "1.3"
-            two.good("audit", path, "--series", series)
+        two.good("audit", *two.wheels)
+
+    def test_an_audit_takes_the_lock_of_the_series_that_a_wheel_is_of(self, two: World) -> None:
+        for series in ("1.2", "1.3"):
+            two.good("wheel", "--series", series)
+        two.environment["SPARKWRIGHT_SERIES"] = "1.2"
+        reports = two.good("audit", *two.wheels, "--json").json
+        assert [(one["passed"], one["unchecked"]) for one in reports] == [(True, [])] * 2
+        (two.root / "patchsets" / "1.3.lock").unlink()
+        (two.root / "patchsets" / "1.3.toml").unlink()
+        ran = two.call("audit", *two.wheels, "--json")
+        assert ran.status == AuditError.exit_code
+        assert [one["passed"] for one in json.loads(ran.out)] == [True, False]
 
     def test_each_command_takes_the_series_its_patchset_or_the_environment(self, two: World) -> None:
         assert two.good("plan", "--json").json["version"].startswith("1.2.0+spark.0.")
@@ -204,6 +215,15 @@ class TestTwoSeries:
         ran = two.call("bisect", "1.5@1.2.0", "1.3@1.3.0", "--list")
         assert (ran.status, "'1.5'" in ran.err) == (UnknownNameError.exit_code, True)
 
+    def test_a_wheel_gives_the_other_end_of_a_bisection_its_series(self, two: World) -> None:
+        two.good("wheel", "--series", "1.3")
+        (wheel,) = two.wheels
+        write_patchset(two, "1.3", ["clamp"])
+        ran = two.good("bisect", wheel, ".", "--list", "--json")
+        assert [change["id"] for change in ran.json["changes"]] == ["align:removed"]
+        ran = two.good("bisect", ".", wheel, "--list", "--json", "--series", "1.2")
+        assert [change["axis"] for change in ran.json["changes"]] == ["upstream"]
+
 
 class TestNights:
     NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal", "--onto", "1.4.0", "--json")
@@ -244,6 +264,8 @@ class TestNights:
         words = [word.replace("1.4.0", "1.5.0") for word in self.NIGHT]
         ran = project.call(*words, "--series", "1.3")
         assert ran.status == NeedsPersonError.exit_code
+        for command in ("lock pin --series 1.3 1.5.0 --write", "carry refresh --series 1.3 clamp"):
+            assert command in ran.err
         carries = {one["name"]: one for one in ran.json["targets"][0]["carries"]}
         assert "--good 1.3@1.3.0 --bad 1.3@1.5.0" in carries["clamp"]["bisect-command"]
 
