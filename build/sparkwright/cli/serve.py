@@ -52,7 +52,7 @@ _SOURCES = ("wheel", "channel", "python")
     envvar="SPARKWRIGHT_SERIES",
     help="Take a wheel of this series only; by default of those that the recipe is meant for.",
 )
-@click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
+@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
 @click.option(
     "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
 )
@@ -109,12 +109,12 @@ def command(
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
     require_libraries(_LIBRARIES, "serve")
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes import served_recipe
     from sparkwright.serve.places import caches_of, new_run_folder
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = as_head(with_settings(load_recipe(recipe, use), settings), asked["head"])
+    chosen = as_head(with_settings(served_recipe(recipe, use), settings), asked["head"])
     options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:

@@ -154,6 +154,7 @@ class Screen:
                 self._wait_for(str(data["name"]))
             case "serve.starting":
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
+                self._say(f"as       {data['title']}")
                 self._say(f"log      {data['log']}")
             case "server.fetching":
                 self._fetching(data)
