@@ -14,7 +14,7 @@ from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
 from sparkwright.base.errors import ArchiveError, ServerError
-from sparkwright.recipes import About, load_recipe
+from sparkwright.recipes import load_recipe
 from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
 from sparkwright.serve.preflight.engine import (
     REGISTRY,
@@ -157,14 +157,6 @@ def test_disk_for_the_rest_of_a_model(tmp_path):
     online = {"HOME": "/nonexistent"}
     absent = levels(recipe("org/absent"), spark(disk_free=20 * GIB), environment=online)
     assert absent == {"disk": "warn", "model-fetched": "note"}
-
-
-def test_disk_for_a_model_of_known_size():
-    served = recipe("org/absent", about=About(precision="nvfp4", weights_gb=60))
-    online = {"HOME": "/nonexistent"}
-    small = levels(served, spark(disk_free=50 * GIB), environment=online)
-    assert small == {"disk": "refuse", "model-fetched": "note"}
-    assert levels(served, spark(disk_free=60 * GIB), environment=online) == {"model-fetched": "note"}
 
 
 # The network ----------------------------------------------------------------------------------------

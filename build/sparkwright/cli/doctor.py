@@ -21,7 +21,7 @@ from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, Verdict, check_gpu, find_gpu, native_checks
 from sparkwright.recipes import served_recipe
-from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear
+from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +75,11 @@ def command(session: Session, *, recipe: str, use: str) -> None:
 
 
 def _preflight(recipe: str, use: str) -> PreflightReport | None:
-    return inspect_start(PreflightRequest(recipe=served_recipe(recipe, use))) if recipe else None
+    return (
+        inspect_start(PreflightRequest(recipe=served_recipe(recipe, use), hub=Hub(os.environ)))
+        if recipe
+        else None
+    )
 
 
 def _as_checks(found: Iterable[Finding]) -> list[MachineCheck]:

@@ -58,16 +58,17 @@ def command(
 ) -> None:
     """Check that RECIPE would start on this machine, and that the machine would survive it.
 
-    Nothing is loaded and nothing is downloaded; with --python, that vLLM is asked for its options. Prints the
-    memory budget and what was found; the exit code is 76 if the server should not be started.
+    Nothing is loaded. Of a model that is not on this machine, the hub is asked for sizes and headers alone;
+    with --python, that vLLM is asked for its options. Prints the memory budget and what was found; the exit
+    code is 76 if the server should not be started.
     """
     from sparkwright.recipes import served_recipe
-    from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
+    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear, this_end
 
     other, chosen = _read_end(peer) if peer else None, served_recipe(recipe, use)
     lacks = _lacking(chosen, asked["wheel"]) if asked["wheel"] and not asked["python"] else ()
     request = PreflightRequest(
-        recipe=chosen, nodes=nodes or 0, peer=other, ask=_asking(), lacks=lacks, **asked
+        recipe=chosen, nodes=nodes or 0, peer=other, ask=_asking(), lacks=lacks, hub=Hub(os.environ), **asked
     )
     if link_only:
         print_json(to_builtins(this_end(request)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _USES = ("single", "shared", "many")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-_USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of the recipe; single by default.")
+_USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of it; single by default.")
 
 
 @click.group("recipe")

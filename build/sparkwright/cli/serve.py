@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.serve.preflight import Hub
     from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
@@ -124,8 +125,9 @@ def command(
     with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
+            hub = _look_first(chosen, options, asked)
             installed = _installed(store, chosen, asked)
-            _preflight(store, installed, options, asked)
+            _preflight(store, installed, options, asked, hub)
             from sparkwright.serve.run import serve
 
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
@@ -247,7 +249,35 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
     return OfferedWheel(chosen.path, why=chosen.why)
 
 
-def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
+def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) -> Hub | None:
+    """Refuse what cannot be served whatever vLLM is installed, and tell what is fetched, before anything is.
+
+    Returns:
+        The hub, with the models that were read; `None` if nothing is fetched.
+
+    Raises:
+        PreflightError: the card, the memory, the disk or the model's licence forbids it.
+    """
+    from sparkwright.serve.preflight import EARLY, Hub, PreflightRequest, require_clear, run_preflight
+
+    if _is_rehearsal(recipe):
+        return None
+    hub = None if options.offline else Hub({**os.environ, **recipe.environment})
+    offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+    request = PreflightRequest(
+        recipe=recipe, environment={**os.environ, **offline}, address=options.host, port=options.port, hub=hub
+    )
+    found = [one for one in run_preflight(request) if one.check in EARLY]
+    for one in found:
+        if one.check == "model-fetched":
+            emit("serve.fetches", what=one.what, because=one.because)
+    require_clear(found, force=asked["force"])
+    return hub
+
+
+def _preflight(
+    store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any], hub: Hub | None
+) -> None:
     """Refuse a server that would not start, or that the host would not survive, before weights are read.
 
     What does not stop it becomes a warning.
@@ -275,6 +305,7 @@ def _preflight(store: Store, installed: Installation, options: ServeOptions, ask
             address=options.host,
             port=options.port,
             ask=partial(ask_installed, store, identity=identity),
+            hub=hub,
         )
     )
     for one in found:

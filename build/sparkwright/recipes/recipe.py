@@ -62,7 +62,6 @@ class About(Model, frozen=True):
         parameters: all of them, such as ``27B``.
         active: those that one token uses; equal to `parameters` for a dense model.
         context: longest context in tokens that the model was made for.
-        weights_gb: size of the checkpoint's weights, in 10^9 bytes.
         page: public address of the model's page.
     """
 
@@ -70,7 +69,6 @@ class About(Model, frozen=True):
     parameters: str = ""
     active: str = ""
     context: int = 0
-    weights_gb: float = 0
     page: str = ""
 
 
@@ -185,7 +183,7 @@ def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
 
 
 def served_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
-    """Return a recipe as it is served: by its use *use*, and by default by the one for one user, if it has that.
+    """Return a recipe as it is served: by *use*, and by default by the use for one user, if it has that.
 
     Raises:
         UnknownNameError: there is neither such a name nor such a file, or the recipe has no such use.

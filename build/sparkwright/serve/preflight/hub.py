@@ -1,6 +1,6 @@
 """A checkpoint on the hub, read before it is fetched: its files, its configuration and its headers.
 
-Of each file of weights the header alone is asked for, by ranges: some hundred kilobytes of a model of any size.
+Of each file of weights the header alone is asked for, by ranges: some hundred kilobytes of a large model.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TIMEOUT_S = (5, 20)  # to connect, and between two bytes
 _AT_ONCE = 8
 _FIRST = 100_000  # bytes: most headers are shorter, which one request then has
 _MOST_JSON = 64 << 20  # an index of a thousand files has a few
-_WEIGHTS, _ORIGINAL = ".safetensors", "original/"
+_SMALL = (".json", ".txt", ".jinja", ".model", ".py", ".tiktoken")  # that vLLM and transformers fetch besides
 _REFUSED = frozenset({401, 403})
-_ABSENT = 404
+_ABSENT, _PART = 404, 206
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,14 @@ class Hub:
                     refused="the hub has no such model" if status == _ABSENT else "",
                     unread=f"the hub answers {status}",
                 )
-            except (requests.RequestException, FetchError, ValueError, KeyError, TypeError) as error:
+            except (
+                requests.RequestException,
+                FetchError,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+            ) as error:
                 return RemoteModel(unread=f"the hub could not be read: {error}")
 
 
@@ -110,11 +117,10 @@ class _Source:
             FetchError: an answer is larger than such files are.
             ValueError: an answer is no JSON.
         """
-        told = json.loads(self._get(f"{self.endpoint}/api/models/{self.name}/revision/{quote(revision)}?blobs=true"))
+        api = f"{self.endpoint}/api/models/{self.name}/revision/{quote(revision, safe='')}?blobs=true"
+        told = json.loads(self._get(api))
         commit = str(told["sha"])
         sizes = {str(one["rfilename"]): int(one.get("size") or 0) for one in told["siblings"]}
-        fetched = {file: size for file, size in sizes.items() if _is_fetched(file)}
-        weights = sorted(file for file in fetched if file.endswith(_WEIGHTS) and "/" not in file)
 
         def load(file: str) -> dict[str, Any]:
             found = json.loads(self._get(self._address(commit, file))) if file in sizes else {}
@@ -123,23 +129,28 @@ class _Source:
         def shard(file: str) -> Shard:
             return parse_shard(file, sizes[file], _Head(self, self._address(commit, file)))
 
-        index = load(INDEX)
+        config, index = load("config.json"), load(INDEX)
+        named = {str(tensor): str(file) for tensor, file in index.get("weight_map", {}).items()}
+        weights = sorted({*named.values()} & sizes.keys() or {name for name in sizes if _is_weights(name)})
+        fetched = [*weights, *(name for name in sizes if name.endswith(_SMALL))]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            shards = tuple(pool.map(shard, weights))
-        total = index.get("metadata", {}).get("total_size", -1)
+            shards = tuple(
+                pool.map(shard, (file for file in weights if "/" not in file or file in named.values()))
+            )
         checkpoint = Checkpoint(
             name=self.name,
             folder=Path(self.name),
-            config=load("config.json"),
+            config=config,
             generation=load("generation_config.json"),
             modelopt=load("hf_quant_config.json"),
             shards=shards,
-            index={str(key): str(value) for key, value in index.get("weight_map", {}).items()},
-            index_bytes=int(total),
+            index=named,
             tokenizer=tuple(file for file in TOKENIZERS if file in sizes),
             mistral="params.json" in sizes,
         )
-        return RemoteModel(checkpoint, sum(fetched.values()), len(fetched), commit)
+        bad = next((f"{one.name}: {one.problem}" for one in shards if one.problem), "")
+        size = sum(sizes[file] for file in fetched)
+        return RemoteModel(None if bad else checkpoint, size, len(fetched), commit, unread=bad)
 
     def _address(self, commit: str, file: str) -> str:
         return f"{self.endpoint}/{self.name}/resolve/{commit}/{quote(file)}"
@@ -154,11 +165,13 @@ class _Source:
             requests.RequestException: the hub did not answer, or refused.
             FetchError: all of it is more than *count* bytes, or it does not answer ranges.
         """
-        ranged = {} if whole else {"Range": f"bytes={begin}-{begin + count - 1}", "Accept-Encoding": "identity"}
+        ranged = (
+            {} if whole else {"Range": f"bytes={begin}-{begin + count - 1}", "Accept-Encoding": "identity"}
+        )
         with self.session.get(address, headers=ranged, timeout=_TIMEOUT_S, stream=True) as answer:
             answer.raise_for_status()
-            if begin and answer.status_code != 206:
-                raise FetchError(f"{address} was not answered by a part", because="the server ignores ranges")
+            if begin and answer.status_code != _PART:
+                raise FetchError(f"{address} could not be read by parts", because="ranges are ignored")
             data = bytearray()
             for piece in answer.iter_content(1 << 16):
                 data += piece
@@ -188,11 +201,9 @@ class _Head:
         return taken
 
 
-def _is_fetched(file: str) -> bool:
-    """Tell if vLLM fetches that *file*: weights anywhere but in ``original/``, and small files beside them."""
-    return not file.startswith(_ORIGINAL) and file.endswith(
-        (_WEIGHTS, ".json", ".txt", ".jinja", ".model", ".py", ".tiktoken")
-    )
+def _is_weights(file: str) -> bool:
+    """Tell if vLLM fetches *file* as weights of a model without an index."""
+    return file.endswith(".safetensors") and not file.startswith("original/")
 
 
 def _token(environment: Mapping[str, str]) -> str:
@@ -202,5 +213,7 @@ def _token(environment: Mapping[str, str]) -> str:
             return token
     home = environment.get("HF_HOME") or str(Path(environment.get("HOME", "~")) / ".cache" / "huggingface")
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8").strip()
+        return (
+            Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8").strip()
+        )
     return ""
