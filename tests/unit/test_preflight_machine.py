@@ -427,3 +427,17 @@ def test_a_wheel_and_its_installation_have_one_digest(tmp_path):
 def test_an_interpreter_without_vllm_is_refused(model, tmp_path):
     request = start(recipe(model), engine=None, python=tmp_path / "absent")
     assert {one.check: one.level for one in run_preflight(request)} == {"engine": "refuse"}
+
+
+# The loader -----------------------------------------------------------------------------------------
+
+
+def test_a_loader_that_is_not_installed(model):
+    served = recipe(model, flags={"load-format": "instanttensor"})
+    without = replace(ENGINE, packages={**ENGINE.packages, "instanttensor": ""})
+    assert levels(served, engine=without) == {"loader": "refuse"}
+    assert (
+        levels(served, engine=replace(ENGINE, packages={**ENGINE.packages, "instanttensor": "0.2.2"})) == {}
+    )
+    assert levels(served) == {}  # packages of a wheel are not known
+    assert levels(recipe(model), engine=without) == {}

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from sparkwright.publish.series import series_of
 from sparkwright.recipes import incompatibilities
-from sparkwright.serve.preflight.engine import runs_on
+from sparkwright.serve.preflight.engine import LOADERS, runs_on
 from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.shape import model_shape
 
@@ -137,6 +137,19 @@ def check_rules(
             f"vLLM {engine.version} cannot serve these options",
             f"{rule.reason} ({rule.source})",
             rule.instead,
+        )
+
+
+def check_loader(recipe: Recipe, engine: EngineFacts) -> Iterator[Finding]:
+    """Yield a finding if the package that loads the weights is not installed: vLLM notices late."""
+    name = str(recipe.flags.get("load-format", ""))
+    if name in LOADERS and engine.packages.get(name) == "":
+        yield Finding(
+            "loader",
+            "refuse",
+            f"{name} is not installed, by which the recipe loads its weights",
+            "vLLM imports it once the model is made, and ends there",
+            f"pip install {name} into that environment, serve the locked runtime, or --set load-format=auto",
         )
 
 

@@ -37,6 +37,7 @@ from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
 from sparkwright.serve.preflight.machine_checks import (
     check_architecture,
     check_card,
+    check_loader,
     check_ports,
     check_rules,
     check_wheel,
@@ -142,6 +143,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
     if facts.engine is not None:
         yield from check_rules(facts.recipe, host, facts.engine, facts.target)
         yield from check_wheel(host, facts.engine)
+        yield from check_loader(facts.recipe, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
     yield from check_compilers(host, request, facts.engine, facts.target)
     yield from check_caches(host)
