@@ -28,6 +28,11 @@ _HYBRID_DRAFTS = (
     "(vllm#45614, #47861) and accepted-counts (vllm#53919) on 0.24, mamba-block-units (vllm#54076) on 0.33."
 )
 _DEFAULT_USE = "single"
+_GARBAGE_AFTER_HITS = (
+    "With DFlash 2 and DSpark drafters over NVFP4 weights, answers after a hit in the prefix cache were "
+    "reported to be garbage on vLLM 0.30 and 0.31 (vllm#60174, open when last seen): run `verify --checks "
+    "prefix`, or serve with --set enable-prefix-caching=false."
+)
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
@@ -148,7 +153,10 @@ class Recipe(Model, frozen=True):
         """Return its notes, behind those that hold for every recipe of its kind."""
         cached = self.flags.get("enable-prefix-caching") is not False
         hybrid = "hybrid" in self.traits and bool(self.speculative) and cached
-        return (*((_HYBRID_DRAFTS,) if hybrid else ()), *self.notes)
+        block = self.speculative.get("method") == "dspark" or "DFlash2" in self.drafter
+        garbage = block and cached and bool(self.speculative)
+        known = [*([_HYBRID_DRAFTS] if hybrid else []), *([_GARBAGE_AFTER_HITS] if garbage else [])]
+        return (*known, *self.notes)
 
     @property
     def made_up(self) -> bool:
