@@ -177,7 +177,7 @@ def to_builtins_of(result: CheckedRecipe) -> dict[str, Any]:
         "version": result.version,
         "problems": [
             {"kind": one.kind, "name": one.name, "because": one.because, "exists-in": list(one.exists_in),
-             "nearest": one.nearest, "refuses": one.refuses}
+             "nearest": one.nearest, "instead": one.instead, "refuses": one.refuses}
             for one in result.problems
         ],
         "rules": list(result.rules),
