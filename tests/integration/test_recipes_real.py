@@ -108,6 +108,35 @@ PLANTED: dict[str, tuple[dict[str, Any], str | tuple[str, ...], dict[str, Any]]]
     ),
 }
 
+# What 0.33 dropped and 0.24 takes, and what neither has: the option, what has to be named, and what instead.
+DROPPED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "mamba-mode": (
+        {"flags": {"mamba-cache-mode": "all"}},
+        "value --mamba-cache-mode all",
+        "use nothing: states are cached by enable-prefix-caching",
+    ),
+}
+RENAMED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "mamba-prefix": (
+        {"flags": {"enable-mamba-fine-grained-prefix-cache": True}},
+        "flag --enable-mamba-fine-grained-prefix-cache",
+        "use enable-mamba-shared-prefix-checkpoint",
+    ),
+    "ple-offload": (
+        {"environment": {"VLLM_PLE_CPU_OFFLOAD": "1"}},
+        "variable VLLM_PLE_CPU_OFFLOAD",
+        "use the flag engram-config",
+    ),
+    "nvfp4-gemm": (
+        {"environment": {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}},
+        "variable VLLM_NVFP4_GEMM_BACKEND",
+        "use the flag linear-backend",
+    ),
+}
+SUCCESSORS = {
+    "flags": {"enable-mamba-shared-prefix-checkpoint": True, "linear-backend": "flashinfer_cutlass"},
+}
+
 Results = dict[tuple[str, str], list[CheckedRecipe]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.upstream]
@@ -121,6 +150,8 @@ def check_all() -> Results:
     """Return outcomes by recipe and series."""
     ill = [made(f"ill-{name}", planted) for name, (planted, _, _) in PLANTED.items()]
     twins = [made(f"twin-{name}", twin) for name, (_, _, twin) in PLANTED.items()]
+    ill += [made(f"dropped-{name}", planted) for name, (planted, _, _) in {**DROPPED, **RENAMED}.items()]
+    twins.append(made("successors", SUCCESSORS))
     store = open_store()
     with contextlib.closing(open_repository(store.git)) as repository:
         checked = check_recipes(open_checkout(ROOT), store, repository, [*SHIPPED.values(), *ill, *twins])
@@ -156,6 +187,18 @@ def test_planted_fault_is_named_and_its_twin_is_silent(results: Any, name: str, 
     (said,) = [str(problem) for problem in ill.problems]
     assert said.startswith(PLANTED[name][1])
     assert (twin.problems, twin.refused) == ((), ())
+
+
+@pytest.mark.parametrize("name", [*DROPPED, *RENAMED])
+def test_what_a_release_dropped_is_refused_and_its_successor_named(results: Any, name: str) -> None:
+    _, named, instead = {**DROPPED, **RENAMED}[name]
+    (ill,) = results[f"dropped-{name}", "0.33"]
+    (said,) = ill.refused
+    assert said.startswith(named)
+    assert instead in said
+    assert results["successors", "0.33"][0].refused == ()
+    (before,) = results[f"dropped-{name}", "0.24"]
+    assert bool(before.refused) == (name in RENAMED), "0.24 has what 0.33 alone dropped"
 
 
 def test_what_was_asked_once_is_answered_by_the_store(results: Results) -> None:

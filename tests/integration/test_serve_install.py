@@ -93,6 +93,12 @@ def test_an_override_resolves_what_cannot_be_met(offered: Path) -> None:
     assert runtime.overrides == ("beta>=3",)
 
 
+def test_what_is_locked_on_top_is_resolved_with_the_rest(offered: Path) -> None:
+    runtime = resolve_runtime(["gamma"], MACHINE, offline=True, extras=["beta<3"])
+    assert [(one.name, one.version) for one in runtime.packages] == [("beta", "2.0"), ("gamma", "1.0")]
+    assert runtime.extras == ("beta<3",)
+
+
 def test_it_installs_exactly_what_is_locked_and_once(
     store: Store, wheel: Path, patchsets: Path, offered: Path
 ) -> None:

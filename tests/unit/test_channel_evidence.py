@@ -177,14 +177,6 @@ def test_a_rehearsal_on_an_older_release_is_a_kind_of_its_own(tmp_path: Path) ->
     assert len(found(path, policy("rehearsal-older"))) == 1
 
 
-def test_a_rehearsal_from_before_that_kind_counts_as_what_it_was(tmp_path: Path) -> None:
-    path = built(tmp_path)
-    attach(tmp_path, "rehearsal", wheelkit.sha256(path), {**REHEARSED, "exact": False})
-    assert found(path, policy("rehearsal-older")) == ["rehearsal"]
-    with pytest.raises(MissingEvidenceError, match="rehearsal-older"):
-        found(path, policy("rehearsal"))
-
-
 def test_an_older_rehearsal_with_checks_left_out_is_refused(tmp_path: Path) -> None:
     path = built(tmp_path)
     attach_rehearsal(tmp_path, "f" * 40, {**REHEARSED, "exact": False, "complete": False}, {})

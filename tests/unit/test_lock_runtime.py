@@ -14,7 +14,7 @@ from sparkwright.lock.runtime import (
     LockedPackage,
     LockedRuntime,
     format_runtime,
-    joined_overrides,
+    joined_requirements,
     parse_runtime,
     plain_requirements,
     read_runtime,
@@ -105,17 +105,22 @@ class TestFile:
             LockedPackage("torch", "2.11.0", "", (A,)),
         ),
         ("certifi>=1",),
+        ("scipy",),
     )
 
     def test_recorded_overrides_count_again_and_a_given_one_replaces_its_projects(self) -> None:
         recorded = ("certifi>=1", "Typing_Extensions<5")
-        assert joined_overrides(recorded, ()) == recorded
-        assert joined_overrides(recorded, ("typing-extensions<6",)) == ("certifi>=1", "typing-extensions<6")
+        assert joined_requirements(recorded, ()) == recorded
+        assert joined_requirements(recorded, ("typing-extensions<6",)) == (
+            "certifi>=1",
+            "typing-extensions<6",
+        )
 
     def test_a_written_runtime_is_read_again(self) -> None:
         text = format_runtime(self.RUNTIME, release="0.24.0", machine="aarch64")
         read = parse_runtime(text, "it")
         assert read.overrides == ("certifi>=1",)
+        assert read.extras == ("scipy",)
         assert read.digest == parse_runtime(read.text, "it").digest
         assert [(one.name, one.version, one.hashes) for one in read.packages] == [
             (one.name, one.version, one.hashes) for one in self.RUNTIME.packages

@@ -14,7 +14,7 @@ from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
 from sparkwright.base.errors import ArchiveError, ServerError
-from sparkwright.recipes import About, load_recipe
+from sparkwright.recipes import load_recipe
 from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
 from sparkwright.serve.preflight.engine import (
     REGISTRY,
@@ -157,14 +157,6 @@ def test_disk_for_the_rest_of_a_model(tmp_path):
     online = {"HOME": "/nonexistent"}
     absent = levels(recipe("org/absent"), spark(disk_free=20 * GIB), environment=online)
     assert absent == {"disk": "warn", "model-fetched": "note"}
-
-
-def test_disk_for_a_model_of_known_size():
-    served = recipe("org/absent", about=About(precision="nvfp4", weights_gb=60))
-    online = {"HOME": "/nonexistent"}
-    small = levels(served, spark(disk_free=50 * GIB), environment=online)
-    assert small == {"disk": "refuse", "model-fetched": "note"}
-    assert levels(served, spark(disk_free=60 * GIB), environment=online) == {"model-fetched": "note"}
 
 
 # The network ----------------------------------------------------------------------------------------
@@ -435,3 +427,17 @@ def test_a_wheel_and_its_installation_have_one_digest(tmp_path):
 def test_an_interpreter_without_vllm_is_refused(model, tmp_path):
     request = start(recipe(model), engine=None, python=tmp_path / "absent")
     assert {one.check: one.level for one in run_preflight(request)} == {"engine": "refuse"}
+
+
+# The loader -----------------------------------------------------------------------------------------
+
+
+def test_a_loader_that_is_not_installed(model):
+    served = recipe(model, flags={"load-format": "instanttensor"})
+    without = replace(ENGINE, packages={**ENGINE.packages, "instanttensor": ""})
+    assert levels(served, engine=without) == {"loader": "refuse"}
+    assert (
+        levels(served, engine=replace(ENGINE, packages={**ENGINE.packages, "instanttensor": "0.2.2"})) == {}
+    )
+    assert levels(served) == {}  # packages of a wheel are not known
+    assert levels(recipe(model), engine=without) == {}

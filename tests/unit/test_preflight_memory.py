@@ -16,7 +16,7 @@ from checkpoint_kit import (
 from preflight_kit import GIB, H200, SPARK_TOTAL, recipe, spark, start
 
 from sparkwright.base.errors import PreflightError
-from sparkwright.recipes import About, load_recipe, recipes
+from sparkwright.recipes import load_recipe, recipes
 from sparkwright.serve.preflight import EngineFacts, inspect_start, refusals, require_clear, run_preflight
 
 SPECULATIVE = {"method": "dflash", "num_speculative_tokens": 12}
@@ -254,7 +254,6 @@ def test_an_fp8_cache_that_the_checkpoint_asks_for(model):
 
 @pytest.mark.parametrize("name", [one for one, shipped in recipes().items() if shipped.capability == "12.1"])
 def test_the_recipes_that_ship_leave_a_spark_enough(name):
-    """With the weights of the models' pages."""
     for use in ("", *load_recipe(name).uses):
         served = load_recipe(name, use)
         engine = EngineFacts(packages={"flashinfer-jit-cache": "0.6"})
@@ -265,17 +264,6 @@ def test_the_recipes_that_ship_leave_a_spark_enough(name):
         }  # the link has its own tests
         report = inspect_start(start(served, **keys))
         assert not refusals(report.findings), (name, use, report.findings)
-        assert report.budget.demand.weights < report.budget.limit
-
-
-def test_weights_of_a_page_count_where_the_model_is_absent():
-    about = About(precision="bf16", weights_gb=100)
-    request = start(recipe("org/absent", about=about), environment={"HOME": "/nonexistent"})
-    assert levels(request) == {"weights": "refuse", "model-fetched": "note"}
-    two = recipe("org/absent", about=about, flags={"tensor-parallel-size": 2})
-    assert levels(start(two, environment={"HOME": "/nonexistent"})) == {"model-fetched": "note"}
-    row = inspect_start(request).rows[0]
-    assert row.gib == pytest.approx(100e9 / GIB)
 
 
 # Refusal --------------------------------------------------------------------------------------------

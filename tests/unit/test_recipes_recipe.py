@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes import Evidence, load_recipe
+from sparkwright.recipes import Evidence, load_recipe, served_recipe
 from sparkwright.recipes.evidence import best_grade
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def test_use_is_laid_over(write):
     assert recipe.flags == {"max-num-seqs": 64, "kv-cache-dtype": "auto"}
     assert recipe.environment == {"VLLM_LOGGING_LEVEL": "INFO"}
     assert recipe.speculative == {"method": "dflash", "num_speculative_tokens": 3}
-    assert recipe.why == {"max-num-seqs": "many users"}
+    assert recipe.why["max-num-seqs"] == "many users"
     assert recipe.title == "Mine; for 64 requests at a time"
 
 
 def test_without_use_nothing_changes(write):
     recipe = load_recipe(write(OLD + USES))
     assert recipe.flags["max-num-seqs"] == 4
-    assert recipe.why == {"max-num-seqs": "few users"}
+    assert recipe.why["max-num-seqs"] == "few users"
 
 
 def test_use_without_speculation(write):
@@ -122,3 +122,37 @@ def test_a_model_that_would_be_an_option_is_refused(write, key):
     with pytest.raises(ConfigError, match="does not follow") as raised:
         load_recipe(write(OLD.replace(f"some/{key}", "--config=/x.yaml")))
     assert "read as an option" in raised.value.because
+
+
+def test_a_recipe_is_served_for_one_user_unless_another_use_is_named() -> None:
+    name = "qwen3.6-27b-dflash"
+    assert served_recipe(name) == load_recipe(name, "single")
+    assert served_recipe(name, "many") == load_recipe(name, "many")
+    assert served_recipe("smoke") == load_recipe("smoke")  # it has no uses
+
+
+def test_reasons_and_titles_that_are_not_stated_are_the_shared_ones(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'format = 1\nname = "own"\ntitle = "Own"\nmodel = "a/b"\n'
+        '[flags]\nkv-cache-dtype = "fp8"\nmax_num_seqs = 3\nseed = 1\nasync-scheduling = true\n'
+        '[why]\nasync-scheduling = "own"\n'
+        "[uses.many]\nflags = { max-num-seqs = 64 }\n"
+        '[uses.shared]\ntitle = "a few"\n'
+    )
+    recipe = load_recipe(path)
+    assert recipe.why["kv-cache-dtype"] == "half the bytes of 16 bits"
+    assert recipe.why["max-num-seqs"].startswith("requests at a time")
+    assert recipe.why["async-scheduling"] == "own"
+    assert "seed" not in recipe.why
+    assert [use.title for use in recipe.uses.values()] == ["64 requests at a time", "a few"]
+    many = load_recipe(path, "many")
+    assert many.why["max-num-seqs"] == "as many as the sweep of verify measures"
+
+
+def test_a_shared_reason_of_another_value_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'format = 1\nname = "own"\ntitle = "Own"\nmodel = "a/b"\n[flags]\nkv-cache-dtype = "nvfp4"\n'
+    )
+    assert load_recipe(path).why == {}

@@ -53,6 +53,9 @@ def found(
 
 
 NONE = "this release has none of that name"
+DEAD = "no code of this release reads it: it would change nothing"
+BY_LOAD = "num_speculative_tokens_per_batch_size"
+OLD_CHECKPOINTS = "enable-mamba-fine-grained-prefix-cache"
 NOT_TAKEN = "this release does not take that value"
 PLANTED = [
     (
@@ -67,8 +70,18 @@ PLANTED = [
     ),
     (
         {"flags": {"speculative-disable-by-batch-size": 8}},
-        "flag --speculative-disable-by-batch-size: this release has none of that name",
+        f"flag --speculative-disable-by-batch-size: {NONE}; use {BY_LOAD} in [speculative]",
         {"flags": {"enable-prefix-caching": False}},
+    ),
+    (
+        {"flags": {OLD_CHECKPOINTS: True}},
+        f"flag --{OLD_CHECKPOINTS}: {NONE}; use enable-mamba-shared-prefix-checkpoint (vllm#57382)",
+        {"flags": {"enable-prefix-caching": True}},
+    ),
+    (
+        {"environment": {"VLLM_PLE_CPU_OFFLOAD": "1"}},
+        f"variable VLLM_PLE_CPU_OFFLOAD: {DEAD}; use the flag engram-config",
+        {"environment": {"VLLM_DIST_IDENT": "1"}},
     ),
     (
         {"flags": {"kv-cache-dtype": "fp8_e4m4"}},
@@ -92,7 +105,7 @@ PLANTED = [
     ),
     (
         {"environment": {"VLLM_FP8_MOE_BACKEND": "flashinfer"}},
-        "variable VLLM_FP8_MOE_BACKEND: no code of this release reads it: it would change nothing",
+        f"variable VLLM_FP8_MOE_BACKEND: {DEAD}; use the flag moe-backend",
         {"environment": {"VLLM_DIST_IDENT": "x", "NCCL_SOCKET_IFNAME": "eth0"}},
     ),
     (

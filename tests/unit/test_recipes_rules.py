@@ -499,3 +499,15 @@ def test_drafts_over_latent_attention_are_refused_where_that_backend_is_asked_fo
     asked = {"speculative": ngram, "traits": ("mla",), "capability": "9.0"}
     assert broken(made(**asked, flags={"attention-backend": "TRITON_MLA"})) == {"mla-drafts"}
     assert broken(made(**asked)) == set()
+
+
+def test_a_load_without_drafts_is_refused_for_hybrid_models() -> None:
+    def broken(drafts: int, *traits: str) -> set[str]:
+        by_load = {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, drafts]]}
+        keys: dict[str, Any] = {"format": 1, "name": "r", "title": "r", "model": "m", "traits": traits}
+        recipe = Recipe(**keys, speculative={**MTP, **by_load})
+        return {rule.name for rule in incompatibilities(recipe, "0.33.0")}
+
+    assert broken(0, "hybrid") == {"hybrid-steps-without-drafts"}
+    assert broken(1, "hybrid") == set()
+    assert broken(0) == set()

@@ -122,3 +122,27 @@ def test_limits_of_hybrid_drafts_name_carries_that_repair_them():
     }
     plain = msgspec.structs.replace(RECIPES["qwen3.6-27b-mtp"], flags={"enable-prefix-caching": False})
     assert plain.limits == plain.notes
+
+
+def test_garbage_after_a_hit_is_told_of_every_drafter_that_is_known_for_it():
+    told = {name for name, recipe in RECIPES.items() if "vllm#60174" in " ".join(recipe.limits)}
+    assert told == {"nemotron-3.5-lightning-dspark", "qwen3.8-27b-dflash2", "qwen3.8-27b-dflash2-2x"}
+    served = RECIPES["qwen3.8-27b-dflash2"]
+    without = [
+        msgspec.structs.replace(served, flags={**served.flags, "enable-prefix-caching": False}),
+        msgspec.structs.replace(served, speculative={}),
+        msgspec.structs.replace(served, drafter="z-lab/Qwen3.8-27B-DFlash"),
+    ]
+    assert not [one for one in without if "vllm#60174" in " ".join(one.limits)]
+
+
+def test_a_number_of_drafts_by_load_stays_within_the_number_of_drafts():
+    for name, use in PAIRS:
+        recipe = apply_use(RECIPES[name], use) if use else RECIPES[name]
+        most = recipe.speculative.get("num_speculative_tokens", 0)
+        by_load = recipe.speculative.get("num_speculative_tokens_per_batch_size", [])
+        assert all(1 <= drafts <= most for _, _, drafts in by_load), name
+        if by_load:
+            assert recipe.series == ("0.33",)
+            assert by_load[-1][1] == recipe.flags["max-num-seqs"]
+            assert [first for first, _, _ in by_load] == [1, *(last + 1 for _, last, _ in by_load[:-1])]

@@ -248,3 +248,42 @@ def test_answers_farther_from_the_cold_ones_than_rounding_puts_them(
     found = judged(run(to(), shift=shift, rounding=rounding))
     assert (found.verdict is Verdict.FAIL) == wrong, found.cause
     assert ("in warm c=1 answers depend on the prefix cache" in found.cause) == wrong
+
+
+# What upstream knows of ---------------------------------------------------------------------------------
+
+
+def test_a_cache_that_is_never_hit_fails() -> None:
+    plain = to(speculative_tokens=0)
+    finding = judged(run(plain, share=0.0), plain)
+    assert finding.verdict is Verdict.FAIL
+    assert "no token of any repeated document came from the prefix cache" in finding.cause
+    assert "54360" not in finding.cause  # nothing drafts
+    drafting = to(speculative_tokens=7)
+    assert "vllm#54360" in judged(run(drafting, share=0.0), drafting).cause
+    assert judged(run(drafting), drafting).verdict is Verdict.PASS
+
+
+def test_a_cache_that_the_documents_do_not_fit_into_says_nothing() -> None:
+    small = to(kv_tokens=64)
+    assert judged(run(small, share=0.0), small).verdict is Verdict.INCONCLUSIVE
+    large = to(kv_tokens=1 << 20)
+    assert judged(run(large, share=0.0), large).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "named"),
+    [
+        ("0.33.0+spark.12", "dflash", True),
+        ("0.30.0", "dspark", True),
+        ("0.33.0", "mtp", False),
+        ("0.29.0", "dflash", False),
+        ("", "dflash", False),
+    ],
+)
+def test_garbage_after_a_hit_is_known_of_some_drafters(version: str, method: str, *, named: bool) -> None:
+    where = to(version=version, speculative_method=method, speculative_tokens=7)
+    finding = judged(run(where, gap=3.0), where)
+    assert finding.verdict is Verdict.FAIL
+    assert ("vllm#60174" in finding.cause) == named
+    assert judged(run(where), where).verdict is Verdict.PASS

@@ -20,8 +20,8 @@ from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, Verdict, check_gpu, find_gpu, native_checks
-from sparkwright.recipes import load_recipe
-from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear
+from sparkwright.recipes import served_recipe
+from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 @click.command("doctor")
 @click.option("--recipe", default="", help="Check too that this recipe, a name or file, would start here.")
-@click.option("--use", default="", help="With --recipe: a use of it, such as single, shared or many.")
+@click.option("--use", default="", help="With --recipe: a use of it; single by default.")
 @series_option
 @common_options
 @run_in_session
@@ -75,7 +75,11 @@ def command(session: Session, *, recipe: str, use: str) -> None:
 
 
 def _preflight(recipe: str, use: str) -> PreflightReport | None:
-    return inspect_start(PreflightRequest(recipe=load_recipe(recipe, use))) if recipe else None
+    return (
+        inspect_start(PreflightRequest(recipe=served_recipe(recipe, use), hub=Hub(os.environ)))
+        if recipe
+        else None
+    )
 
 
 def _as_checks(found: Iterable[Finding]) -> list[MachineCheck]:

@@ -34,12 +34,25 @@ if TYPE_CHECKING:
     help="Count this instead of what any package requires of the same project. It is recorded, and "
     "counts the next time too, until its line is removed from the file.",
 )
+@click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Lock this on top of what the wheel requires, for models that need it. It is recorded likewise.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
 @common_options
 @run_in_session
 def command(
-    session: Session, *, machines: tuple[str, ...], as_of: str, overrides: tuple[str, ...], dry_run: bool
+    session: Session,
+    *,
+    machines: tuple[str, ...],
+    as_of: str,
+    overrides: tuple[str, ...],
+    extras: tuple[str, ...],
+    dry_run: bool,
 ) -> None:
     """Resolve what the series' wheels in dist/ require, and write every package by version and digests.
 
@@ -47,7 +60,7 @@ def command(
     'sparkwright publish' puts it beside each wheel, and 'sparkwright serve' installs by it. uv resolves
     it, for any machine and without downloading packages.
     """
-    from sparkwright.lock.runtime import format_runtime, joined_overrides, read_runtime, runtime_name
+    from sparkwright.lock.runtime import format_runtime, joined_requirements, read_runtime, runtime_name
     from sparkwright.publish import dist_folder
     from sparkwright.serve.built import built_wheel, present_specs
     from sparkwright.serve.runtime import requirements_of, resolve_runtime
@@ -65,7 +78,8 @@ def command(
             machine,
             offline=session.offline,
             as_of=as_of,
-            overrides=joined_overrides(before.overrides if before else (), overrides),
+            overrides=joined_requirements(before.overrides if before else (), overrides),
+            extras=joined_requirements(before.extras if before else (), extras),
         )
         if not dry_run:
             text = format_runtime(runtime, release=checkout.lock.release.version, machine=machine)

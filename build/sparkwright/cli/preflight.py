@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.command("preflight")
 @click.argument("recipe")
-@click.option("--use", default="", help="The recipe's use: single, shared or many.")
+@click.option("--use", default="", help="The recipe's use, such as shared or many; single by default.")
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."
@@ -58,16 +58,17 @@ def command(
 ) -> None:
     """Check that RECIPE would start on this machine, and that the machine would survive it.
 
-    Nothing is loaded and nothing is downloaded; with --python, that vLLM is asked for its options. Prints the
-    memory budget and what was found; the exit code is 76 if the server should not be started.
+    Nothing is loaded. Of a model that is not on this machine, the hub is asked for sizes and headers alone;
+    with --python, that vLLM is asked for its options. Prints the memory budget and what was found; the exit
+    code is 76 if the server should not be started.
     """
-    from sparkwright.recipes import load_recipe
-    from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
+    from sparkwright.recipes import served_recipe
+    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear, this_end
 
-    other, chosen = _read_end(peer) if peer else None, load_recipe(recipe, use)
+    other, chosen = _read_end(peer) if peer else None, served_recipe(recipe, use)
     lacks = _lacking(chosen, asked["wheel"]) if asked["wheel"] and not asked["python"] else ()
     request = PreflightRequest(
-        recipe=chosen, nodes=nodes or 0, peer=other, ask=_asking(), lacks=lacks, **asked
+        recipe=chosen, nodes=nodes or 0, peer=other, ask=_asking(), lacks=lacks, hub=Hub(os.environ), **asked
     )
     if link_only:
         print_json(to_builtins(this_end(request)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _USES = ("single", "shared", "many")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-_USE = click.option("--use", type=click.Choice(_USES), default=None, help="Apply this use of the recipe.")
+_USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of it; single by default.")
 
 
 @click.group("recipe")
@@ -69,9 +69,9 @@ def _cell(value: Any) -> str:
 @_JSON
 def show(*, name: str, use: str | None, as_command: bool, as_json: bool) -> None:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes import served_recipe
 
-    recipe = load_recipe(name, use or "")
+    recipe = served_recipe(name, use or "")
     if as_json:
         told = {"notes": recipe.limits, "standing": recipe.standing, "command": _commands(recipe)}
         print_json({**to_builtins(recipe), **told})
@@ -177,7 +177,7 @@ def to_builtins_of(result: CheckedRecipe) -> dict[str, Any]:
         "version": result.version,
         "problems": [
             {"kind": one.kind, "name": one.name, "because": one.because, "exists-in": list(one.exists_in),
-             "nearest": one.nearest, "refuses": one.refuses}
+             "nearest": one.nearest, "instead": one.instead, "refuses": one.refuses}
             for one in result.problems
         ],
         "rules": list(result.rules),
@@ -227,9 +227,9 @@ def export(*, name: str, to: str, use: str | None, container: str, date: str) ->
     from datetime import UTC, datetime
 
     from sparkwright.recipes import export as formats
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes import served_recipe
 
     day = date or datetime.now(UTC).date().isoformat()
-    recipe = load_recipe(name, use or "")
+    recipe = served_recipe(name, use or "")
     text = formats.export(recipe, "vllm" if to == "vllm" else "sparkrun", date=day, container=container)
     click.echo(text, nl=False)

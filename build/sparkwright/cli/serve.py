@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.serve.preflight import Hub
     from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
@@ -53,7 +54,7 @@ _SOURCES = ("wheel", "channel", "python")
     envvar="SPARKWRIGHT_SERIES",
     help="Take a wheel of this series only; by default of those that the recipe is meant for.",
 )
-@click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
+@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
 @click.option(
     "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
 )
@@ -110,12 +111,12 @@ def command(
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
     require_libraries(_LIBRARIES, "serve")
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes import served_recipe
     from sparkwright.serve.places import caches_of, new_run_folder
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = as_head(with_settings(load_recipe(recipe, use), settings), asked["head"])
+    chosen = as_head(with_settings(served_recipe(recipe, use), settings), asked["head"])
     options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
@@ -125,8 +126,9 @@ def command(
     with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
+            hub = _look_first(chosen, options, asked)
             installed = _installed(store, chosen, asked)
-            _preflight(store, installed, options, asked)
+            _preflight(store, installed, options, asked, hub)
             from sparkwright.serve.run import serve
 
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
@@ -248,7 +250,35 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
     return OfferedWheel(chosen.path, why=chosen.why)
 
 
-def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
+def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) -> Hub | None:
+    """Refuse what cannot be served whatever vLLM is installed, and tell what is fetched, before anything is.
+
+    Returns:
+        The hub, with the models that were read; `None` if nothing is fetched.
+
+    Raises:
+        PreflightError: the card, the memory, the disk or the model's licence forbids it.
+    """
+    from sparkwright.serve.preflight import EARLY, Hub, PreflightRequest, require_clear, run_preflight
+
+    if _is_rehearsal(recipe):
+        return None
+    hub = None if options.offline else Hub({**os.environ, **recipe.environment})
+    offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+    request = PreflightRequest(
+        recipe=recipe, environment={**os.environ, **offline}, address=options.host, port=options.port, hub=hub
+    )
+    found = [one for one in run_preflight(request) if one.check in EARLY]
+    for one in found:
+        if one.check == "model-fetched":
+            emit("serve.fetches", what=one.what, because=one.because)
+    require_clear(found, force=asked["force"])
+    return hub
+
+
+def _preflight(
+    store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any], hub: Hub | None
+) -> None:
     """Refuse a server that would not start, or that the host would not survive, before weights are read.
 
     What does not stop it becomes a warning.
@@ -276,6 +306,7 @@ def _preflight(store: Store, installed: Installation, options: ServeOptions, ask
             address=options.host,
             port=options.port,
             ask=partial(ask_installed, store, identity=identity),
+            hub=hub,
         )
     )
     for one in found:

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from sparkwright.serve.plan import Plan
 
 _SHOWN = ("serve.", "warmup.", "warning", "server.evidence", "server.fetching")
-_LINES = {"serve.wheel": "wheel    {name}: {why}", "serve.incident": "evidence {folder}"}
+_LINES = {
+    "serve.fetches": "fetches  {what}: {because}",
+    "serve.incident": "evidence {folder}",
+    "serve.wheel": "wheel    {name}: {why}",
+}
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 
@@ -154,6 +158,7 @@ class Screen:
                 self._wait_for(str(data["name"]))
             case "serve.starting":
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
+                self._say(f"as       {data['title']}")
                 self._say(f"log      {data['log']}")
             case "server.fetching":
                 self._fetching(data)

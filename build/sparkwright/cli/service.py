@@ -42,7 +42,7 @@ def command() -> None:
 @command.command("install")
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
-@click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
+@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
 @click.option("--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
@@ -141,12 +141,12 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     request, the old one is started again.
     """
     require_libraries(_LIBRARIES, "serve")
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes import served_recipe
     from sparkwright.serve.service import load_record
 
     places = _places(name, asked)
     record = load_record(places)
-    recipe = load_recipe(record.recipe, record.use)
+    recipe = served_recipe(record.recipe, record.use)
     wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
     slot = _prepared(places, wheel, recipe, asked, offline=offline)
     _change(places, record, slot, wheel.wheel, recipe)
@@ -208,12 +208,12 @@ def _described(
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
     from dataclasses import replace
 
-    from sparkwright.recipes import REHEARSAL, load_recipe
+    from sparkwright.recipes import REHEARSAL, served_recipe
     from sparkwright.serve.service import ServiceOptions
     from sparkwright.serve.service.model import IMAGE_UID
     from sparkwright.serve.settings import with_settings
 
-    chosen = with_settings(load_recipe(recipe, asked["use"]), asked["settings"])
+    chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
     if chosen.model.startswith(REHEARSAL):
         raise ConfigError(
             f"the recipe {chosen.name} cannot be installed as a service",

@@ -36,7 +36,7 @@ _ALWAYS = {
 _HEAD = """\
 # The runtime of vLLM {release} on {machine}, locked: `sparkwright lock runtime` makes it again.
 """
-_OVERRIDE = "# override: "
+_OVERRIDE, _WITH = "# override: ", "# with: "
 _AFTER = "make it again: sparkwright lock runtime"
 
 
@@ -72,10 +72,12 @@ class LockedRuntime:
     Attributes:
         packages: the packages, by name.
         overrides: requirements that count instead of those of the same project, wherever they are stated.
+        extras: requirements on top of the wheel's own.
     """
 
     packages: tuple[LockedPackage, ...]
     overrides: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -123,7 +125,7 @@ def runtime_name(series: str, machine: str) -> str:
     return f"{series}-{machine}{SUFFIX}"
 
 
-def joined_overrides(recorded: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+def joined_requirements(recorded: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return what a file records and what is *given*, which replaces those of the same project."""
     replaced = {canonicalize_name(Requirement(one).name) for one in given}
     return (*(one for one in recorded if canonicalize_name(Requirement(one).name) not in replaced), *given)
@@ -131,8 +133,10 @@ def joined_overrides(recorded: Sequence[str], given: Sequence[str]) -> tuple[str
 
 def format_runtime(runtime: LockedRuntime, *, release: str, machine: str) -> str:
     """Return the file with *runtime*."""
-    overrides = "".join(f"{_OVERRIDE}{override}\n" for override in runtime.overrides)
-    return _HEAD.format(release=release, machine=machine) + overrides + runtime.text
+    stated = [f"{_OVERRIDE}{one}\n" for one in runtime.overrides] + [
+        f"{_WITH}{one}\n" for one in runtime.extras
+    ]
+    return _HEAD.format(release=release, machine=machine) + "".join(stated) + runtime.text
 
 
 def read_runtime(path: Path) -> LockedRuntime:
@@ -154,16 +158,18 @@ def parse_runtime(text: str, what: str) -> LockedRuntime:
     Raises:
         ConfigError: a line is no exact requirement with digests.
     """
-    packages, overrides = [], []
+    packages, overrides, extras = [], [], []
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), start=1):
         if line.startswith(_OVERRIDE):
             overrides.append(line.removeprefix(_OVERRIDE).strip())
+        if line.startswith(_WITH):
+            extras.append(line.removeprefix(_WITH).strip())
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         packages.append(_package(line, f"{what}, line {number}"))
     if not packages:
         raise ConfigError(f"{what} is no locked runtime", because="it holds no package", next_step=_AFTER)
-    return LockedRuntime(tuple(packages), tuple(overrides))
+    return LockedRuntime(tuple(packages), tuple(overrides), tuple(extras))
 
 
 def _package(line: str, where: str) -> LockedPackage:

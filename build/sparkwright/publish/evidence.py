@@ -274,7 +274,7 @@ def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPoli
         return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
     if not evidence.detail.get("complete"):
         return f"the {evidence.kind} ran only some checks, or a short profile"
-    if kind == "rehearsal" != evidence.kind:
+    if kind == "rehearsal" and evidence.kind != kind:
         return f"it was made on the older release {evidence.detail.get('version')}, which is rehearsal-older"
     if evidence.kind == "verify" and policy.capability not in {"", evidence.detail.get("capability")}:
         return f"the verification ran on capability {evidence.detail.get('capability') or 'unknown'}"

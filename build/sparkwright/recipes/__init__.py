@@ -17,6 +17,7 @@ from sparkwright.recipes.recipe import (
     node_arguments,
     recipes,
     serve_arguments,
+    served_recipe,
     shipped_path,
     variant,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "node_arguments",
     "recipes",
     "serve_arguments",
+    "served_recipe",
     "shipped_path",
     "variant",
 ]

@@ -213,9 +213,7 @@ def _flag_words(recipe: Recipe, name: str) -> tuple[str, ...]:
 
 
 def _least_memory(about: About) -> int:
-    """Return the catalogue's least memory in 10^9 bytes: the weights, and a fifth more."""
-    if about.weights_gb:
-        return math.ceil(about.weights_gb * _SPARE)
+    """Return the catalogue's least memory in 10^9 bytes: parameters at their bits, and a fifth more."""
     number, unit = float(about.parameters[:-1]), about.parameters[-1]
     billions = number * {"B": 1, "M": 0.001, "T": 1000}[unit]
     return math.ceil(billions * _BITS[about.precision] / 8 * _SPARE)

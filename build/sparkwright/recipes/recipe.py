@@ -14,6 +14,7 @@ from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes.evaluation import EvalBound, require_usable_bounds
 from sparkwright.recipes.evidence import Evidence, Grade, best_grade
+from sparkwright.recipes.shared import reasons, use_title
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +31,12 @@ _HYBRID_DRAFTS = (
 # Variables that have a program load code, sparkwright's own children too; those after ?! only set its ways.
 _LOADS_CODE = re.compile(r"LD_|PATH$|PYTHON(?!DONTWRITEBYTECODE$|HASHSEED$|UNBUFFERED$)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEFAULT_USE = "single"
+_GARBAGE_AFTER_HITS = (
+    "With DFlash 2 and DSpark drafters over NVFP4 weights, answers after a hit in the prefix cache were "
+    "reported to be garbage on vLLM 0.30 and 0.31 (vllm#60174, open when last seen): run `verify --checks "
+    "prefix`, or serve with --set enable-prefix-caching=false."
+)
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
@@ -40,7 +47,7 @@ class Use(Model, frozen=True):
     """One way to use a server, as changes of its recipe.
 
     Attributes:
-        title: for people.
+        title: for people; the shared one of its name by default.
         flags: flags in place of the recipe's, or on top of them.
         speculative: the same for the speculative configuration.
         environment: the same for variables.
@@ -48,7 +55,7 @@ class Use(Model, frozen=True):
         why: reasons, as in `Recipe`.
     """
 
-    title: str
+    title: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
     speculative: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -64,7 +71,6 @@ class About(Model, frozen=True):
         parameters: all of them, such as ``27B``.
         active: those that one token uses; equal to `parameters` for a dense model.
         context: longest context in tokens that the model was made for.
-        weights_gb: size of the checkpoint's weights, in 10^9 bytes.
         page: public address of the model's page.
     """
 
@@ -72,7 +78,6 @@ class About(Model, frozen=True):
     parameters: str = ""
     active: str = ""
     context: int = 0
-    weights_gb: float = 0
     page: str = ""
 
 
@@ -101,7 +106,7 @@ class Recipe(Model, frozen=True):
         series: lines of releases that it is meant for, such as ``0.33``; any if empty.
         about: facts of the model, for people and for other tools' formats.
         why: reason of each flag by its name, of keys of the speculative configuration as
-            ``speculative.KEY``, and of variables by their names.
+            ``speculative.KEY``, and of variables by their names; the shared ones where it states none.
         evidence: where and by whom it was served; none: it was never seen served.
         reference: keys of published figures in ``reference.toml``.
         evaluation: lowest scores of evaluation tasks, each with its source.
@@ -152,7 +157,10 @@ class Recipe(Model, frozen=True):
         """Return its notes, behind those that hold for every recipe of its kind."""
         cached = self.flags.get("enable-prefix-caching") is not False
         hybrid = "hybrid" in self.traits and bool(self.speculative) and cached
-        return (*((_HYBRID_DRAFTS,) if hybrid else ()), *self.notes)
+        block = self.speculative.get("method") == "dspark" or "DFlash2" in self.drafter
+        garbage = block and cached and bool(self.speculative)
+        known = [*([_HYBRID_DRAFTS] if hybrid else []), *([_GARBAGE_AFTER_HITS] if garbage else [])]
+        return (*known, *self.notes)
 
     @property
     def made_up(self) -> bool:
@@ -186,6 +194,17 @@ def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
     return apply_use(recipe, use) if use else recipe
 
 
+def served_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
+    """Return a recipe as it is served: by *use*, and by default by the use for one user, if it has that.
+
+    Raises:
+        UnknownNameError: there is neither such a name nor such a file, or the recipe has no such use.
+        ConfigError: the file does not follow its format.
+    """
+    recipe = load_recipe(name_or_path, use)
+    return recipe if use or _DEFAULT_USE not in recipe.uses else apply_use(recipe, _DEFAULT_USE)
+
+
 def recipe_path(name_or_path: str | Path) -> Path:
     """Return the file of a recipe that ships, by its name, or of one of the user's, by its path.
 
@@ -208,13 +227,19 @@ def recipe_path(name_or_path: str | Path) -> Path:
 def _load(path: Path) -> Recipe:
     recipe = load_toml(path, Recipe, newest_format=FORMAT)
     uses = {
-        name: msgspec.structs.replace(use, flags=_checked(path, use.flags, use.speculative))
+        name: msgspec.structs.replace(use, title=use.title or use_title(name), **_complete(path, use, name))
         for name, use in recipe.uses.items()
     }
-    flags = _checked(path, recipe.flags, recipe.speculative)
     _require_plain(path, recipe)
     require_usable_bounds(path, recipe.evaluation)
-    return msgspec.structs.replace(recipe, flags=flags, uses=uses)
+    return msgspec.structs.replace(recipe, uses=uses, **_complete(path, recipe))
+
+
+def _complete(path: Path, one: Recipe | Use, use: str = "") -> dict[str, Any]:
+    """Return flags as ``vllm serve`` spells them, and the reasons with the shared ones."""
+    flags = _checked(path, one.flags, one.speculative)
+    drafts = {f"speculative.{key}": value for key, value in one.speculative.items()}
+    return {"flags": flags, "why": reasons({**flags, **drafts, **one.environment}, one.why, use)}
 
 
 def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 Kind = Literal["flag", "value", "variable", "speculative key", "parser", "deprecated"]
 
 
+_MOE, _LINEAR = "the flag moe-backend", "the flag linear-backend"
+_INSTEAD = {
+    "enable-mamba-fine-grained-prefix-cache": "enable-mamba-shared-prefix-checkpoint (vllm#57382)",
+    "log-config-file": "logging-config.pylogging_config_file",
+    "mamba-cache-mode all": "nothing: states are cached by enable-prefix-caching (vllm#60838)",
+    "speculative-disable-by-batch-size": "num_speculative_tokens_per_batch_size in [speculative]",
+    "VLLM_PLE_CPU_OFFLOAD": "the flag engram-config",
+    "VLLM_FP8_MOE_BACKEND": _MOE,
+    "VLLM_FLASHINFER_MOE_BACKEND": _MOE,
+    "VLLM_USE_FLASHINFER_MOE_FP4": _MOE,
+    "VLLM_USE_FLASHINFER_MOE_FP8": _MOE,
+    "VLLM_NVFP4_GEMM_BACKEND": _LINEAR,
+}
+"""What releases dropped and guides still name, and what took its place."""
+
+
 class ReleaseFlag(Model, frozen=True):
     """One option of ``vllm serve``.
 
@@ -144,11 +160,17 @@ class Problem:
         """True unless the option still works."""
         return self.kind != "deprecated"
 
+    @property
+    def instead(self) -> str:
+        """What took the place of an option that releases dropped; empty for others."""
+        return _INSTEAD.get(self.name.removeprefix("--"), "") if self.refuses else ""
+
     def __str__(self) -> str:
         """Return one line."""
         there = f"; series {', '.join(self.exists_in)} has it" if self.exists_in else ""
         near = f"; the nearest name is {self.nearest}" if self.nearest else ""
-        return f"{self.kind} {self.name}: {self.because}{there}{near}"
+        place = f"; use {self.instead}" if self.instead else near
+        return f"{self.kind} {self.name}: {self.because}{there}{place}"
 
 
 def problems(

@@ -43,6 +43,12 @@ def _rates_wrong(options: ServerOptions) -> bool:
     return len(rates) != options.k or not falling or not all(0 <= rate <= 1 for rate in rates)
 
 
+def _drafts_nothing_by_load(options: ServerOptions) -> bool:
+    """Tell if no token is drafted at some load."""
+    by_load = options.speculative.get("num_speculative_tokens_per_batch_size") or []
+    return any(drafts == 0 for *_, drafts in by_load)
+
+
 def _slots_missing(options: ServerOptions) -> bool:
     """Tell if a full batch's draft slots leave no token to schedule: k - 1 of them for each request."""
     tokens, requests = options.number("max-num-batched-tokens"), options.number("max-num-seqs")
@@ -139,10 +145,11 @@ RULES: tuple[Rule, ...] = (
         "in a hybrid model a step without drafts reads a request's state from its first slot, where a step "
         "with drafts has left it in another: answers go wrong without an error, and n-gram and suffix drafts "
         "are often none",
-        'draft in every step (method = "mtp", "eagle3" or "dflash"), or leave [speculative] out',
+        'draft in every step (method = "mtp", "eagle3" or "dflash", and no load with 0 drafts), or leave '
+        "[speculative] out",
         # 0.33.0 v1/attention/backends/gdn_attn.py:390 and :472; open as #39273 and #40875.
         "0.24.0 v1/attention/backends/gdn_attn.py:219 and :292, v1/worker/gpu_model_runner.py:2407",
-        lambda o: o.method in _MAY_DRAFT_NOTHING and "hybrid" in o.traits,
+        lambda o: "hybrid" in o.traits and (o.method in _MAY_DRAFT_NOTHING or _drafts_nothing_by_load(o)),
         before="0.34",
     ),
     Rule(

@@ -197,8 +197,8 @@ async def _ready(
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Start *server*, warm it up, announce it and yield a session to it; it ends with the block."""
     emit(
-        "serve.starting", recipe=installed.recipe.name, vllm=installed.described, log=str(server.log),
-        python=str(installed.python),
+        "serve.starting", recipe=installed.recipe.name, title=installed.recipe.title,
+        vllm=installed.described, log=str(server.log), python=str(installed.python),
     )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         with task("start the engine"):

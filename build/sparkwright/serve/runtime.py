@@ -73,6 +73,7 @@ def resolve_runtime(
     offline: bool = False,
     as_of: str = "",
     overrides: Sequence[str] = (),
+    extras: Sequence[str] = (),
 ) -> LockedRuntime:
     """Resolve *requirements* for *machine*, on every Python from 3.11 on, by the user's package index.
 
@@ -82,6 +83,7 @@ def resolve_runtime(
         offline: ask no index: resolve from uv's cache.
         as_of: a date; later files count as not there.
         overrides: requirements that count instead of those of the same project.
+        extras: requirements on top.
 
     Raises:
         LockMismatchError: they cannot be met together, or a package has no file for the machine.
@@ -95,7 +97,7 @@ def resolve_runtime(
     with TemporaryDirectory() as name, task(f"resolve the runtime for {machine}"):
         folder = Path(name)
         (folder / "pyproject.toml").write_text(_PROJECT.format(machine=machine), encoding="utf-8")
-        (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        (folder / "requirements.in").write_text("\n".join([*requirements, *extras]) + "\n", encoding="utf-8")
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
         try:
             run(
@@ -105,7 +107,7 @@ def resolve_runtime(
         except ProcessError as error:
             raise _unresolved(machine, error, offline=offline) from error
         locked = runtime_of((folder / "pylock.toml").read_text(encoding="utf-8"), machine)
-    return replace(locked, overrides=tuple(overrides))
+    return replace(locked, overrides=tuple(overrides), extras=tuple(extras))
 
 
 def _unresolved(machine: str, error: ProcessError, *, offline: bool) -> LockMismatchError | NotInStoreError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.recipes import Recipe, served_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,7 +131,7 @@ def _base(given: Mapping[str, str], wrong: _Wrong) -> Recipe:
         wrong.add("MODEL_PATH and MODEL name two models")
     model = given.get("MODEL_PATH") or given.get("MODEL") or ""
     if "RECIPE" in given:
-        return load_recipe(given["RECIPE"], given.get("USE", ""))
+        return served_recipe(given["RECIPE"], given.get("USE", ""))
     if not model:
         wrong.add("neither RECIPE nor MODEL_PATH is set")
     if "USE" in given:

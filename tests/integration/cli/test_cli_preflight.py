@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checkpoint_kit import DENSE, write_checkpoint
+from hub_kit import hub_server
 
 from sparkwright.cli.main import main
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from hub_kit import HubServer
     from world import World
 
 RECIPE = """\
@@ -142,3 +145,47 @@ def test_verify_leaves_models_that_are_not_here_to_the_server(
     recipe.write_text(RECIPE.format(model="org/absent", utilization=0.1, space="0.1"))
     assert verify(recipe) == 80
     assert "has no vLLM" in capsys.readouterr().err
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with hub_server() as server:
+        server.models["org/small"] = write_checkpoint(tmp_path / "remote", DENSE)
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+        yield server
+
+
+def remote(tmp_path: Path) -> Path:
+    path = tmp_path / "remote.toml"
+    text = RECIPE.format(model="org/small", utilization=0.1, space="0.1")
+    path.write_text(text.replace('HF_HUB_OFFLINE = "1"\n', ""))
+    return path
+
+
+def test_a_model_on_the_hub_has_its_memory_and_its_download(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preflight", str(remote(tmp_path)), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["check"] for one in told["findings"]] == ["model-fetched"]
+    assert "0.0 GiB in 4 files" in told["findings"][0]["because"]
+    weights = next(row for row in told["memory"] if row["part"] == "weights")
+    assert weights["gib"] == pytest.approx(2 * 512 * 64 * 2 / (1 << 30))
+    assert not (tmp_path / "empty").exists()
+
+
+def test_serve_refuses_a_model_that_it_may_not_fetch_before_it_installs_anything(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tmp_path / "vllm-0.24.0-cp38-abi3-linux_x86_64.whl"
+    wheel.write_bytes(b"no wheel")
+    words = ["serve", str(remote(tmp_path)), "--wheel", str(wheel), "--port", "0"]
+    hub.gated.add("org/small")
+    assert main(words) == 76
+    assert "org/small cannot be fetched" in capsys.readouterr().err
+    hub.gated.clear()
+    assert main(words) != 76  # it gets as far as the wheel
+    shown = capsys.readouterr()
+    assert "org/small is fetched when the server starts: 0.0 GiB in 4 files" in shown.out
+    assert "cannot be fetched" not in shown.err

@@ -11,9 +11,11 @@ from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.engine import EngineFacts
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
 from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
+from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
 from sparkwright.serve.preflight.request import PreflightRequest
 from sparkwright.serve.preflight.run import (
+    EARLY,
     PreflightReport,
     inspect_start,
     run_preflight,
@@ -21,11 +23,13 @@ from sparkwright.serve.preflight.run import (
 )
 
 __all__ = [
+    "EARLY",
     "BudgetRow",
     "CardFacts",
     "EngineFacts",
     "Finding",
     "HostFacts",
+    "Hub",
     "LinkFacts",
     "PreflightReport",
     "PreflightRequest",

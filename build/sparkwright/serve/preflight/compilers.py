@@ -17,7 +17,7 @@ from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.shape import model_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from sparkwright.serve.preflight.request import PreflightRequest
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}
 _FIRST_THAT_LOOKS = Version("0.7")
 _NOT_FLASHINFER = ("Gemma3", "Gemma4", "GptOss")
-_TRUE = {"1", "true", "yes", "on"}
 
 
 def check_compilers(
@@ -222,43 +220,3 @@ def check_caches(host: HostFacts) -> Iterator[Finding]:
             f"{folder} cannot be made or written to: each start compiles again, or ends",
             "give the user a home that can be written, or set the cache's variable to another folder",
         )
-
-
-def check_offline(
-    environment: Mapping[str, str], models: Mapping[str, Checkpoint | None]
-) -> Iterator[Finding]:
-    """Yield findings about models that a start would have to fetch or look up.
-
-    Args:
-        environment: variables of the server.
-        models: the models by name; `None` for one that is not on this machine.
-    """
-    offline = any(environment.get(name, "").lower() in _TRUE for name in _OFFLINE)
-    for name, checkpoint in models.items():
-        path = name.startswith(("/", ".", "~")) or name.count("/") > 1
-        if checkpoint is None and (offline or path):
-            yield Finding(
-                "model-missing",
-                "refuse",
-                f"{name} is not on this machine",
-                "there is no such folder"
-                if path
-                else "it is not in the cache, and the network is off (HF_HUB_OFFLINE)",
-                "correct the path" if path else f"fetch it first: hf download {name}",
-            )
-        elif checkpoint is None:
-            yield Finding(
-                "model-fetched",
-                "note",
-                f"{name} is fetched when the server starts",
-                "it is not in the cache, so that its files cannot be checked and its memory is not known",
-                f"fetch it first, and check again: hf download {name}",
-            )
-        elif not offline and str(checkpoint.folder) != os.path.expanduser(name):  # noqa: PTH111 - a name
-            yield Finding(
-                "offline",
-                "note",
-                f"the start asks the hub about {name}, though it is here",
-                "HF_HUB_OFFLINE is not set: without DNS, vLLM waits or ends",
-                'set HF_HUB_OFFLINE = "1" in the recipe\'s [environment]',
-            )

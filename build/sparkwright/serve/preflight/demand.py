@@ -126,10 +126,11 @@ def make_demand(facts: StartFacts) -> Demand:
     drafted = loaded_weights(recipe, drafter, draft=True) if drafter and drafter.shards else None
     utilization = recipe.flags.get("gpu-memory-utilization", UTILIZATION)
     return Demand(
-        weights=loaded.bytes if loaded else stated_bytes(recipe) // options.ranks,
-        weights_source=_source(recipe, loaded, options.ranks),
+        weights=loaded.bytes if loaded else -1,
+        weights_source=_source(facts, recipe.model, loaded)
+        + (f"; over {options.ranks} cards" if loaded and options.ranks > 1 else ""),
         drafter=drafted.bytes if drafted else (-1 if recipe.drafter and recipe.speculative else 0),
-        drafter_source=_drafter_source(recipe, drafted),
+        drafter_source=_source(facts, recipe.drafter, drafted),
         plan=plan,
         plan_unknown=unknown,
         length=_length(recipe, shape),
@@ -148,27 +149,16 @@ def make_demand(facts: StartFacts) -> Demand:
     )
 
 
-def stated_bytes(recipe: Recipe) -> int:
-    """Return the bytes of the target's weights by its page, as the recipe has them; -1 where it has not."""
-    return int(recipe.about.weights_gb * 10**9) if recipe.about and recipe.about.weights_gb else -1
-
-
-def _source(recipe: Recipe, loaded: LoadedWeights | None, ranks: int) -> str:
-    over = f"; over {ranks} cards" if ranks > 1 else ""
-    if loaded is None and stated_bytes(recipe) > 0:
-        return f"the model's page; not on this machine{over}"
-    return _drafter_source(recipe, loaded) + (over if loaded else "")
-
-
-def _drafter_source(recipe: Recipe, loaded: LoadedWeights | None) -> str:
+def _source(facts: StartFacts, name: str, loaded: LoadedWeights | None) -> str:
     if loaded is None:
-        return "made up when the server starts" if recipe.made_up else "not on this machine"
+        return "made up when the server starts" if facts.recipe.made_up else "not on this machine"
     types = ", ".join(
         f"{dtype} {size / GIB:.2f}"
         for dtype, size in sorted(loaded.by_dtype.items(), key=lambda one: -one[1])
     )
     left = f"; {loaded.left_out / GIB:.2f} not loaded" if loaded.left_out else ""
-    return f"headers: {types} GiB{left}"
+    where = "the hub's headers" if name in facts.remote else "headers"
+    return f"{where}: {types} GiB{left}"
 
 
 def _plan(facts: StartFacts) -> tuple[KvPlan | None, str]:

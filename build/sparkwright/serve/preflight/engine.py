@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 REGISTRY = "vllm/model_executor/models/registry.py"
 COMPANION = "flashinfer-jit-cache"
 NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-_PACKAGES = ("torch", "triton", "flashinfer-python", "flashinfer-cubin", COMPANION, *NCCL)
+LOADERS = ("fastsafetensors", "instanttensor")
+"""Ways to load weights that are packages of their own, by the names of both."""
+_PACKAGES = ("torch", "triton", "flashinfer-python", "flashinfer-cubin", COMPANION, *NCCL, *LOADERS)
 _ASK = """
 import json, platform, sys
 from importlib.metadata import PackageNotFoundError, distribution

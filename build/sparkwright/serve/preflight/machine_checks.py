@@ -9,15 +9,12 @@ from msgspec import structs
 
 from sparkwright.publish.series import series_of
 from sparkwright.recipes import incompatibilities
-from sparkwright.serve.preflight.budget import GIB
-from sparkwright.serve.preflight.completeness import missing_shards
-from sparkwright.serve.preflight.engine import runs_on
+from sparkwright.serve.preflight.engine import LOADERS, runs_on
 from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.shape import model_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
 _RELEASE = re.compile(r"\d+\.\d+")
 _OLDEST_DRIVER = 580
-_ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
-_SPARE = 2 * GIB
 # Other rules about a model's traits have checks that read its sizes.
 _BY_CHECKPOINT = {"hybrid-steps-without-drafts", "mla-drafts", "mla-runner-v2"}
 
@@ -145,6 +140,19 @@ def check_rules(
         )
 
 
+def check_loader(recipe: Recipe, engine: EngineFacts) -> Iterator[Finding]:
+    """Yield a finding if the package that loads the weights is not installed: vLLM notices late."""
+    name = str(recipe.flags.get("load-format", ""))
+    if name in LOADERS and engine.packages.get(name) == "":
+        yield Finding(
+            "loader",
+            "refuse",
+            f"{name} is not installed, by which the recipe loads its weights",
+            "vLLM imports it once the model is made, and ends there",
+            f"pip install {name} into that environment, serve the locked runtime, or --set load-format=auto",
+        )
+
+
 def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
     """Yield findings about a wheel for another machine or another card."""
     if engine.machine and host.machine and engine.machine != host.machine:
@@ -194,48 +202,3 @@ def _drafting(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the names that vLLM gives a drafter's architectures (transformers_utils/configs/eagle.py)."""
     for name in checkpoint.architectures:
         yield from (f"Eagle{name}", f"Eagle3{name}", name.replace("ForCausalLM", "MTP"))
-
-
-def check_disk(
-    host: HostFacts,
-    folder: Path,
-    checkpoints: Mapping[str, Checkpoint | None],
-    stated: Mapping[str, int],
-) -> Iterator[Finding]:
-    """Yield findings about room for weights that have to be fetched.
-
-    Args:
-        host: has the free bytes.
-        folder: where they would be fetched to.
-        checkpoints: the models by name; `None` for one that is not here.
-        stated: bytes of models that are known beforehand, by name; -1 where they are not.
-    """
-    if host.disk_free < 0:
-        return
-    for name, checkpoint in checkpoints.items():
-        missing = stated.get(name, -1) if checkpoint is None else _missing_bytes(checkpoint)
-        if missing > 0 and host.disk_free < missing + _SPARE:
-            yield Finding(
-                "disk",
-                "refuse",
-                f"there is no room for {name}"
-                if checkpoint is None
-                else f"there is no room for the rest of {name}",
-                f"{missing / GIB:.1f} GiB are missing, and {host.disk_free / GIB:.1f} free in {folder}",
-                "free some, or set HF_HOME to a larger disk",
-                liftable=True,
-            )
-        elif missing < 0 and host.disk_free < _ROOMY:
-            yield Finding(
-                "disk",
-                "warn",
-                f"there may be no room for {name}",
-                f"{host.disk_free / GIB:.1f} GiB are free in {folder}; its size is not known yet",
-                "free some, or set HF_HOME to a larger disk",
-            )
-
-
-def _missing_bytes(checkpoint: Checkpoint) -> int:
-    if checkpoint.index_bytes < 0 or not missing_shards(checkpoint):
-        return 0
-    return max(0, checkpoint.index_bytes - checkpoint.bytes)

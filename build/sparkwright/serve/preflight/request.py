@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkwright.serve.preflight.checkpoint import Checkpoint
     from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import HostFacts
+    from sparkwright.serve.preflight.hub import Hub, RemoteModel
     from sparkwright.serve.preflight.kv_plan import KvOptions
     from sparkwright.serve.preflight.link import LinkFacts
     from sparkwright.serve.preflight.options import AskOptions
@@ -39,6 +40,7 @@ class PreflightRequest:
         link: facts of this end of the link between two machines; read here where `None`.
         peer: facts of the other end; `None` where they are not known.
         lacks: kernels of FlashInfer that a wheel will be installed without.
+        hub: where models that are not on this machine are read; `None` reads none.
     """
 
     recipe: Recipe
@@ -56,6 +58,7 @@ class PreflightRequest:
     link: LinkFacts | None = None
     peer: LinkFacts | None = None
     lacks: tuple[str, ...] = ()
+    hub: Hub | None = None
 
     @property
     def machines(self) -> int:
@@ -70,7 +73,17 @@ class PreflightRequest:
 
 @dataclass(frozen=True)
 class StartFacts:
-    """The facts that all checks share; a model is `None` where it is not on this machine."""
+    """The facts that all checks share; a model is `None` where it could not be read.
+
+    Attributes:
+        request: the start.
+        host: facts about the machine.
+        engine: facts about vLLM, if it is known.
+        target: the model, here or on the hub.
+        drafter: the same.
+        options: of the KV cache.
+        remote: the models that are not on this machine, by name; what the hub says of them, if it was asked.
+    """
 
     request: PreflightRequest
     host: HostFacts
@@ -78,6 +91,7 @@ class StartFacts:
     target: Checkpoint | None
     drafter: Checkpoint | None
     options: KvOptions
+    remote: Mapping[str, RemoteModel] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:

@@ -18,9 +18,9 @@ from sparkwright.serve.preflight.budget import (
     make_budget,
 )
 from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
-from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_offline
+from sparkwright.serve.preflight.compilers import check_caches, check_compilers
 from sparkwright.serve.preflight.completeness import check_files
-from sparkwright.serve.preflight.demand import kv_options, make_demand, stated_bytes
+from sparkwright.serve.preflight.demand import kv_options, make_demand
 from sparkwright.serve.preflight.draft_runner import check_draft_runner
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
@@ -28,14 +28,16 @@ from sparkwright.serve.preflight.drafter import (
     drafter_layers,
 )
 from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
+from sparkwright.serve.preflight.fetching import check_disk, check_offline, is_offline, is_repository
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import read_host
+from sparkwright.serve.preflight.hub import RemoteModel
 from sparkwright.serve.preflight.latent import check_latent
 from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
 from sparkwright.serve.preflight.machine_checks import (
     check_architecture,
     check_card,
-    check_disk,
+    check_loader,
     check_ports,
     check_rules,
     check_wheel,
@@ -49,7 +51,13 @@ from sparkwright.serve.preflight.template import check_template
 from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+
+
+EARLY = frozenset(
+    {"card", "disk", "driver", "model-fetched", "model-missing", "model-refused", "port", "weights"}
+)
+"""Checks that no vLLM has to be known for."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +81,16 @@ def run_preflight(request: PreflightRequest) -> tuple[Finding, ...]:
 
 
 def inspect_start(request: PreflightRequest) -> PreflightReport:
-    """Return findings and memory budget of *request*; nothing is loaded or downloaded."""
+    """Return findings and memory budget of *request*; of models nothing but headers is fetched."""
     recipe, variables = request.recipe, request.variables
     models = cache_folder(variables)
     host = request.host or read_host(variables, models=models, ports=(request.port,), address=request.address)
     engine, problems = _engine(request)
-    target = _checkpoint(recipe.model, variables, str(recipe.flags.get("revision") or ""))
-    drafter = _checkpoint(recipe.drafter, variables)
-    facts = StartFacts(request, host, engine, target, drafter, kv_options(recipe, target, host, engine))
+    remote: dict[str, RemoteModel] = {}
+    target = _checkpoint(request, recipe.model, remote, str(recipe.flags.get("revision") or ""))
+    drafter = _checkpoint(request, recipe.drafter, remote)
+    options = kv_options(recipe, target, host, engine)
+    facts = StartFacts(request, host, engine, target, drafter, options, remote)
     budget = make_budget(make_demand(facts), host.memory(int(request.sidecars_gib * GIB)))
     found = [*problems, *_machine(facts), *_models(facts), *_link(facts)]
     if not recipe.made_up:
@@ -101,13 +111,20 @@ def _engine(request: PreflightRequest) -> tuple[EngineFacts | None, list[Finding
     return None, []
 
 
-def _checkpoint(name: str, variables: Mapping[str, str], revision: str = "") -> Checkpoint | None:
+def _checkpoint(
+    request: PreflightRequest, name: str, remote: dict[str, RemoteModel], revision: str = ""
+) -> Checkpoint | None:
+    """Return the model *name*; *remote* gets what the hub says of it if it is not on this machine."""
     if not name:
         return None
     if name.startswith(TINY):
         return _generated(name)
-    folder = find_folder(name, variables, revision)
-    return read_checkpoint(name, folder) if folder is not None else None
+    folder = find_folder(name, request.variables, revision)
+    if folder is not None:
+        return read_checkpoint(name, folder)
+    asked = request.hub is not None and is_repository(name) and not is_offline(request.variables)
+    remote[name] = request.hub.read(name, revision) if request.hub and asked else RemoteModel()
+    return remote[name].checkpoint
 
 
 def _generated(name: str) -> Checkpoint:
@@ -126,6 +143,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
     if facts.engine is not None:
         yield from check_rules(facts.recipe, host, facts.engine, facts.target)
         yield from check_wheel(host, facts.engine)
+        yield from check_loader(facts.recipe, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
     yield from check_compilers(host, request, facts.engine, facts.target)
     yield from check_caches(host)
@@ -137,23 +155,24 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
     recipe, variables = facts.recipe, facts.request.variables
     names = {recipe.model: facts.target, **({recipe.drafter: facts.drafter} if recipe.drafter else {})}
     real = {name: checkpoint for name, checkpoint in names.items() if not name.startswith(TINY)}
-    yield from check_offline(variables, real)
-    stated = {recipe.model: stated_bytes(recipe)}
-    yield from check_disk(facts.host, cache_folder(variables), real, stated)
+    yield from check_offline(variables, real, facts.remote)
+    yield from check_disk(facts.host, cache_folder(variables), real, facts.remote)
+    here = None if recipe.model in facts.remote else facts.target
     if not recipe.model.startswith(TINY):
-        yield from check_template(recipe, facts.target)
+        yield from check_template(recipe, here)
     weights = recipe.flags.get("load-format") != "dummy"
     yield from check_latent(facts)
     if facts.target is not None:
         own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
-        yield from check_files(facts.target, weights=weights, tokenizer=own)
+        if here is not None:
+            yield from check_files(here, weights=weights, tokenizer=own)
         if weights:
             yield from check_quantization(recipe, facts.target)
         if recipe.speculative and (facts.drafter is not None or not recipe.drafter):
             yield from check_drafter(recipe, facts.target, facts.drafter)
             yield from _draft_cache(facts, facts.target)
             yield from check_draft_runner(facts)
-    if facts.drafter is not None:
+    if facts.drafter is not None and recipe.drafter not in facts.remote:
         yield from check_files(facts.drafter, weights=weights, tokenizer=False)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,13 @@ class Tensor:
         return math.prod(self.shape)
 
 
+class Readable(Protocol):
+    """A file, or a part of one that is fetched."""
+
+    def read(self, count: int, /) -> bytes:
+        """Return the next *count* bytes."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """One file of weights.
@@ -92,17 +99,29 @@ def read_shard(path: Path) -> Shard:
         if is_pointer(path):
             return Shard(path.name, size, pointer=True)
         with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(_LENGTH), "little")
-            if size < _LENGTH or length > min(_LONGEST_HEADER, size):
-                return Shard(
-                    path.name, size, problem=f"it has {size} bytes, and a header of {length} at most"
-                )
-            header = json.loads(stream.read(length))
+            return parse_shard(path.name, size, stream)
+    except OSError as error:
+        return Shard(path.name, -1, problem=f"it cannot be read: {error!r}")
+
+
+def parse_shard(name: str, size: int, stream: Readable) -> Shard:
+    """Return what the header says at the beginning of *stream*; a damaged one has a `Shard.problem`.
+
+    Args:
+        name: of the file.
+        size: its bytes.
+        stream: the file from its beginning on.
+    """
+    try:
+        length = int.from_bytes(stream.read(_LENGTH), "little")
+        if size < _LENGTH or length > min(_LONGEST_HEADER, size):
+            return Shard(name, size, problem=f"it has {size} bytes, and a header of {length} at most")
+        header = json.loads(stream.read(length))
         tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
         end = max((int(entry["data_offsets"][1]) for entry in _entries(header)), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        return Shard(path.name, -1, problem=f"its header cannot be read: {error!r}")
-    return Shard(path.name, size, _LENGTH + length + end, tensors)
+        return Shard(name, -1, problem=f"its header cannot be read: {error!r}")
+    return Shard(name, size, _LENGTH + length + end, tensors)
 
 
 def _entries(header: dict[str, Any]) -> list[dict[str, Any]]:

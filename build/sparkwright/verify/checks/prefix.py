@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.cell import Prompt
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation
+    from sparkwright.verify.model import BootFacts, Finding, Observation
 
 LENGTH = 24
 WARM = (("warm", 1), ("again", 4))
@@ -155,7 +155,7 @@ def _differences(context: Context, seen: CheckedCells) -> Finding:
         f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
         threshold=f"no gap above {LIMIT_NAT} nat, no answer with a mean distance above {LIMIT_KL} nat, and"
         f" in single precision answers one at a time at most {ROUNDINGS:.0f} times as far as two batch sizes"
-        " are from each other;"
+        " are from each other, and any hit of documents that fit into the cache;"
         f" decides nothing where less than {LEAST_HIT:.0%} of the reusable blocks' tokens come from the"
         " cache, or where no prompt is of such a length",
         measured=measured,
@@ -192,6 +192,8 @@ def _compare(context: Context, seen: CheckedCells) -> _Compared:
         "block tokens": ", ".join(map(str, block_sizes(context))),
         "prompt tokens": ", ".join(map(str, sorted({s.prompt_tokens for s in cold.counted}))),
     }
+    if unused := _never_hit(context, cold, warm):
+        return _Compared([unused], measured)
     if undecided := _unfit(context, cold, share):
         return _Compared(undecided, measured)
     moved = _beyond_rounding(cold, warm, measured)
@@ -249,6 +251,35 @@ def _dependent(
     cause = f"{len(wrong)} of {total} answers depend on the prefix cache, such as in {where} {shown}"
     if len(hit) < len(set(kinds.values())):
         cause += f"; all of them to prompts of {' and '.join(sorted(hit))}"
+    return Verdict.FAIL, cause + _known_garbage(main_facts(context))
+
+
+def _known_garbage(facts: BootFacts) -> str:
+    """Return what upstream knows of wrong answers after a hit with such a drafter; empty for others."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        since = Version(facts.version) >= Version("0.30")
+    except InvalidVersion:
+        return ""
+    if not since or facts.speculative_method not in {"dflash", "dspark"}:
+        return ""
+    return (
+        "; vllm#60174 is of this kind: DFlash 2 and DSpark drafters over NVFP4 weights, from 0.30 on, open"
+        " when last seen. Serve without prefix caching, by another method, or by FP8 weights"
+    )
+
+
+def _never_hit(context: Context, cold: Observation, warm: Sequence[Observation]) -> Reason | None:
+    """Return the reason against a cache that was looked up and had nothing, though all fit into it."""
+    facts = main_facts(context)
+    counts = [_hits(observation) for observation in warm]
+    fits = facts.kv_tokens < 0 or sum(sample.prompt_tokens for sample in cold.counted) <= facts.kv_tokens
+    if not fits or any(hits > 0 or looked_up <= 0 for hits, looked_up in counts):
+        return None
+    cause = "no token of any repeated document came from the prefix cache"
+    if facts.speculative_tokens > 0:
+        cause += "; vllm#54360 is of this kind: a hybrid model with a drafter whose hits are all lost"
     return Verdict.FAIL, cause
 
 

@@ -53,7 +53,7 @@ _TABLE: Final = (
         ("soak",),
         {"floor": 0},
     ),
-    Fault("no-hits", "the prefix cache finds nothing", ("soak",)),
+    Fault("no-hits", "the prefix cache finds nothing", ("prefix", "soak")),
     Fault("inert", "no drafted token is ever accepted", ("sweep",)),
     Fault("nan-drafts", "drafts are NaN: none is accepted, and requests count as corrupted", ("sweep",)),
     Fault("no-speculation", "it should speculate and does not", ("sweep",)),
