@@ -85,12 +85,14 @@ class Bench:
 def launch(head_size: int, dtype: Any, queries: int) -> None:
     """Attend with *queries* of one request in four heads a KV head, as a step of serving does."""
     import torch
+    from attending import Shape
+    from pages import empty_cache
     from vllm.v1.attention.ops.triton_nvfp4_kv import nvfp4_code_views, nvfp4_segment_buffers
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
     from vllm.v1.kv_cache_interface import KVQuantMode
 
     query = torch.zeros(queries, 8, head_size, dtype=dtype)
-    key, value = nvfp4_code_views(torch.zeros(16, 2, 16, 2, head_size * 9 // 16, dtype=torch.uint8))
+    key, value = nvfp4_code_views(empty_cache(Shape(head_size=head_size), blocks=16))
     output, maxima, sums = nvfp4_segment_buffers(8, head_size, dtype, torch.device("cpu"))
     unified_attention(
         query,

@@ -161,6 +161,12 @@ def timed() -> list[Case]:
     ]
 
 
+GAPS: tuple[dict[str, Any], ...] = (
+    {"heads": 64, "kv_heads": 8, "size": 64, "sinks": True},
+    {"heads": 64, "kv_heads": 8, "size": 64, "sinks": True, "window": 128},
+    {"heads": 32, "kv_heads": 16, "size": 256, "window": 1024},
+    {"heads": 32, "kv_heads": 4, "size": 512},
+)
 FURTHER = (  # timed only where asked for
     *(Case((1,), (length + 1,)) for length in (65536, 131072)),
     *(Case((1,) * batch, (32769,) * batch) for batch in (2, 4)),
@@ -171,6 +177,13 @@ FURTHER = (  # timed only where asked for
     ),
     Case((1024,), (33792,), heads=24, kv_heads=4, size=256),
     *(Case((query,) * 64, (4096 + query,) * 64, heads=32, kv_heads=4, size=512) for query in (1, 16)),
+    # What FlashInfer cannot read: gpt-oss' full layers and windows, and Gemma 4's.
+    *(
+        Case((query,) * batch, (32768 + query,) * batch, **layer)
+        for layer in GAPS
+        for query in (1, 16)
+        for batch in (1, 8, 64)
+    ),
 )
 
 
