@@ -13,6 +13,8 @@ from unittest import mock
 
 import torch
 
+from nvfp4 import coder
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -145,6 +147,7 @@ class Layer:
         key, value = (torch.randn(size, generator=source, device="cuda").to(case.dtype) for _ in range(2))
         slots = torch.arange(some * BLOCK, device="cuda")
         kv.nvfp4_reshape_and_cache(key, value, self.packed, slots, *self.scales)
+        self.written = some, (key, value)
         for begin in range(some, blocks, some):
             self.pages[begin : begin + some] = self.pages[: min(some, blocks - begin)]
         if self.plain is not None:
@@ -203,6 +206,18 @@ class Step:
         for row, count in zip(self.table, need, strict=True):
             row[:count] = order[taken : taken + count]
             taken += count
+
+
+def wrong_bytes(layer: Layer, case: Case) -> int:
+    """Count the bytes of the written blocks that are not those of a coder that looks values up in tables."""
+    some, sides = layer.written
+    shape: Any = types.SimpleNamespace(kv_heads=case.kv_heads, head=case.size, block=BLOCK, layout="NHD")
+    written = layer.pages[:some].flatten(1)
+    wanted = torch.full_like(written, 0x7F)
+    slots = torch.arange(some * BLOCK, device="cuda")
+    for side, (x, scale) in enumerate(zip(sides, layer.scales, strict=True)):
+        coder.write(wanted, coder.encode(x, float(scale)), slots, shape, side)
+    return int((wanted != written).sum())
 
 
 def decoded(layer: Layer, case: Case, row: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
