@@ -41,9 +41,13 @@ LAYOUTS = ("NHD", "HND")
 MANY = 2000  # queries of a request, enough to fill a card without a split
 SM_121 = (121, 99 << 10)  # the architecture, and bytes of shared memory that a block may have
 MODES = {"auto": KVQuantMode.NONE, "nvfp4": KVQuantMode.NVFP4, "fp8": KVQuantMode.FP8_PER_TENSOR}
-HEADS = ((72, torch.bfloat16, False),  # no whole groups
-    (512, torch.bfloat16, True), (528, torch.bfloat16, False),
-    (256, torch.float32, True), (272, torch.float32, False))  # and whether they can be had
+HEADS = (
+    (72, torch.bfloat16, False),  # no whole groups
+    (512, torch.bfloat16, True),
+    (528, torch.bfloat16, False),
+    (256, torch.float32, True),
+    (272, torch.float32, False),
+)  # and whether they can be had
 
 
 def nearest(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def packed(cache: torch.Tensor) -> tuple[Pair, Pair]:
 
 
 def between_layers(layers: int) -> torch.Tensor:
-    """A cache of two blocks, heads of 64 in blocks of 16, whose heads have other layers' bytes between them."""
+    """Return two blocks of 16 tokens with heads of 64, which have other layers' bytes between them."""
     if ROWS:
         return torch.zeros(2, 4, layers, 16, 36, dtype=torch.uint8)[:, :, 1]
     # Blocks, heads, layers, K and V, slots: the HND layout of blocks that hold all layers.

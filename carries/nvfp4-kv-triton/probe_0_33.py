@@ -43,7 +43,9 @@ TRITON, FLASHINFER = "TRITON_ATTN", "FLASHINFER"
 OFF_SM100 = ((8, 0), (8, 9), (9, 0), (12, 0), (12, 1))
 GEMMA_4 = (
     Shape(queries=(30, 18), lengths=(37, 20), image=(4, 17), window=8, clamped=True),
-    Shape(queries=(30, 18), lengths=(37, 20), image=(4, 17), window=8, clamped=True, layout="HND", head_size=128),
+    Shape(
+        queries=(30, 18), lengths=(37, 20), image=(4, 17), window=8, clamped=True, layout="HND", head_size=128
+    ),
 )
 
 
@@ -105,7 +107,9 @@ def backends(choice: Choice) -> list[str]:
     defaults: dict[str, Any] = {"head_size": 128, "dtype": torch.bfloat16, "block_size": None}
     config = AttentionSelectorConfig(**(defaults | choice.config))
     capability = DeviceCapability(*choice.capability)
-    serving = SimpleNamespace(attention_config=SimpleNamespace(use_trtllm_attention=choice.asked), model_config=None)
+    serving = SimpleNamespace(
+        attention_config=SimpleNamespace(use_trtllm_attention=choice.asked), model_config=None
+    )
     card = mock.Mock(
         is_device_capability_family=lambda family: family // 10 == capability.major,
         is_device_capability=lambda wanted: wanted == capability.to_int(),
@@ -138,7 +142,9 @@ def check_heads() -> None:
 
 def published(cache_dtype: str, **more: Any) -> FullAttentionSpec:
     """What a layer with eight heads of 128 on the Triton backend says of its cache."""
-    return cast("FullAttentionSpec", customize_attention_spec(TritonAttentionBackend, spec(cache_dtype, **more)))
+    return cast(
+        "FullAttentionSpec", customize_attention_spec(TritonAttentionBackend, spec(cache_dtype, **more))
+    )
 
 
 def check_page_sizes() -> None:
@@ -237,7 +243,10 @@ def check_composites() -> None:
     ):
         backend = triton_flashinfer.TritonFlashInferBackend
         expect(backend.supports_kv_cache_dtype("fp8"), "the composite refuses FP8")
-        expect(not backend.supports_kv_cache_dtype("nvfp4"), "the composite takes NVFP4, which its parts swizzle apart")
+        expect(
+            not backend.supports_kv_cache_dtype("nvfp4"),
+            "the composite takes NVFP4, which its parts swizzle apart",
+        )
 
 
 def check_builder() -> None:

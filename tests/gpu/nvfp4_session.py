@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Run a session on one GPU for an NVFP4 KV cache in Triton: right bits, memcheck, speed, serving.
 
-Needs one GPU, torch and, for ``serve``, an installed wheel of 0.24 or 0.33 with the carry; no network. Each stage
-fits a command of ten minutes on a Hopper card with 16 cores::
+Needs one GPU, torch and, for ``serve``, an installed wheel of 0.24 or 0.33 with the carry; no network. Each
+stage fits a command of ten minutes on a Hopper card with 16 cores::
 
-    python3 tests/gpu/nvfp4_session.py --out OUT --tree TREE --before OLD --fa2 _vllm_fa2_C.abi3.so --stage kernels
-    python3 tests/gpu/nvfp4_session.py --out OUT --tree TREE --before OLD --fa2 _vllm_fa2_C.abi3.so --stage speed
-    python3 tests/gpu/nvfp4_session.py --out OUT --version VERSION --stage serve --budget 560
+    python3 tests/gpu/nvfp4_session.py --out OUT --stage kernels --tree TREE --before OLD --fa2 FA2
+    python3 tests/gpu/nvfp4_session.py --out OUT --stage speed --tree TREE --before OLD --fa2 FA2
+    python3 tests/gpu/nvfp4_session.py --out OUT --stage serve --version VERSION --budget 560
 
-``kernels`` checks and sanitizes the kernels of TREE, and compiles what ``speed`` times. ``speed`` times TREE,
-alone on the card, beside FlashAttention 2 and 16 bits in Triton, and then OLD, such as the patched tree of 0.24.
+FA2 is ``_vllm_fa2_C.abi3.so`` of upstream's wheel. ``kernels`` checks and sanitizes the kernels of TREE, and
+compiles what ``speed`` times. ``speed`` times TREE, alone on the card, beside FlashAttention 2 and 16 bits in
+Triton, and then OLD, such as the patched tree of 0.24.
 ``serve`` serves tiny models of Qwen, Gemma 4 and gpt-oss with DFlash and n-gram drafts over NVFP4 on model
 runner V2, eager and with graphs, and compares their answers. ``OUT`` receives a log of each command. The exit
 status is 0 if all commands' are.
@@ -38,7 +39,16 @@ def commands(args: argparse.Namespace) -> list[dict[str, list[str]]]:
     trees = {"now": args.tree, "before": args.before}
     timed = {name: [*split, "--tree", str(tree)] for name, tree in trees.items() if tree}
     if args.stage == "serve":
-        words = ["--version", args.version, "--out", str(args.out), "--jobs", "8", "--budget", str(args.budget)]
+        words = [
+            "--version",
+            args.version,
+            "--out",
+            str(args.out),
+            "--jobs",
+            "8",
+            "--budget",
+            str(args.budget),
+        ]
         fleet = [sys.executable, str(HERE / "serve_fleet.py"), *words, "--only", "nvfp4", "v2"]
         return [{"fleet": [*fleet, "--skip", *LEFT_OUT.split()]}]
     library = ["--fa2", str(args.fa2)] if args.fa2 else []
@@ -68,7 +78,7 @@ def commands(args: argparse.Namespace) -> list[dict[str, list[str]]]:
 
 
 def run(group: dict[str, list[str]], out: Path) -> int:
-    """Run a group's commands at once, print how each ended, and return how many ended otherwise than they should."""
+    """Run a group's commands at once, print how each ended, and return how many ended wrongly."""
     env = os.environ | {"CUDA_CACHE_MAXSIZE": str(4 << 30), "PYTHONUNBUFFERED": "1"}
     began, bad, children = time.monotonic(), 0, {}
     for name, command in group.items():

@@ -8,14 +8,13 @@ what they import of the rest has stand-ins here. No wheel, no model, no network:
     python3 tests/gpu/nvfp4_split.py --tree TREE --part speed --fa2 _vllm_fa2_C.abi3.so --out OUT
     compute-sanitizer --tool racecheck python3 tests/gpu/nvfp4_split.py --tree TREE --part sanitize
 
-Parts: ``check`` compares the cache's bytes with a coder's that looks values up, and what is read with attention
-in float64 over the decoded cache. ``sanitize`` reads small cases
-once for compute-sanitizer; with ``--planted`` the buffers are too small, and it fails unless memcheck ends a
-kernel. ``compile`` fills Triton's cache of
-kernels for ``speed``, so that several processes can share that work (``--share I/N``). ``fa2`` has the
-driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before each: split,
-unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with ``--only`` those of
-`timed` and `FURTHER` that a regular expression is found in, such as ``"sinks|window|heads of 512"``.
+Parts: ``check`` compares the cache's bytes with a coder's that looks values up, and what is read with
+attention in float64 over the decoded cache. ``sanitize`` reads small cases once for compute-sanitizer; with
+``--planted`` the buffers are too small, and it fails unless memcheck ends a kernel. ``compile`` fills
+Triton's cache of kernels for ``speed``, so that several processes can share that work (``--share I/N``).
+``fa2`` has the driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before
+each: split, unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with
+``--only`` those of `timed` and `FURTHER` that a regular expression is found in, such as ``"sinks|window|heads of 512"``.
 """
 
 from __future__ import annotations

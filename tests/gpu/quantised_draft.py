@@ -2,7 +2,8 @@
 """Serve a tiny target with a DFlash drafter over caches of one and of several formats, full of stale bytes.
 
 Needs a GPU, torch and an installed vLLM 0.24 or 0.33 with the carries nvfp4-kv-triton, kv-zero-mixed,
-kv-page-nvfp4 and, on 0.24, draft-kv-dtype; downloads nothing and imports nothing of this project but its tiny models. Each case is a process and an engine, a few at a time::
+kv-page-nvfp4 and, on 0.24, draft-kv-dtype; downloads nothing and imports nothing of this project but its
+tiny models. Each case is a process and an engine, a few at a time::
 
     python3 tests/gpu/quantised_draft.py --out /tmp/mixed --quick              # 10 cases, eager
     python3 tests/gpu/quantised_draft.py --out /tmp/mixed                      # all 40

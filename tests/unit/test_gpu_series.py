@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import nvfp4_kv
 from nvfp4 import serve
-from pair import caches, mixes, names
+from pair import caches, names
 
 SOURCE = """
 from dataclasses import dataclass

@@ -160,7 +160,9 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
                 "cache": one.cache,
                 "drafter": str(drafter) if one.drafter else "",
                 "backend": "TRITON_ATTN",
-                "speculative_extra": {"attention_backend": one.drafter_backend} if one.drafter_backend else {},
+                "speculative_extra": {"attention_backend": one.drafter_backend}
+                if one.drafter_backend
+                else {},
                 "target": str(target),
                 "eager": one.eager,
                 "levels": list(one.levels),
