@@ -14,7 +14,8 @@ attention in float64 over the decoded cache. ``sanitize`` reads small cases once
 Triton's cache of kernels for ``speed``, so that several processes can share that work (``--share I/N``).
 ``fa2`` has the driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before
 each: split, unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with
-``--only`` those of `timed` and `FURTHER` that a regular expression is found in, such as ``"sinks|window|heads of 512"``.
+``--only`` those of `timed` and `FURTHER` that a regular expression is found in, such as
+``"sinks|window|heads of 512"``.
 """
 
 from __future__ import annotations
