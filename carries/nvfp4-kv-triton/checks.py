@@ -176,14 +176,15 @@ def check_what_a_card_runs() -> None:
     import replay
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for ptx in (True, False):
-            wrong = replay.wrongly_decoded(dtype, ptx=ptx)
-            expect(not wrong, f"{'PTX' if ptx else 'plain'} decoder, {dtype}: {wrong[:3]}")
-    for shape in REPLAYED:
-        with replay.replayed() as assembly:
-            error = attention_error(shape)
-        expect(assembly.texts, f"{shape}: the kernel decoded without PTX")
-        expect(error < limit(shape), f"{shape}, decoded by PTX: error {error:.1e}")
+        for family in (None, *replay.FAMILIES):
+            wrong = replay.wrongly_decoded(dtype, family=family)
+            expect(not wrong, f"decoder of {family or 'any'}, {dtype}: {wrong[:3]}")
+    for family in replay.FAMILIES:
+        for shape in REPLAYED:
+            with replay.replayed(family) as assembly:
+                error = attention_error(shape)
+            expect(assembly.texts, f"{shape}: the kernel decoded without PTX")
+            expect(error < limit(shape), f"{shape}, decoded by PTX of {family}: error {error:.1e}")
     for capability, cuda, options in (
         (90, True, {"num_warps", "num_stages", "maxnreg"}),
         (90, False, {"num_warps", "num_stages"}),  # of ROCm's architectures gfx942 has this number

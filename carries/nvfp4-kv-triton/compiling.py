@@ -120,6 +120,13 @@ def launch(head_size: int, dtype: Any, queries: int) -> None:
     )
 
 
+def converts() -> bool:
+    """Whether the tree has a decoder of its own for cards that convert E2M1."""
+    from vllm.v1.attention.ops import triton_nvfp4_kv
+
+    return hasattr(triton_nvfp4_kv, "nvfp4_converted")
+
+
 def operand_bits(ttgir: str) -> list[int]:
     """Bits that a thread takes of one row of an operand of ``tt.dot``; other than 32, float32 goes wrong."""
     found = re.findall(r"x([a-z]+)(\d+), #ttg\.dot_op<{[^}]*kWidth = (\d+)}>", ttgir)
@@ -149,8 +156,11 @@ def main() -> int:
             for function, kernel in bench.compiled:
                 if function.fn.__name__ != "kernel_unified_attention":
                     continue  # adds up segments, and decodes nothing
-                assembly = "fma.rn.bf16x2" if name == "bfloat16" else "fma.rn.f16x2"
-                decoded = assembly in kernel.asm["ptx"] and "prmt.b32" in kernel.asm["ptx"]
+                pair = "bf16x2" if name == "bfloat16" else "f16x2"
+                wanted_in = [f"fma.rn.{pair}", "prmt.b32"]
+                if arch == 121 and converts():
+                    wanted_in = ["cvt.rn.f16x2.e2m1x2", f"cvt.rn.{pair}.f32"]
+                decoded = all(one in kernel.asm["ptx"] for one in wanted_in)
                 taken.append(
                     said
                     | {
