@@ -91,8 +91,10 @@ def run(group: dict[str, list[str]], out: Path) -> int:
             child.kill()
             status = child.wait()
         text = (out / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        clean = any("ERROR SUMMARY: 0 errors" in line for line in text)
-        wrong = status != 0 or (name.startswith("memcheck") and clean == name.endswith("planted"))
+        tally = [line for line in text if "ERROR SUMMARY:" in line]
+        clean = bool(tally) and "ERROR SUMMARY: 0 errors" in tally[-1]
+        planted = name.endswith("planted")
+        wrong = status != 0 or (name.startswith("memcheck") and (not tally or clean == planted))
         bad += wrong
         said = next((line for line in reversed(text) if line.strip()), "")
         verdict = "FAIL" if wrong else "ok"
