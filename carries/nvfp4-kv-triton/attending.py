@@ -9,13 +9,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
-from vllm.utils.torch_utils import nvfp4_kv_cache_split_views
-from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
-from vllm.v1.attention.backends.utils import set_kv_cache_layout
+from pages import empty_cache, packed, sides
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
 CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SEGMENTS, MOST_SEGMENTS = 16, 64
-NOBODY = 0x7F  # as a scale, NaN
 BEHIND = 64  # entries of memory behind a block table
 
 
@@ -45,6 +43,8 @@ class Shape(NamedTuple):
     cache_dtype: str = "nvfp4"
     dtype: torch.dtype = torch.float32
     cold: bool = False  # all scores are far below zero
+    image: tuple[int, int] | None = None  # tokens, from and to, that see each other
+    clamped: bool = False  # but no further back than the window
 
 
 # Between them: both layouts and block sizes, one tile and several, and every kind of attention.
@@ -56,6 +56,8 @@ CASES = (
     Shape(head_size=256, heads=2, kv_heads=2, alibi=True, block_size=32, layout="HND"),
     Shape(sinks=True, dtype=torch.float16),
     Shape(window=8, causal=False, queries=(4, 4)),
+    Shape(queries=(30, 18), lengths=(37, 20), image=(9, 17)),
+    Shape(queries=(30, 18), lengths=(37, 20), image=(10, 16), window=8, layout="HND"),
     Shape(head_size=512, heads=2, kv_heads=1, lengths=(20, 37), queries=(1, 20), dtype=torch.float16),
 )
 # What a CUDA card decodes by PTX: the launches of the cases above, and every type of Q.
@@ -95,19 +97,6 @@ class Scene:
         return self.table[request][position // size].long() * size + position % size
 
 
-def empty_cache(shape: Shape, blocks: int) -> torch.Tensor:
-    """A cache as the runner makes it: the backend's shape, in the order of the backend's strides."""
-    set_kv_cache_layout(cast("Any", shape.layout))
-    sizes = TritonAttentionBackend.get_kv_cache_shape(
-        blocks, shape.block_size, shape.kv_heads, shape.head_size, shape.cache_dtype
-    )
-    order = TritonAttentionBackend.get_kv_cache_stride_order()
-    dtype = {"auto": shape.dtype, "int8_per_token_head": torch.int8}.get(shape.cache_dtype, torch.uint8)
-    memory = torch.empty([sizes[i] for i in order], dtype=dtype)
-    memory.view(torch.uint8).fill_(NOBODY if dtype == torch.uint8 else 0)
-    return memory.permute([order.index(i) for i in range(len(order))])
-
-
 def empty(shape: Shape, blocks: int) -> Scene:
     """A layer of *shape* and its cache, to which nobody has written."""
     impl = TritonAttentionImpl(
@@ -121,7 +110,12 @@ def empty(shape: Shape, blocks: int) -> Scene:
         logits_soft_cap=shape.softcap,
         sinks=torch.linspace(-1, 1, shape.heads) if shape.sinks else None,
     )
-    layer = SimpleNamespace(_q_scale=torch.ones(()), _k_scale=torch.tensor(0.37), _v_scale=torch.tensor(0.02))
+    layer = SimpleNamespace(
+        _q_scale=torch.ones(()),
+        _k_scale=torch.tensor(0.37),
+        _v_scale=torch.tensor(0.02),
+        mm_prefix_clamp_sliding_window=shape.clamped,
+    )
     return Scene(shape, impl, layer, empty_cache(shape, blocks), torch.empty(0), [], [])
 
 
@@ -151,9 +145,9 @@ def write(scene: Scene, key: torch.Tensor, value: torch.Tensor, slots: torch.Ten
         scene.impl.do_kv_cache_update(cast("Any", scene.layer), key, value, scene.cache, slots)
         return
     scales = (scene.layer._k_scale, scene.layer._v_scale)
-    for side, (x, scale) in enumerate(zip((key, value), scales, strict=True)):
+    for x, scale, side in zip((key, value), scales, sides(scene.cache, scene.shape.head_size), strict=True):
         row = (x / scale).to(torch.float8_e4m3fn).view(torch.uint8) if kind == "fp8" else x
-        scene.cache[slots // size, side, slots % size] = row
+        side[slots // size, slots % size] = row
 
 
 def stored(scene: Scene, request: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,11 +155,14 @@ def stored(scene: Scene, request: int) -> tuple[torch.Tensor, torch.Tensor]:
     size, layer = scene.shape.block_size, scene.layer
     block, slot = scene.slots(request) // size, scene.slots(request) % size
     if scene.shape.cache_dtype == "fp8":
-        cache = scene.cache.view(torch.float8_e4m3fn).double()
-        return cache[block, 0, slot] * layer._k_scale, cache[block, 1, slot] * layer._v_scale
+        key, value = (
+            side[block, slot].view(torch.float8_e4m3fn).double()
+            for side in sides(scene.cache, scene.shape.head_size)
+        )
+        return key * layer._k_scale, value * layer._v_scale
     if scene.shape.cache_dtype != "nvfp4":
         return scene.keys[request].double(), scene.values[request].double()
-    codes, scales = nvfp4_kv_cache_split_views(scene.cache)
+    codes, scales = packed(scene.cache)
     factors = (layer._k_scale, layer._v_scale)
     key, value = (
         decoded(code[block, slot], scale[block, slot], factor)
@@ -189,6 +186,10 @@ def attended(scene: Scene, query: torch.Tensor, request: int) -> torch.Tensor:
     seen = distance >= 0 if shape.causal else torch.ones_like(distance, dtype=torch.bool)
     if shape.window is not None:
         seen = seen & (distance.abs() < shape.window)
+    if shape.image is not None:
+        inside = (position >= shape.image[0]) & (position <= shape.image[1])
+        inside = inside[length - count :, None] & inside
+        seen = seen | (inside & (distance < shape.window) if shape.clamped and shape.window else inside)
     scores = scores.masked_fill(~seen, -torch.inf)
     if scene.impl.sinks is not None:
         sink = scene.impl.sinks.double()[:, None, None].expand(-1, count, 1)
@@ -227,7 +228,11 @@ def read(scene: Scene, query: torch.Tensor) -> torch.Tensor:
         softmax_segm_output=torch.full((*partial, width), torch.nan),
         softmax_segm_max=torch.full(partial, torch.nan),
         softmax_segm_expsum=torch.full(partial, torch.nan),
-        mm_prefix_range_tensor=None,
+        mm_prefix_range_tensor=None
+        if shape.image is None
+        else torch.tensor([[shape.image]] * len(shape.queries), dtype=torch.int32),
+        rswa_prefix_lens=None,
+        rswa_window=None,
     )
     output = torch.full_like(query, torch.nan)
     forward: Any = scene.impl.forward

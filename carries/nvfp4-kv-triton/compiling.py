@@ -85,12 +85,14 @@ class Bench:
 def launch(head_size: int, dtype: Any, queries: int) -> None:
     """Attend with *queries* of one request in four heads a KV head, as a step of serving does."""
     import torch
+    from attending import Shape
+    from pages import empty_cache
     from vllm.v1.attention.ops.triton_nvfp4_kv import nvfp4_code_views, nvfp4_segment_buffers
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
     from vllm.v1.kv_cache_interface import KVQuantMode
 
     query = torch.zeros(queries, 8, head_size, dtype=dtype)
-    key, value = nvfp4_code_views(torch.zeros(16, 2, 16, 2, head_size * 9 // 16, dtype=torch.uint8))
+    key, value = nvfp4_code_views(empty_cache(Shape(head_size=head_size), blocks=16))
     output, maxima, sums = nvfp4_segment_buffers(8, head_size, dtype, torch.device("cpu"))
     unified_attention(
         query,
@@ -116,6 +118,13 @@ def launch(head_size: int, dtype: Any, queries: int) -> None:
         softmax_segm_expsum=sums,
         kv_quant_mode=KVQuantMode.NVFP4,
     )
+
+
+def converts() -> bool:
+    """Whether the tree has a decoder of its own for cards that convert E2M1."""
+    from vllm.v1.attention.ops import triton_nvfp4_kv
+
+    return hasattr(triton_nvfp4_kv, "nvfp4_converted")
 
 
 def operand_bits(ttgir: str) -> list[int]:
@@ -147,8 +156,11 @@ def main() -> int:
             for function, kernel in bench.compiled:
                 if function.fn.__name__ != "kernel_unified_attention":
                     continue  # adds up segments, and decodes nothing
-                assembly = "fma.rn.bf16x2" if name == "bfloat16" else "fma.rn.f16x2"
-                decoded = assembly in kernel.asm["ptx"] and "prmt.b32" in kernel.asm["ptx"]
+                pair = "bf16x2" if name == "bfloat16" else "f16x2"
+                wanted_in = [f"fma.rn.{pair}", "prmt.b32"]
+                if arch == 121 and converts():
+                    wanted_in = ["cvt.rn.f16x2.e2m1x2", f"cvt.rn.{pair}.f32"]
+                decoded = all(one in kernel.asm["ptx"] for one in wanted_in)
                 taken.append(
                     said
                     | {

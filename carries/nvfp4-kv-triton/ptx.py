@@ -26,6 +26,8 @@ REGISTER_BITS = 32
 CANONICAL_NAN = 0x7FFF  # what fma gives for every NaN, in both 16-bit formats
 BLOCK = re.compile(r"\s*\{(.*)\}\s*", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_]\w*|\$\d+")
+DECLARED = re.compile(r"\.reg \.(b8|b16|b32|f32) (.*)")
+UNPACKED = re.compile(r"mov\.b32 \{(.*)\}, *(\S+)")
 IMMEDIATE = re.compile(r"0[xX][0-9a-fA-F]+|[1-9]\d*|0")
 
 
@@ -106,6 +108,40 @@ def fma_pairs(number: Number) -> Callable[..., Words]:
     return run
 
 
+def fused_wide(a: Words, b: Words, c: Words) -> Words:
+    """``fma.rn.f32.f16``: two float16 and a float32, rounded once to float32."""
+    f16 = Formats.f16x2
+    with np.errstate(invalid="ignore"):
+        product = f16.values(a & 0xFFFF) * f16.values(b & 0xFFFF)
+        addend = c.view(np.float32).astype(np.float64)
+        total = product + addend
+        back = total - product
+        rest = (product - (total - back)) + (addend - back)
+    inexact = np.isfinite(rest) & (rest != 0) & (total.view(np.int64) & 1 == 0)
+    odd = np.where(inexact, np.nextafter(total, np.copysign(np.inf, rest)), total)
+    return odd.astype(np.float32).view(np.uint32)
+
+
+def packed_pair(number: Number) -> Callable[[Words, Words], Words]:
+    """``cvt.rn`` of two float32 to one register, of which the first source takes the upper half."""
+
+    def run(upper: Words, lower: Words) -> Words:
+        high, low = (number.bits(x.view(np.float32).astype(np.float64)) for x in (upper, lower))
+        return low | (high << 16)
+
+    return run
+
+
+def from_e2m1(a: Words) -> Words:
+    """``cvt.rn.f16x2.e2m1x2``: a byte of two codes to two float16, the lower code in the lower half."""
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    low, high = (
+        Formats.f16x2.bits(np.where(code & 8, -values[code & 7], values[code & 7]))
+        for code in (a & 0xF, a >> 4 & 0xF)
+    )
+    return low | (high << 16)
+
+
 def prmt(a: Words, b: Words, selector: Words) -> Words:
     """``prmt.b32`` in its default mode: four bytes out of the eight of *b* and *a*."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << 32)
@@ -148,6 +184,10 @@ INSTRUCTIONS: dict[str, tuple[int, Callable[..., Words]]] = {
     "lop3.b32": (4, lop3),
     "fma.rn.f16x2": (3, fma_pairs(Formats.f16x2)),
     "fma.rn.bf16x2": (3, fma_pairs(Formats.bf16x2)),
+    "fma.rn.f32.f16": (3, fused_wide),
+    "cvt.rn.f16x2.e2m1x2": (1, from_e2m1),
+    "cvt.rn.f16x2.f32": (2, packed_pair(Formats.f16x2)),
+    "cvt.rn.bf16x2.f32": (2, packed_pair(Formats.bf16x2)),
 }
 
 
@@ -201,12 +241,18 @@ def execute(text: str, inputs: Sequence[Words], early: Sequence[bool]) -> list[W
 
 
 def _step(registers: _Registers, statement: str, like: Words) -> None:
-    operation, _, rest = statement.partition(" ")
-    operands = [operand.strip() for operand in rest.split(",")]
-    if operation == ".reg" and operands[0].startswith(".b32 "):
-        names = [operands[0].removeprefix(".b32 ").strip(), *operands[1:]]
+    if declared := DECLARED.fullmatch(statement):
+        names = [name.strip() for name in declared[2].split(",")]
         registers.declared |= {name for name in names if NAME.fullmatch(name)}
         return
+    if unpacked := UNPACKED.fullmatch(statement):
+        parts, word = unpacked[1].split(","), registers.read(unpacked[2], like)
+        bits = REGISTER_BITS // len(parts)
+        for place, part in enumerate(parts):
+            registers.write(part.strip(), (word >> (bits * place)) & ((1 << bits) - 1))
+        return
+    operation, _, rest = statement.partition(" ")
+    operands = [operand.strip() for operand in rest.split(",")]
     sources, run = INSTRUCTIONS.get(operation, (-1, None))
     if run is None or len(operands) != sources + 1:
         raise UnknownPtxError(statement)

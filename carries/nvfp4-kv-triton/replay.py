@@ -3,6 +3,8 @@
 Imported once the tree under test is known to have the reader.
 """
 
+# ruff: noqa: ANN001, ANN202, ARG001, N803, PLR0917, SLF001 - functions of Triton's, and what is private to the reader
+
 from __future__ import annotations
 
 import json
@@ -29,15 +31,16 @@ from vllm.v1.attention.ops import triton_unified_attention as reader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+FAMILIES = (90, 120) if hasattr(kv, "nvfp4_converted") else (90,)  # of cards with a decoder of their own
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PAIRS = 1 << 16  # of a byte of codes and a byte of a scale
 _interpreted_dot = InterpreterBuilder.create_dot
-_decode, _decode_ptx = kv._decode, kv._decode_ptx  # noqa: SLF001 - they are in question here
+CONVERTS = len(FAMILIES) > 1
 
 
-def text_for_a_card(dtype: torch.dtype) -> str:
+def text_for_a_card(dtype: torch.dtype, family: int = 90) -> str:
     """The assembly that queries of *dtype* are read with on a CUDA card."""
-    card = SimpleNamespace(is_cuda=lambda: True)
+    card = SimpleNamespace(is_cuda=lambda: True, is_device_capability_family=lambda other: other == family)
     with (
         mock.patch.object(kv, "current_platform", card),
         mock.patch.object(triton.runtime, "JITFunction", object),  # interpreted functions are none
@@ -60,25 +63,38 @@ def _dot(builder: Any, a: Any, b: Any, *others: Any) -> Any:
 
 
 @contextmanager
-def replayed() -> Iterator[InlineAssembly]:
+def replayed(family: int = 90) -> Iterator[InlineAssembly]:
     """Have the attention kernel decode with the assembly that a card runs, executed here."""
     assembly = InlineAssembly()
+    chosen = {"nvfp4_ptx": partial(text_for_a_card, family=family)}
+    if CONVERTS:
+        chosen["nvfp4_converted"] = partial(bool, family == 120)
     with (
         mock.patch.object(InterpreterBuilder, "create_inline_asm", assembly),
         mock.patch.object(InterpreterBuilder, "create_dot", _dot),
-        mock.patch.object(reader, "nvfp4_ptx", text_for_a_card),
+        mock.patch.multiple(reader, **chosen),
     ):
         yield assembly
 
 
 @triton.jit
-def _decode_all(codes_ptr, scales_ptr, low_ptr, high_ptr, COUNT: tl.constexpr, PTX: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803, PLR0917
+def _decode_ptx_of_one_kind(codes, scale, dtype: tl.constexpr, PTX: tl.constexpr, CONVERTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    return kv._decode_ptx(codes, scale, dtype, PTX)
+
+
+_decode, _decode_ptx = kv._decode, kv._decode_ptx if CONVERTS else _decode_ptx_of_one_kind
+
+
+@triton.jit
+def _decode_all(
+    codes_ptr, scales_ptr, low_ptr, high_ptr, COUNT: tl.constexpr, PTX: tl.constexpr, CONVERTED: tl.constexpr
+):  # type: ignore[no-untyped-def]
     at = tl.arange(0, COUNT)
     codes, scale = tl.load(codes_ptr + at), tl.load(scales_ptr + at)
     if PTX is None:
         low, high = _decode(codes, scale, low_ptr.dtype.element_ty)
     else:
-        low, high = _decode_ptx(codes, scale, low_ptr.dtype.element_ty, PTX)
+        low, high = _decode_ptx(codes, scale, low_ptr.dtype.element_ty, PTX, CONVERTED)
     tl.store(low_ptr + at, low)
     tl.store(high_ptr + at, high)
 
@@ -102,8 +118,10 @@ def expected(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> t
     return held
 
 
-def wrongly_decoded(dtype: torch.dtype, *, ptx: bool) -> list[str]:
+def wrongly_decoded(dtype: torch.dtype, *, family: int | None) -> list[str]:
     """Bytes of codes and of scales, in any of the four places of a word, that are read as something else.
+
+    *family* is of the cards whose assembly is executed; None is for what Triton makes of the plain decoder.
 
     All 65,536 pairs are decoded in every place, beside random others.
     """
@@ -115,8 +133,8 @@ def wrongly_decoded(dtype: torch.dtype, *, ptx: bool) -> list[str]:
         codes, scales = (pairs % 256).to(torch.uint8), (pairs // 256).to(torch.uint8)
         low, high = torch.zeros(PAIRS, dtype=dtype), torch.zeros(PAIRS, dtype=dtype)
         with replayed():
-            text = text_for_a_card(dtype) if ptx else None
-            _decode_all[(1,)](codes, scales, low, high, COUNT=PAIRS, PTX=text)
+            text = text_for_a_card(dtype, family) if family else None
+            _decode_all[(1,)](codes, scales, low, high, COUNT=PAIRS, PTX=text, CONVERTED=family == 120)
         for half, values, nibbles in (("low", low, codes & 15), ("high", high, codes >> 4)):
             wanted = expected(nibbles, scales, dtype)
             same = (values.view(integer) == wanted.view(integer)) | (values.isnan() & wanted.isnan())

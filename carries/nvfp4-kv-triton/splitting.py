@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from attending import Shape, attention_error, fill, limit, read
+from pages import ROWS
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.ops import triton_nvfp4_kv as kv
 from vllm.v1.attention.ops import triton_unified_attention as reader
@@ -81,7 +82,8 @@ EDGE = "loop_hi = tl.minimum(loop_lo + tiles_per_segment, loop_hi)"
 FAULTS = (
     Fault(kv, "output = tl.sum(output * factor[:, None], axis=0)", "output = tl.sum(output, axis=0)"),
     Fault(kv, "total = tl.sum(expsum * factor)", "total = tl.sum(expsum)"),
-    Fault(kv, 'M = tl.where(L > 0.0, M, float("-inf"))', "M += 0.0"),
+    # Upstream's own step leaves a row that saw no key -inf from 0.33.0 on, and made it 0 before.
+    *(() if ROWS else (Fault(kv, 'M = tl.where(L > 0.0, M, float("-inf"))', "M += 0.0"),)),
     Fault(reader, EDGE, EDGE.replace("tiles_per_segment", "tiles_per_segment - 1")),
     Fault(reader, EDGE, EDGE.replace("tiles_per_segment", "tiles_per_segment + 1")),
     Fault(

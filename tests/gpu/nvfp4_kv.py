@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prove an NVFP4 KV cache on vLLM's Triton backend on one GPU: bits, attention, speed, serving, quality.
 
-Runs with an installed wheel of vLLM 0.24 that has the carry, or its tree, on `PYTHONPATH`; no network. With
-``--series 0.33``, not run yet, `serve` and `quality` read by FlashInfer, whose release has no such kernel of
-ours; the other parts call kernels that it lacks, and refuse::
+Runs with an installed wheel of vLLM 0.24 or 0.33 that has the carry, or its tree, on `PYTHONPATH`; no
+network. With ``--series 0.33`` only `serve` and `quality`: the other parts make 0.24's caches, and refuse.
+What they check is checked there by `nvfp4_split.py`::
 
     python3 tests/gpu/nvfp4_kv.py --out /tmp/nvfp4
     python3 tests/gpu/nvfp4_kv.py --out /tmp/nvfp4 --only pack,attention

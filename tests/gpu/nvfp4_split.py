@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Check and time contexts that are split over thread blocks, over an NVFP4 cache, on one GPU.
 
-Of vLLM only three files of the patched tree are run, ``vllm/v1/attention/ops/triton_*.py``; what they import
-of the rest has stand-ins here. No wheel, no model, no network::
+Of vLLM only three files of the patched tree, of 0.24 or 0.33, are run, ``vllm/v1/attention/ops/triton_*.py``;
+what they import of the rest has stand-ins here. No wheel, no model, no network::
 
     python3 tests/gpu/nvfp4_split.py --tree TREE --part check
     python3 tests/gpu/nvfp4_split.py --tree TREE --part speed --fa2 _vllm_fa2_C.abi3.so --out OUT
     compute-sanitizer --tool racecheck python3 tests/gpu/nvfp4_split.py --tree TREE --part sanitize
 
-Parts: ``check`` compares with attention in float64 over the decoded cache. ``sanitize`` reads small cases
-once for compute-sanitizer; with ``--planted`` the buffers are too small, and it fails unless memcheck ends a
-kernel. ``compile`` fills Triton's cache of
-kernels for ``speed``, so that several processes can share that work (``--share I/N``). ``fa2`` has the
-driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before each: split,
-unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with ``--only`` those of
-`timed` and `FURTHER` that a regular expression is found in, such as ``"heads of 512"``.
+Parts: ``check`` compares the cache's bytes with a coder's that looks values up, and what is read with
+attention in float64 over the decoded cache. ``sanitize`` reads small cases once for compute-sanitizer; with
+``--planted`` the buffers are too small, and it fails unless memcheck ends a kernel. ``compile`` fills
+Triton's cache of kernels for ``speed``, so that several processes can share that work (``--share I/N``).
+``fa2`` has the driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before
+each: split, unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with
+``--only`` those of `timed` and `FURTHER` that a regular expression is found in, such as
+``"sinks|window|heads of 512"``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from unittest import mock
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented
+from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented, wrong_bytes
 from nvfp4.rig import say
 from nvfp4.timing import Clock
 
@@ -84,6 +85,9 @@ def check(reader: Any, kv: Any, seed: int) -> int:
         layer = Layer(reader, kv, case, blocks, plain=False, seed=seed + index)
         step = Step(case, blocks, seed + index)
         wanted = expected(layer, case, step)
+        if bad := wrong_bytes(layer, case):
+            faults += 1
+            say(f"FAIL {case}: {bad} bytes of the cache are not the coder's")
         limit = {torch.float16: 2e-3, torch.float32: 2e-3}.get(case.dtype, LIMIT)
         found = {}
         for segments in (None, *SEGMENTS):
@@ -161,6 +165,11 @@ def timed() -> list[Case]:
     ]
 
 
+GAPS: tuple[dict[str, Any], ...] = (
+    {"heads": 64, "kv_heads": 8, "size": 64, "sinks": True},
+    {"heads": 64, "kv_heads": 8, "size": 64, "sinks": True, "window": 128},
+    {"heads": 32, "kv_heads": 16, "size": 256, "window": 1024},
+)
 FURTHER = (  # timed only where asked for
     *(Case((1,), (length + 1,)) for length in (65536, 131072)),
     *(Case((1,) * batch, (32769,) * batch) for batch in (2, 4)),
@@ -171,6 +180,13 @@ FURTHER = (  # timed only where asked for
     ),
     Case((1024,), (33792,), heads=24, kv_heads=4, size=256),
     *(Case((query,) * 64, (4096 + query,) * 64, heads=32, kv_heads=4, size=512) for query in (1, 16)),
+    # What FlashInfer cannot read: gpt-oss' full layers and windows, and those of Gemma 4.
+    *(
+        Case((query,) * batch, (32768 + query,) * batch, **layer)
+        for layer in GAPS
+        for query in (1, 16)
+        for batch in (1, 8, 64)
+    ),
 )
 
 
@@ -210,7 +226,7 @@ def runs_of(
         "unsplit": lambda: unsplit(layer, case, step, outputs["unsplit"]),
         "16 bits": lambda: layer.attend(case, step, outputs["16 bits"], nvfp4=False),
     }
-    if library and case.size in FA2_HEADS:
+    if library and case.size in FA2_HEADS and not case.window:
         runs["FA2"] = lambda: fa2(layer, case, step, outputs["FA2"])
     return {name: (run, outputs[name]) for name, run in runs.items()}
 

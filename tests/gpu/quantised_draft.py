@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Serve a tiny target with a DFlash drafter over caches of one and of several formats, full of stale bytes.
 
-Needs a GPU, torch and an installed vLLM 0.24 with the carries nvfp4-kv-triton, kv-zero-mixed, kv-page-nvfp4
-and draft-kv-dtype, or 0.33 with kv-zero-mixed and kv-page-nvfp4 (not run there yet); downloads nothing and
-imports nothing of this project but its tiny models. Each case is a process and an engine, a few at a time::
+Needs a GPU, torch and an installed vLLM 0.24 or 0.33 with the carries nvfp4-kv-triton, kv-zero-mixed,
+kv-page-nvfp4 and, on 0.24, draft-kv-dtype; downloads nothing and imports nothing of this project but its
+tiny models. Each case is a process and an engine, a few at a time::
 
     python3 tests/gpu/quantised_draft.py --out /tmp/mixed --quick              # 10 cases, eager
     python3 tests/gpu/quantised_draft.py --out /tmp/mixed                      # all 40
     python3 tests/gpu/quantised_draft.py --out /tmp/fp8 --only fp8 --skip nvfp4
-    python3 tests/gpu/quantised_draft.py --out /tmp/mixed --series 0.33        # 32: no drafter over NVFP4
 
 A case's name says what it is: ``v1-eager-nvfp4-draft-bfloat16-windows`` is model runner V1 without CUDA
 graphs, NVFP4 for the target's full attention, 16 bits for its sliding windows and for the drafter.
@@ -45,12 +44,9 @@ from typing import Any
 from pair.mixes import (
     CASES,
     QUICK,
-    SERIES,
     Case,
-    backend_of,
     closeness,
     faults,
-    of_series,
     write_pairs,
 )
 from pair.sessions import engines_end_on_sigterm
@@ -72,14 +68,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--skip", nargs="*", default=[], help="no cases whose name holds one of these")
     parser.add_argument("--levels", nargs="+", type=int, help="concurrencies to serve")
     parser.add_argument("--jobs", type=int, default=10, help="engines at once")
-    parser.add_argument("--series", choices=SERIES, default=SERIES[0], help="of the installed release")
     parser.add_argument("--list", action="store_true", help="say which cases there are, and serve none")
     return parser.parse_args()
 
 
 def selected(args: argparse.Namespace) -> list[Case]:
     """Return the cases that were asked for."""
-    cases = of_series(QUICK if args.quick else CASES, args.series)
+    cases = QUICK if args.quick else CASES
     return [
         case
         for case in cases
@@ -101,7 +96,7 @@ def execute(
         "dtype": case.target,
         "draft": case.draft,
         "windows": case.windows,
-        "backend": backend_of(case, args.series),
+        "backend": "TRITON_ATTN",
         "levels": args.levels,
         "max_num_seqs": 65,
         "gpu_memory_utilization": 0.05,

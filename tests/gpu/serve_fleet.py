@@ -66,7 +66,7 @@ MADE = {
     "graphs": {"mode": 0, "cudagraph_mode": "FULL"},
 }
 """Configurations of cells with CUDA graphs that have one of the two things that tell them from eager ones."""
-RULES = 3  # part of a record's key: raised when what engines are asked changes
+RULES = 4  # part of a record's key: raised when what engines are asked changes
 TAIL = 6000  # characters of a log that are kept
 GRACE = 30.0  # seconds after the budget's end in which a cell may come to its own
 

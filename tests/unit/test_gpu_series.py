@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import nvfp4_kv
 from nvfp4 import serve
-from pair import caches, mixes, names
+from pair import caches, names
 
 SOURCE = """
 from dataclasses import dataclass
@@ -168,26 +168,6 @@ def test_a_planted_fault_skips_rows_of_one_mapping_or_of_each() -> None:
     assert caches.some_skipped(None, 2) is None
 
 
-def test_no_drafter_of_0_33_is_over_nvfp4() -> None:
-    old, new = (mixes.of_series(mixes.CASES, series) for series in mixes.SERIES)
-    assert old == mixes.CASES
-    assert len(new) == 32
-    assert {case.stored for case in new} == {"auto", "fp8", "bfloat16"}
-    assert {case.judges for case in new} - {None} <= set(new)
-    backends = {case.target: mixes.backend_of(case, "0.33") for case in new}
-    assert backends == {"auto": "TRITON_ATTN", "fp8": "TRITON_ATTN", "nvfp4": "FLASHINFER"}
-    assert {mixes.backend_of(case, "0.24") for case in old} == {"TRITON_ATTN"}
-
-
-@pytest.mark.parametrize("series", ["0.24", "0.33"])
-@pytest.mark.parametrize("cache", ["nvfp4", "fp8", "auto"])
-def test_a_drafter_beside_flashinfer_has_16_bits_in_triton(series: str, cache: str) -> None:
-    flash = (series, cache) == ("0.33", "nvfp4")
-    assert serve.backend_of(cache, series) == ("FLASHINFER" if flash else "TRITON_ATTN")
-    extra = serve.speculative_of(cache, series, None)
-    assert extra == ({"kv_cache_dtype": "bfloat16", "attention_backend": "TRITON_ATTN"} if flash else {})
-
-
 def test_parts_that_a_series_lacks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     command = ["nvfp4_kv.py", "--out", str(tmp_path), "--series", "0.33", "--only"]
     monkeypatch.setattr(sys, "argv", [*command, "serve,quality"])
@@ -198,17 +178,17 @@ def test_parts_that_a_series_lacks_are_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 LAYERS = {
-    "model.layers.0.self_attn.attn": {"dtype": "nvfp4", "backend": "FLASHINFER"},
-    "model.layers.7.self_attn.attn": {"dtype": "bfloat16", "backend": "TRITON_ATTN"},
+    "model.layers.0.self_attn.attn": {"dtype": "nvfp4", "backend": "TRITON_ATTN"},
+    "model.layers.7.self_attn.attn": {"dtype": "bfloat16", "backend": "FLASH_ATTN"},
 }
 
 
 def odd(changes: dict[str, dict[str, str]]) -> list[str]:
     spec = {
         "cache": "nvfp4",
-        "backend": "FLASHINFER",
+        "backend": "TRITON_ATTN",
         "layers": 7,
-        "speculative_extra": serve.speculative_of("nvfp4", "0.33", None),
+        "speculative_extra": {"kv_cache_dtype": "bfloat16", "attention_backend": "FLASH_ATTN"},
     }
     return serve.odd_layers(spec, {name: layer | changes.get(name, {}) for name, layer in LAYERS.items()})
 
@@ -219,6 +199,6 @@ def test_layers_that_are_as_asked_are_not_odd() -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("change", [{"dtype": "fp8"}, {"backend": "FLASH_ATTN"}])
+@pytest.mark.parametrize("change", [{"dtype": "fp8"}, {"backend": "FLEX_ATTENTION"}])
 def test_a_layer_over_another_cache_or_backend_is_odd(name: str, change: dict[str, str]) -> None:
     assert odd({name: change}) == [name]

@@ -82,10 +82,32 @@ def one(instruction: str, *sources: int) -> int:
         ("fma.rn.bf16x2", (0xFF7F, 0x4000, 0x0000), 0xFF80),
         ("fma.rn.f16x2", (0xFE01, 0x3C00, 0x0000), 0x7FFF),
         ("fma.rn.bf16x2", (0x7F80, 0x0000, 0x0000), 0x7FFF),
+        # Two codes of a byte: 1 and 6, then -6 and -0; what lies above the byte is not looked at.
+        ("cvt.rn.f16x2.e2m1x2", (0x72,), 0x46003C00),
+        ("cvt.rn.f16x2.e2m1x2", (0xFFFFFF8F,), 0x8000C600),
+        # 1 * 3 - 0; the square of 1 + 2**-10 in full; a negative zero; a subnormal of float16.
+        ("fma.rn.f32.f16", (0x3C00, 0x4200, 0x80000000), 0x40400000),
+        ("fma.rn.f32.f16", (0x3C01, 0x3C01, 0x00000000), 0x3F804008),
+        ("fma.rn.f32.f16", (0x8000, 0x3C00, 0x80000000), 0x80000000),
+        ("fma.rn.f32.f16", (0x0100, 0x3C00, 0x80000000), 0x37800000),
+        # 2**-24 beside 1 is a tie, and a little more than that is none.
+        ("fma.rn.f32.f16", (0x0C00, 0x0C00, 0x3F800000), 0x3F800000),
+        ("fma.rn.f32.f16", (0x0C00, 0x0C01, 0x3F800000), 0x3F800001),
+        # The first source takes the upper half; ties go to even, and NaNs are one.
+        ("cvt.rn.bf16x2.f32", (0x40400000, 0x3F800000), 0x40403F80),
+        ("cvt.rn.bf16x2.f32", (0x3F808000, 0x3F818000), 0x3F803F82),
+        ("cvt.rn.f16x2.f32", (0x7FC00000, 0x3F800000), 0x7FFF3C00),
     ],
 )
 def test_an_instruction(instruction: str, sources: tuple[int, ...], result: int) -> None:
     assert one(instruction, *sources) == result
+
+
+def test_a_word_is_unpacked_from_its_lowest_bits() -> None:
+    text = "{ .reg .b8 a, b, c, d; mov.b32 {a, b, c, d}, $1; cvt.rn.f16x2.e2m1x2 $0, c; }"
+    assert ptx.execute(text, [words(0x00720000)], [True])[0][0] == 0x46003C00
+    text = "{ .reg .b16 a, b; .reg .f32 z; mov.b32 z, 0; mov.b32 {a, b}, $1; fma.rn.f32.f16 $0, a, b, z; }"
+    assert ptx.execute(text, [words(0x42003C00)], [True])[0][0] == 0x40400000
 
 
 @given(WORD, WORD, WORD, st.integers(0, 255))

@@ -142,8 +142,7 @@ def expectation(cell: Cell, version: str, *, device: str = "cuda") -> Expectatio
         return Expectation("refused", r"Model Runner V2 does not yet support|is not supported yet")
     if cell.runner != main_runner(version) or cell.cards > 1:
         return Expectation("told")  # neither is the fleet's usual way, nor was it ever run
-    usual = {"bf16", "fp8", "nvfp4"} if early else {"bf16", "fp8"}
-    if cell.cache not in usual or cell.shape in ("mla", "modelopt", "compressed", "image"):
+    if cell.cache == "turbo" or cell.shape in ("mla", "modelopt", "compressed", "image"):
         return Expectation("told")
     return Expectation("serves" if cell.drafter in ("none", "dflash", "windows") else "told")
 
@@ -179,22 +178,12 @@ def backend(cell: Cell, version: str, *, device: str = "cuda") -> str | None:
         return None
     if cell.shape == "mla":
         return "TRITON_MLA"
-    if cell.cache == "turbo":
-        return None
-    if cell.cache == "nvfp4" and series_of(version) != "0.24":
-        return "FLASHINFER"
-    return "TRITON_ATTN"
+    return None if cell.cache == "turbo" else "TRITON_ATTN"
 
 
 def of_drafter(cell: Cell, version: str, *, device: str = "cuda") -> dict[str, str]:
-    """Return the backend and the cache that a drafter is asked for, where vLLM's own choice is not taken.
-
-    FlashInfer has no attention that is not causal, and alone reads NVFP4 in 0.33: a DFlash drafter there is
-    over 16 bits, which Triton reads.
-    """
+    """Return the backend that a drafter is asked for, where vLLM's own choice is not taken."""
     of_target = backend(cell, version, device=device)
-    if of_target == "FLASHINFER" and cell.drafter in ("dflash", "windows"):
-        return {"attention_backend": "TRITON_ATTN", "kv_cache_dtype": "bfloat16"}
     return {"attention_backend": of_target} if of_target == "TRITON_ATTN" else {}
 
 

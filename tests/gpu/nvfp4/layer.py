@@ -13,6 +13,8 @@ from unittest import mock
 
 import torch
 
+from nvfp4 import coder
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -23,12 +25,13 @@ SCALES = (0.37, 0.02)  # the layer's, of K and of V
 
 
 class KVQuantMode(enum.IntEnum):
-    """vLLM's numbers of two of its modes."""
+    """The modes that the kernels ask for, by 0.33's numbers; 0.24 is told its mode of NVFP4 by name."""
 
     NONE = 0
     INT8_PER_TOKEN_HEAD = 2
     FP8_PER_TOKEN_HEAD = 3
-    NVFP4 = 4
+    INT4_PER_TOKEN_HEAD = 4
+    NVFP4 = 5
 
     @property
     def is_nvfp4(self) -> bool:
@@ -109,7 +112,9 @@ class Case:
     def __str__(self) -> str:
         count, query, length = len(self.queries), max(self.queries), max(self.lengths)
         kind = "decode" if query == 1 else f"drafts of {query}"
-        return f"{kind}, {length // 1024}k x {count}, {self.heads}/{self.kv_heads} heads of {self.size}"
+        found = f"{kind}, {length // 1024}k x {count}, {self.heads}/{self.kv_heads} heads of {self.size}"
+        found += ", sinks" if self.sinks else ""
+        return found + (f", window of {self.window}" if self.window else "")
 
 
 class Layer:
@@ -117,11 +122,24 @@ class Layer:
 
     def __init__(self, reader: Any, kv: Any, case: Case, blocks: int, *, plain: bool, seed: int) -> None:
         self.reader, self.kv, self.blocks = reader, kv, blocks
-        shape = (blocks, 2, BLOCK, case.kv_heads)
-        self.packed = torch.full(
-            (*shape, case.size * 9 // 16), 0x7F, dtype=torch.uint8, device="cuda"
+        # 0.33 has two rows of bytes for a head in NVFP4, 0.24 a dimension for K and V: the same pages.
+        in_rows = hasattr(reader, "MAX_3D_QUERY_LEN")
+        self.pages = torch.full(
+            (blocks, 2, BLOCK * case.kv_heads * case.size * 9 // 16), 0x7F, dtype=torch.uint8, device="cuda"
         )  # NaN as scales
-        self.plain = torch.zeros(*shape, case.size, dtype=case.dtype, device="cuda") if plain else None
+        width = case.size * 9 // 16
+        self.packed = (
+            self.pages.view(blocks, BLOCK, 2 * case.kv_heads, width).transpose(1, 2)
+            if in_rows
+            else self.pages.view(blocks, 2, BLOCK, case.kv_heads, width)
+        )
+        # Keys and values side by side in a row, as 0.33 has them; 0.24 has them apart.
+        rows = (blocks, BLOCK, case.kv_heads, 2, case.size)
+        apart = (blocks, 2, BLOCK, case.kv_heads, case.size)
+        self.plain = None
+        if plain:
+            self.plain = torch.zeros(rows if in_rows else apart, dtype=case.dtype, device="cuda")
+            self.plain = self.plain.permute(0, 3, 1, 2, 4) if in_rows else self.plain
         self.scales = torch.tensor(SCALES, device="cuda")
         source = torch.Generator(device="cuda").manual_seed(seed)
         some = min(blocks, 256)
@@ -129,8 +147,9 @@ class Layer:
         key, value = (torch.randn(size, generator=source, device="cuda").to(case.dtype) for _ in range(2))
         slots = torch.arange(some * BLOCK, device="cuda")
         kv.nvfp4_reshape_and_cache(key, value, self.packed, slots, *self.scales)
+        self.written = some, (key, value)
         for begin in range(some, blocks, some):
-            self.packed[begin : begin + some] = self.packed[: min(some, blocks - begin)]
+            self.pages[begin : begin + some] = self.pages[: min(some, blocks - begin)]
         if self.plain is not None:
             pages = torch.stack([key, value]).view(2, some, BLOCK, *size[1:]).transpose(0, 1)
             for begin in range(0, blocks, some):
@@ -189,14 +208,26 @@ class Step:
             taken += count
 
 
+def wrong_bytes(layer: Layer, case: Case) -> int:
+    """Count the bytes of the written blocks that are not those of a coder that looks values up in tables."""
+    some, sides = layer.written
+    shape: Any = types.SimpleNamespace(kv_heads=case.kv_heads, head=case.size, block=BLOCK, layout="NHD")
+    written = layer.pages[:some].flatten(1)
+    wanted = torch.full_like(written, 0x7F)
+    slots = torch.arange(some * BLOCK, device="cuda")
+    for side, (x, scale) in enumerate(zip(sides, layer.scales, strict=True)):
+        coder.write(wanted, coder.encode(x, float(scale)), slots, shape, side)
+    return int((wanted != written).sum())
+
+
 def decoded(layer: Layer, case: Case, row: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values (tokens x heads x values, float64) of the request with the blocks *row*."""
-    pages = layer.packed[row[: -(-length // BLOCK)].long()]
+    pages = layer.pages[row[: -(-length // BLOCK)].long()]
     codes_bytes = BLOCK * case.kv_heads * case.size // 2
     found = []
     table = torch.tensor([*CODES, *(-code for code in CODES)], dtype=torch.float64, device="cuda")
     for side in (0, 1):
-        flat = pages[:, side].flatten(1)
+        flat = pages[:, side]
         codes = flat[:, :codes_bytes].reshape(-1, case.kv_heads, case.size // 2)
         scales = flat[:, codes_bytes:].reshape(-1, case.kv_heads, case.size // 16)
         values = torch.stack([table[(codes & 15).long()], table[(codes >> 4).long()]], -1).flatten(-2)

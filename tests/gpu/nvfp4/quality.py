@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4.serve import backend_of, environment, processes
+from nvfp4.serve import environment, processes
 from nvfp4.train import LENGTH, train
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
             given = {
                 "model": str(scratch / "model"),
                 "cache": cache,
-                "backend": backend_of(cache, spec["series"]),
+                "backend": "TRITON_ATTN",
                 "documents": documents,
                 "prompt": PROMPT,
                 "decode": DECODE,

@@ -24,7 +24,7 @@ from pair.sessions import ended, engines_end_on_sigterm
 if TYPE_CHECKING:
     from nvfp4.record import Recorder
 
-__all__ = ["backend_of", "environment", "odd_layers", "processes", "run", "speculative_of"]
+__all__ = ["environment", "odd_layers", "processes", "run"]
 
 LEVELS = [1, 2, 3, 4, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64]
 CACHE_BYTES = 4 << 30
@@ -57,21 +57,6 @@ RUNS = [
     Run("v1-plain-fp8", cache="fp8", levels=(1,)),
     Run("v1-plain-auto", cache="auto", levels=(1,)),
 ]
-
-
-def backend_of(cache: str, series: str) -> str:
-    """Return the target's backend: from 0.32 on FlashInfer reads NVFP4, and Triton does not."""
-    return "FLASHINFER" if cache == "nvfp4" and series != "0.24" else "TRITON_ATTN"
-
-
-def speculative_of(cache: str, series: str, backend: str | None) -> dict[str, str]:
-    """Return what is added to the drafter's configuration, whose own *backend* may be asked for.
-
-    FlashInfer reads NVFP4 for causal attention alone, so a DFlash drafter beside it has 16 bits, in Triton.
-    """
-    if backend_of(cache, series) == "FLASHINFER":
-        return {"kv_cache_dtype": "bfloat16", "attention_backend": "TRITON_ATTN"}
-    return {"attention_backend": backend} if backend else {}
 
 
 def odd_layers(spec: dict[str, Any], layers: dict[str, dict[str, Any]]) -> list[str]:
@@ -174,8 +159,10 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
                 "runner": one.runner,
                 "cache": one.cache,
                 "drafter": str(drafter) if one.drafter else "",
-                "backend": backend_of(one.cache, spec["series"]),
-                "speculative_extra": speculative_of(one.cache, spec["series"], one.drafter_backend),
+                "backend": "TRITON_ATTN",
+                "speculative_extra": {"attention_backend": one.drafter_backend}
+                if one.drafter_backend
+                else {},
                 "target": str(target),
                 "eager": one.eager,
                 "levels": list(one.levels),

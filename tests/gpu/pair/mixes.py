@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CASES",
     "QUICK",
-    "SERIES",
     "Case",
-    "backend_of",
     "closeness",
     "faults",
-    "of_series",
     "write_pairs",
 ]
 
@@ -98,22 +95,6 @@ _QUICK_MIXES = {
     (True, "nvfp4", None, True),
 }
 QUICK = [case for case in CASES if (case.eager, case.target, case.draft, case.windows) in _QUICK_MIXES]
-
-
-SERIES = ("0.24", "0.33")
-
-
-def of_series(cases: list[Case], series: str) -> list[Case]:
-    """Return those of *cases* that a release of *series* can serve.
-
-    In 0.33 FlashInfer alone reads NVFP4, and no attention that is not causal: a drafter is not over NVFP4.
-    """
-    return [case for case in cases if series == SERIES[0] or case.stored != "nvfp4"]
-
-
-def backend_of(case: Case, series: str) -> str:
-    """Return the backend of the target."""
-    return "FLASHINFER" if series != SERIES[0] and case.target == "nvfp4" else "TRITON_ATTN"
 
 
 def write_pairs(folder: Path) -> dict[bool, tuple[Path, Path]]:
