@@ -148,7 +148,7 @@ def compare(image: Image, images: Sequence[Image]) -> tuple[Outcome, str]:
 
 
 def summary(verdicts: Iterable[Verdict]) -> str:
-    """Return the sentence on all *verdicts*; units without kernels have nothing to compare and are apart."""
+    """Return the sentence on all *verdicts*; a unit without kernels has nothing to compare."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     without = counts.pop("no kernels", 0)
     others = [f"{count} {outcome}" for outcome, count in sorted(counts.items()) if outcome != "equal"]
