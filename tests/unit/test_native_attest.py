@@ -98,6 +98,14 @@ def test_a_changed_constant_is_named_by_its_kernel() -> None:
     assert (outcome, why) == ("different", "the code of _Z3onePf differs")
 
 
+def test_long_names_are_shortened() -> None:
+    name = "_Z" + "x" * 5000
+    mine, theirs = (Image(frozenset({name}), {name: digest}) for digest in "12")
+    outcome, why = compare(mine, [theirs])
+    assert outcome == "different"
+    assert len(why) < 200
+
+
 def test_a_changed_declaration_is_no_equal_module() -> None:
     other = parse_ptx((PTX % ("32", "a3c25148", "50e83275", "0f3F800000")).replace("[1];", "[2];").encode())
     assert compare(ptx(), [other]) == ("different", "equal code, but declarations differs")

@@ -52,6 +52,8 @@ _OUTPUT = re.compile(r'(?:-o|--gen_module_id_file --module_id_file_name) "([^"]+
 _READ = re.compile(r'^# \d+ "([^"]+)"', re.MULTILINE)
 _DEVICE_PASS = "-D__CUDA_ARCH__="  # noqa: S105
 _EXAMPLES = 3
+_LONGEST = 120
+"""Characters of a kernel's name in a reason; CUTLASS's have thousands."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ def _differences(mine: Image, theirs: Image) -> str:
 def _some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - _EXAMPLES} more" if len(ordered) > _EXAMPLES else ""
-    return ", ".join(ordered[:_EXAMPLES]) + more
+    shown = (name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in ordered[:_EXAMPLES])
+    return ", ".join(shown) + more
 
 
 # Images ---------------------------------------------------------------------------------------
