@@ -56,7 +56,7 @@ title = "The simulator, in a wheel"
 model = "simulated"
 
 [environment]
-PYTHONPATH = "{path}"
+SIMULATOR_PATH = "{path}"
 SIMULATOR_SPEED = "{speed}"
 
 [profile]
@@ -211,8 +211,11 @@ def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
 
 def served_release(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
     """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
-    serve = SERVE.replace('"60"', '__import__("os").environ["SIMULATOR_SPEED"]')
-    assert serve != SERVE
+    serve = SERVE.replace("import sys\n", "import os\nimport sys\n", 1)
+    serve = serve.replace('"60"', 'os.environ["SIMULATOR_SPEED"]')
+    found = 'sys.path += os.environ["SIMULATOR_PATH"].split(":")\n'
+    serve = serve.replace("from sparkwright", f"{found}from sparkwright")
+    assert len(serve.splitlines()) == len(SERVE.splitlines()) + 2
     sources = {**SOURCES, "vllm/entrypoints/cli/main.py": serve, **dict(changes)}
     return make_tiny(version, changes=tuple(sources.items()))
 
