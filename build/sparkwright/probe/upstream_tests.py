@@ -309,7 +309,8 @@ class UpstreamGate:
     def _file(self, pristine: str, merged: str, file: str) -> _File:
         """Return what *file* shows: its tests on the pristine tree, and which of those that pass differ."""
         before = self._results(pristine, file)
-        passing = [test for test, found in before.items() if found.outcome == "passed"]
+        # Sorted, as a result from the store is: the order is in the key of what runs on the merged tree.
+        passing = sorted(test for test, found in before.items() if found.outcome == "passed")
         after = self._results(merged, file, passing) if passing else {}
         differing = [test for test in passing if after[test].outcome != "passed"]
         if not differing:
