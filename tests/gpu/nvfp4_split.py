@@ -303,6 +303,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.part == "sanitize":
         os.environ[UNCACHED] = "1"  # torch reads it when it first allocates
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     reader, kv = load(args.tree)
     if args.fa2:
         torch.ops.load_library(str(args.fa2))
