@@ -85,7 +85,7 @@ class Result:
 
     @property
     def noticed(self) -> bool:
-        """Whether the probe passes on the merged tree, and fails or breaks on the mutated one."""
+        """Return True if the probe passes on the merged tree, and fails or breaks on the mutated one."""
         without, mutated = self.proof.pristine, self.proof.merged
         return without.verdict == "passes" and mutated.verdict != "passes" and not mutated.stopped
 

@@ -1,9 +1,9 @@
-"""What the NVFP4 cache of the Triton backend has to do on every release: bytes, reads, launches.
+"""Checks of the NVFP4 cache of the Triton backend on every release: bytes, reads, launches.
 
 Keys and values go through `TritonAttentionImpl.do_kv_cache_update` into a cache that the backend gives
 shape and strides, and through `forward` out of it; Triton's interpreter runs both kernels. What is
 written is held, bit for bit, against a coder that looks values up in the formats' tables. What is read
-is held against attention in float64 on the decoded cache. Bytes that nobody wrote are NaNs as scales.
+is held against attention in float64 on the decoded cache. Bytes that were not written are NaNs as scales.
 What a CUDA card runs instead of what the interpreter does is checked by `replay`.
 """
 
@@ -125,7 +125,7 @@ def check_packing(head_size: int, layout: str, dtype: torch.dtype) -> None:
 
 
 def spec(cache_dtype: str, **more: Any) -> FullAttentionSpec:
-    """What a layer with eight heads of 128 says of its cache."""
+    """Return the specification of the cache of a layer with eight heads of 128."""
     dtype = {"auto": torch.bfloat16}.get(cache_dtype, torch.uint8)
     size: dict[str, Any] = {"block_size": 16, "num_kv_heads": 8, "head_size": 128}
     return FullAttentionSpec(**size, dtype=dtype, kv_quant_mode=MODES[cache_dtype], **more)

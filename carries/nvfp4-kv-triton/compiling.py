@@ -121,7 +121,7 @@ def launch(head_size: int, dtype: Any, queries: int) -> None:
 
 
 def converts() -> bool:
-    """Whether the tree has a decoder of its own for cards that convert E2M1."""
+    """Return True if the tree has a decoder of its own for cards that convert E2M1."""
     from vllm.v1.attention.ops import triton_nvfp4_kv
 
     return hasattr(triton_nvfp4_kv, "nvfp4_converted")

@@ -141,7 +141,7 @@ def check_heads() -> None:
 
 
 def published(cache_dtype: str, **more: Any) -> FullAttentionSpec:
-    """What a layer with eight heads of 128 on the Triton backend says of its cache."""
+    """Return the specification of the cache of a layer with eight heads of 128 on the Triton backend."""
     return cast(
         "FullAttentionSpec", customize_attention_spec(TritonAttentionBackend, spec(cache_dtype, **more))
     )

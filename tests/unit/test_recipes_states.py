@@ -67,7 +67,7 @@ def findings(tmp_path: Path) -> Callable[[Recipe], set[str]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_states_of_all_requests_fit(findings: Callable[[Recipe], set[str]], name: str, use: str) -> None:
     if use and use not in load_recipe(name).uses:
-        pytest.skip("it has no such use")
+        pytest.skip(f"{name} has no use {use}")
     recipe = load_recipe(name, use)
     if not use and recipe.flags["max-num-seqs"] == 64:
         pytest.skip("without a use, it is what the published figures were taken with")

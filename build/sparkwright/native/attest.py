@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import re
 import resource
+import shlex
 import shutil
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from io import BytesIO
+from string import Template
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.digests import digest_of, sha256_bytes
@@ -300,7 +302,8 @@ def compile_image(unit: Unit, code: str, work: Workspace, environment: Mapping[s
         settings, commands = read_plan(planned.stderr)
         steps = steps_for(commands, code)
         for step in steps:
-            run(["sh", "-c", step], cwd=work.build, env={**environment, **settings})
+            words = [Template(word).safe_substitute(settings) for word in shlex.split(step)]
+            run(words, cwd=work.build, env={**environment, **settings})
         product = keep / _outputs(steps[-1])[-1].rpartition("/")[2] if steps else None
         if product is None or not product.is_file():
             raise CompileError(

@@ -64,7 +64,7 @@ class ProbeRun(Model, frozen=True):
 
     @property
     def stopped(self) -> bool:
-        """Whether it was killed at a limit, which says nothing about the tree."""
+        """Return True for a run that was killed at its limit of time or memory: it judges no tree."""
         return self.verdict == "error" and self.message.startswith(STOPPED)
 
 

@@ -34,7 +34,7 @@ _INSTEAD = {
     "VLLM_USE_FLASHINFER_MOE_FP8": _MOE,
     "VLLM_NVFP4_GEMM_BACKEND": _LINEAR,
 }
-"""What releases dropped and guides still name, and what took its place."""
+"""Replacements of options that releases dropped and guides still name."""
 
 
 class ReleaseFlag(Model, frozen=True):
@@ -162,7 +162,7 @@ class Problem:
 
     @property
     def instead(self) -> str:
-        """What took the place of an option that releases dropped; empty for others."""
+        """Return the replacement of an option that releases dropped; empty for others."""
         return _INSTEAD.get(self.name.removeprefix("--"), "") if self.refuses else ""
 
     def __str__(self) -> str:
