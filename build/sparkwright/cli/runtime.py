@@ -39,12 +39,11 @@ def newest_wheel(series: Sequence[str]) -> BuiltWheel:
 
 def install_command(wheel: Path) -> str:
     """Return the command that installs *wheel* with its locked runtime, or the one that locks it."""
-    from sparkwright.publish.series import series_of
-    from sparkwright.wheel.names import parse_name
+    from sparkwright.publish.evidence import stated_series
 
     runtime = beside(wheel)
     if not runtime.is_file():
-        return f"sparkwright lock runtime --series {series_of(parse_name(wheel.name).version)}"
+        return f"sparkwright lock runtime --series {stated_series(wheel)}"
     folder, locked = shlex.quote(str(wheel.parent)), shlex.quote(str(runtime))
     return f"pip install --no-deps --require-hashes --find-links {folder} -r {locked}"
 
