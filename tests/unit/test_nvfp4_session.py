@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,12 @@ def test_what_is_timed_has_the_card_alone(tmp_path: Path) -> None:
         assert ("--fa2" in command) == ("--only" not in command)
 
 
-def test_kernels_are_checked_and_compiled_together(tmp_path: Path) -> None:
-    (group,) = session.commands(asked(tmp_path, "kernels", before=Path("old"), fa2=Path("lib.so")))
-    assert {"check", "memcheck-7", "memcheck-64", "memcheck-planted"} < set(group)
-    shares = [name for name in group if name.startswith(("compile-", "fa2-"))]
-    assert len(shares) == 4 * session.SHARES
+def test_kernels_are_checked_first_and_compiled_share_by_share(tmp_path: Path) -> None:
+    first, *shares = session.commands(asked(tmp_path, "kernels", before=Path("old"), fa2=Path("lib.so")))
+    assert set(first) == {"check", "memcheck-7", "memcheck-64", "memcheck-planted"}
+    assert all("--report-api-errors" in first[name] for name in first if name != "check")
+    assert [len(group) for group in shares] == [4] * session.SHARES
+    assert {name.rpartition("-")[2] for name in shares[1]} == {"1"}
 
 
 def test_engines_are_asked_for_nvfp4_on_v2(tmp_path: Path) -> None:
@@ -54,4 +56,4 @@ def test_a_command_is_judged_by_its_end_and_memcheck_by_its_tally(
     name: str, said: str, status: int, wrong: int, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", f"print({said!r}); raise SystemExit({status})"]
-    assert session.run({name: command}, tmp_path) == wrong
+    assert session.run({name: command}, tmp_path, time.monotonic()) == wrong
