@@ -8,9 +8,9 @@ import msgspec
 from peers_clients import PEERS, find_python
 from verify_kit import boot_facts, context, profile
 
-from sparkwright.verify.cell import LISTED
+from sparkwright.engine.cell import LISTED
+from sparkwright.engine.model import BootFacts, Chunk, Observation, Sample
 from sparkwright.verify.check import Context
-from sparkwright.verify.model import BootFacts, Chunk, Observation, Sample
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.run import Run
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkwright.verify.cell import Cell, Prompt
+    from sparkwright.engine.cell import Cell, Prompt
 
 MS = 1_000_000
 EACH, ALONE, PAIR = 1.25, 20.0, 30.0

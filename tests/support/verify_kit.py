@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sparkwright.verify.cell import Cell, Prompt
-from sparkwright.verify.check import Check, Context
-from sparkwright.verify.model import (
+from sparkwright.engine.cell import Cell, Prompt
+from sparkwright.engine.model import (
     BootFacts,
     Chunk,
     FailureKind,
@@ -29,6 +28,7 @@ from sparkwright.verify.model import (
     Sample,
     Verdict,
 )
+from sparkwright.verify.check import Check, Context
 from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from verify_kit import Server, by_name, changed, context, profile, run
 
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.model import HostSample, Observation, Verdict
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.sweep import Sweep
-from sparkwright.verify.model import HostSample, Observation, Verdict
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade import compare_runs
 

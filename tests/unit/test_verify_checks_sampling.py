@@ -11,12 +11,12 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.verify.capabilities import SEEDS as SEEDED
+from sparkwright.engine.capabilities import SEEDS as SEEDED
+from sparkwright.engine.model import Observation, Verdict
 from sparkwright.verify.checks.sampling import Sampling
-from sparkwright.verify.model import Observation, Verdict
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.model import Finding
 
 ONE, OTHERS, TEXT = "a seed gives one answer", "sampling draws", "sampled answers are text"
 

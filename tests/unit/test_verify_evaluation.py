@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import ConfigError, ServerError
+from sparkwright.engine.model import Verdict
 from sparkwright.verify.evaluation import (
     EvalLimits,
     EvalRequest,
@@ -18,7 +19,6 @@ from sparkwright.verify.evaluation import (
     evaluation_run,
     read_scores,
 )
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.statistics import ratio_interval, share_interval
 
 if TYPE_CHECKING:

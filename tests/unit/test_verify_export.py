@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from verify_kit import failing
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.model import FailureKind, Finding, Observation, Verdict
 from sparkwright.verify.export.aiperf import CSV, aiperf_summary, render_aiperf
 from sparkwright.verify.export.definitions import AIPERF, GUIDELLM, OWN
 from sparkwright.verify.export.distribution import concurrency_distribution, distribution, rate_distribution
@@ -28,7 +29,6 @@ from sparkwright.verify.export.formats import FORMATS, ExportRequest, _benchy, _
 from sparkwright.verify.export.guidellm import render_guidellm
 from sparkwright.verify.export.prometheus import render_prometheus
 from sparkwright.verify.export.schema import verdict_schema
-from sparkwright.verify.model import FailureKind, Finding, Observation, Verdict
 from sparkwright.verify.report import render_html
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.results import described

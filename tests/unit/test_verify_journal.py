@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
-from sparkwright.verify.cell import Cell, Load, Prompt
-from sparkwright.verify.journal import (
-    BootRecord,
-    Concluded,
-    Journal,
-    Manifest,
-    Measured,
-    Noted,
-    cell_id,
-    read_journal,
-)
-from sparkwright.verify.model import (
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.model import (
     BootFacts,
     Chunk,
     FailureKind,
@@ -36,6 +26,16 @@ from sparkwright.verify.model import (
     Sample,
     TokenLogprobs,
     Verdict,
+)
+from sparkwright.verify.journal import (
+    BootRecord,
+    Concluded,
+    Journal,
+    Manifest,
+    Measured,
+    Noted,
+    cell_id,
+    read_journal,
 )
 
 if TYPE_CHECKING:

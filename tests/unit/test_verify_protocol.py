@@ -12,9 +12,9 @@ from field_kit import answered, carried_out, counterless, protocol_context, samp
 from verify_kit import boot_facts, failing
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.engine.model import FailureKind, Verdict
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.check import Context
-from sparkwright.verify.model import FailureKind, Verdict
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.figures import peak, protocol_figures

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, failing, profile, verdicts
 
-from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
-from sparkwright.verify.checks.soak import Soak
-from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.model import (
+from sparkwright.engine.model import (
     Chunk,
     FailureKind,
     HostSample,
@@ -23,11 +20,14 @@ from sparkwright.verify.model import (
     Sample,
     Verdict,
 )
+from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
+from sparkwright.verify.checks.soak import Soak
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
 
 SERVED = "requests are answered throughout"
 EXERCISED = "the prefix cache is exercised"

@@ -34,6 +34,7 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import subscribe, task
+from sparkwright.engine.server import ServerFailedError, prepare_wheel
 from sparkwright.rehearsal import verify_server
 from sparkwright.rehearsal.outcome import broken_server, outcomes_of
 from sparkwright.search.messages import (
@@ -49,14 +50,13 @@ from sparkwright.search.messages import (
 )
 from sparkwright.store import hold, remove_tree, storing
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.server import ServerFailedError, prepare_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sparkwright.base.events import Event
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.model import Finding
 
 _INTERRUPTED = 130
 _ELSEWHERE = "name another folder in the target's address"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.server import ServerFailedError
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import verify_server
 from sparkwright.rehearsal.outcome import error_line
@@ -23,7 +24,6 @@ from sparkwright.search.model import Evaluation
 from sparkwright.search.target import caller
 from sparkwright.store import storing, write_atomically
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.server import ServerFailedError
 
 if TYPE_CHECKING:
     from sparkwright.search.figures import NamedFigure

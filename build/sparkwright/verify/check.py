@@ -10,9 +10,9 @@ from sparkwright.verify.datasets import Dataset
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.cell import Cell, Prompt
+    from sparkwright.engine.cell import Cell, Prompt
+    from sparkwright.engine.model import BootFacts, Finding, Observation
     from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.model import BootFacts, Finding, Observation
     from sparkwright.verify.profile import Profile
 
 

@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.verify.capabilities import METRICS
-from sparkwright.verify.cell import CONNECTED, LISTED, WATCHED
-from sparkwright.verify.client import LagProbe, canary, open_session, run_load
-from sparkwright.verify.client.listing import open_connections, time_listing
-from sparkwright.verify.metrics import fetch_snapshot, quiesce
-from sparkwright.verify.model import Observation
-from sparkwright.verify.server import sample_host
-from sparkwright.verify.server.compiling import CompileWatch
-from sparkwright.verify.server.host import is_here
+from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.cell import CONNECTED, LISTED, WATCHED
+from sparkwright.engine.client import LagProbe, canary, open_session, run_load
+from sparkwright.engine.client.listing import open_connections, time_listing
+from sparkwright.engine.metrics import fetch_snapshot, quiesce
+from sparkwright.engine.model import Observation
+from sparkwright.engine.server import sample_host
+from sparkwright.engine.server.compiling import CompileWatch
+from sparkwright.engine.server.host import is_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     import aiohttp
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.client import Endpoint
-    from sparkwright.verify.model import BootFacts, HostSample, MetricsSnapshot, Sample
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.client import Endpoint
+    from sparkwright.engine.model import BootFacts, HostSample, MetricsSnapshot, Sample
     from sparkwright.verify.profile import Profile
 
 # Period at which counters and the machine are sampled, in the server's clock; its minimum in the client's.

@@ -16,8 +16,8 @@ from sparkwright.verify.export.timed import failed_of, timed_requests
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.model import Observation
     from sparkwright.verify.export.timed import TimedRequest
-    from sparkwright.verify.model import Observation
     from sparkwright.verify.run import Run
 
 FORM = "0.13.0"

@@ -14,10 +14,10 @@ from sparkwright.verify.export.timed import failed_of, timed_requests
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sparkwright.verify.cell import Load
+    from sparkwright.engine.cell import Load
+    from sparkwright.engine.model import Observation, Sample
     from sparkwright.verify.export.distribution import Weighted
     from sparkwright.verify.export.timed import TimedRequest
-    from sparkwright.verify.model import Observation, Sample
     from sparkwright.verify.run import Run
 
 FORM = "0.8.1"

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkwright.base.text import clean
+from sparkwright.engine.model import Verdict
 from sparkwright.verify.export.definitions import OWN
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.figures import cells
 
 if TYPE_CHECKING:

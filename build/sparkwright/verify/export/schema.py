@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.verify.model import BootFacts, Finding, Verdict
+from sparkwright.engine.model import BootFacts, Finding, Verdict
 from sparkwright.verify.results import VERDICT_FORMAT
 
 _REFERENCE = "#/$defs/{name}"

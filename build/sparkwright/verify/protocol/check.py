@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.cell import CONNECTED, LISTED, Cell, Load
+from sparkwright.engine.cell import CONNECTED, LISTED, Cell, Load
 from sparkwright.verify.checks.common import main_facts
 from sparkwright.verify.protocol.judge import conclude_protocol, fits
 from sparkwright.verify.protocol.options import CHECK
@@ -15,9 +15,9 @@ from sparkwright.verify.protocol.texts import fit_tokens, make_prompt, probe_of,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.model import Finding, Observation
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.protocol.options import ProtocolOptions
     from sparkwright.verify.protocol.texts import TokenFit
 

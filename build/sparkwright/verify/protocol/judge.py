@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import TOKEN_COUNTS
+from sparkwright.engine.capabilities import TOKEN_COUNTS
+from sparkwright.engine.model import Verdict
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.machine import told_of
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.protocol.figures import DEFINITIONS
 from sparkwright.verify.protocol.table import group_tests, latency_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.model import Finding, Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.protocol.check import ProtocolCheck
     from sparkwright.verify.protocol.table import ProtocolTest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.text import clean
-from sparkwright.verify.capabilities import TOKEN_COUNTS
+from sparkwright.engine.capabilities import TOKEN_COUNTS
 from sparkwright.verify.protocol.figures import DEVIATIONS
 from sparkwright.verify.protocol.options import CHECK, parse_protocol
 from sparkwright.verify.protocol.table import (

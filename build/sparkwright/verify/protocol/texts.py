@@ -6,13 +6,13 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkwright.base.digests import digest_of
-from sparkwright.verify.cell import Message, Prompt
+from sparkwright.engine.cell import Message, Prompt
 from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.model import Sample
+    from sparkwright.engine.model import Sample
 
 SHORT, LONG = 100, 1500
 """Words of the counted texts."""
