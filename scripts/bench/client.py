@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.engine.client import LagProbe, calibrate
 from sparkwright.engine.client.calibrate import EVENTS_PER_S, Floor
-from sparkwright.engine.model import Chunk, Sample
+from sparkwright.engine.observations import Chunk, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.model import MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.corpus import load_corpus

@@ -40,7 +40,7 @@ from serve_pair import run_engine, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.serve.preflight import PreflightReport
 
 GIB = 1 << 30

@@ -15,8 +15,8 @@ from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, s
 from sparkwright.engine.arrival import ArrivalSocket
 from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client import Endpoint, Exchange, LagProbe, canary, open_session
-from sparkwright.engine.model import FailureKind, Sample
-from sparkwright.verify.profile import Deadlines
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import FailureKind, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

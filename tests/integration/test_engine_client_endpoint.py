@@ -16,7 +16,7 @@ from vllm_like import MODEL, answering, serving
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.client.body import MOST_BYTES
-from sparkwright.verify.profile import Deadlines
+from sparkwright.engine.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler

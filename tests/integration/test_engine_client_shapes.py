@@ -14,8 +14,8 @@ from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 from sparkwright.base.errors import StorageError
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.client import Endpoint, open_session, run_load
-from sparkwright.engine.model import FailureKind, Sample
-from sparkwright.verify.profile import Deadlines
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import FailureKind, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

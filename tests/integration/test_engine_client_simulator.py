@@ -20,9 +20,9 @@ from sparkwright.engine.client import (
     run_load,
 )
 from sparkwright.engine.client.calibrate import calibrate, read_truth, simulator
-from sparkwright.engine.model import FailureKind, Sample
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import FailureKind, Sample
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
 from sparkwright.verify.simulator.driver import Clock
 from sparkwright.verify.simulator.generate import TraceFile

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client import Endpoint, count_tokens, open_session
-from sparkwright.verify.profile import Deadlines
+from sparkwright.engine.deadlines import Deadlines
 
 QUICK = Deadlines(canary_s=0.5)
 

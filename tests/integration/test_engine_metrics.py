@@ -16,17 +16,18 @@ from vllm_like import answering
 
 from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import StandingServer
 from sparkwright.verify.measure import measure
-from sparkwright.verify.profile import Deadlines, Profile
+from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from typing import Any
 
-    from sparkwright.engine.model import MetricsSnapshot, Observation
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
 
 DEADLINES = Deadlines(quiesce_s=60)
 SPEED = 20.0

@@ -19,9 +19,9 @@ from boot_logs import Boot
 
 from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import ServerFailedError, ServerProcess, lifecycle, start_server
-from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

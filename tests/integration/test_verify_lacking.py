@@ -12,7 +12,7 @@ from fault_matrix import REAL_TIME, SMALL
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client.calibrate import simulator
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify import setup
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import load_run

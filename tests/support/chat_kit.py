@@ -12,7 +12,7 @@ from verify_kit import Server
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.client.payload import body_of
 from sparkwright.engine.client.reply import Reply
-from sparkwright.engine.model import FailureKind, Observation, RequestFailure, Sample
+from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.check import AdaptiveCheck
 from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.engine import StreamDelta
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.engine.cell import Cell, Prompt
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
     from sparkwright.verify.check import Check, Context
     from sparkwright.verify.simulator.settings import Settings
 

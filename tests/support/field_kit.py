@@ -9,7 +9,7 @@ from peers_clients import PEERS, find_python
 from verify_kit import boot_facts, context, profile
 
 from sparkwright.engine.cell import LISTED
-from sparkwright.engine.model import BootFacts, Chunk, Observation, Sample
+from sparkwright.engine.observations import BootFacts, Chunk, Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import parse_protocol

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.client.load import arrivals
-from sparkwright.engine.model import Chunk, Observation, Sample
+from sparkwright.engine.observations import Chunk, Observation, Sample
 from sparkwright.verify.capacity.search import Capacity, NextStep, SearchPlan, Step, decide
 from sparkwright.verify.capacity.step import FACTOR, MOMENTS, rises, step_of
 from sparkwright.verify.statistics import percentile

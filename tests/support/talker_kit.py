@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from verify_kit import Server
 
-from sparkwright.engine.model import Observation, Sample, TokenLogprobs
+from sparkwright.engine.observations import Observation, Sample, TokenLogprobs
 
 if TYPE_CHECKING:
     from sparkwright.engine.cell import Cell

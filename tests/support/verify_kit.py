@@ -17,16 +17,15 @@ import numpy as np
 import pytest
 
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.model import (
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import (
     BootFacts,
     Chunk,
     FailureKind,
-    Finding,
     MetricsSnapshot,
     Observation,
     RequestFailure,
     Sample,
-    Verdict,
 )
 from sparkwright.verify.check import Check, Context
 from sparkwright.verify.profile import Profile

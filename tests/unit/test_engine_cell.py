@@ -10,7 +10,7 @@ import msgspec
 from sparkwright.base.digests import digest_of
 from sparkwright.engine import cell as cells
 from sparkwright.engine.cell import Cell, Load, Message, Prompt, Tool
-from sparkwright.engine.model import FailureKind, Observation, RequestFailure, Sample
+from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
 
 if TYPE_CHECKING:
     import pytest

@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.base.errors import ServerError
 from sparkwright.engine.client.calibrate import CalibrationTruth, floor, read_truth
-from sparkwright.engine.model import Chunk, FailureKind, RequestFailure, Sample
+from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path

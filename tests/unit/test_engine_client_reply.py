@@ -10,7 +10,7 @@ import pytest
 from vllm_like import delta, token, usage
 
 from sparkwright.engine.client.reply import Reply, ReplyError
-from sparkwright.engine.model import FailureKind, TokenLogprobs
+from sparkwright.engine.observations import FailureKind, TokenLogprobs
 
 DONE = b"[DONE]"
 

@@ -20,7 +20,7 @@ from sparkwright.engine.metrics import (
     speculation,
     step_time_ms,
 )
-from sparkwright.engine.model import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
+from sparkwright.engine.observations import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
 
 BEFORE = MetricsSnapshot(
     at=0,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client import EndpointFacts
 from sparkwright.engine.metrics import MetricSample, parse_exposition, parse_snapshot
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.lacking import lacking_facts
 from sparkwright.verify.options import VerifyOptions
 

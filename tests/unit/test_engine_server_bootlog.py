@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from boot_logs import Boot
 
-from sparkwright.engine.model import BootFacts, MetricsSnapshot
+from sparkwright.engine.observations import BootFacts, MetricsSnapshot
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.failures import CAUSES, diagnose, excerpt, tail
 

@@ -10,7 +10,7 @@ from simulator_kit import settings
 from verify_kit import Bench, boot_facts, by_name, context
 
 from sparkwright.base.events import subscribe
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.bootlog import read_boot_log
 from sparkwright.engine.slow_kernels import fallbacks, lost_graphs
 from sparkwright.serve.kernels import warn_of_fallbacks

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import memory_budget
 from memory_budget import CASES, SHAPES, Case
 
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
 
 GPU = Path(__file__).parents[1] / "gpu"

@@ -12,7 +12,7 @@ from rehearsal_kit import metadata, stage
 from world import World, make_world
 
 from sparkwright.base.errors import RehearsalError, ServerError
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
 from sparkwright.probe.environment import requirements as probes_requirements

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.search.figures import FIGURES, parse_figure
 from sparkwright.search.metric import UntestableError
 

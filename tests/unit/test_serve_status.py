@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.base.events import emit
 from sparkwright.cli.serve_show import Screen, example, state_line
-from sparkwright.engine.model import HostSample, MetricsSnapshot
+from sparkwright.engine.observations import HostSample, MetricsSnapshot
 from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.status import Status, memory_pressure, status_between
 

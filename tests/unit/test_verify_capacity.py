@@ -15,7 +15,8 @@ from verify_kit import costly
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.client.load import arrivals
-from sparkwright.engine.model import (
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import (
     BootFacts,
     Chunk,
     FailureKind,
@@ -23,7 +24,6 @@ from sparkwright.engine.model import (
     Observation,
     RequestFailure,
     Sample,
-    Verdict,
 )
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.fit import fit_crossing
@@ -44,7 +44,7 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
 PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)

@@ -12,7 +12,7 @@ from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
 from sparkwright.verify.checks.sweep import Sweep
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
 
 BANDS = Bands()

@@ -20,11 +20,12 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.model import FailureKind
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks.boot import NVFP4_RATIO, BootCheck
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import BootFacts, Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
 
 BOOT = BootCheck()
 ANSWERS = "the server starts and answers"

@@ -19,7 +19,7 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.model import Chunk
+from sparkwright.engine.observations import Chunk
 from sparkwright.recipes import recipes, variant
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.text import flaw
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
 
 COHERENCE = Coherence()
 TEXT = "answers are text"

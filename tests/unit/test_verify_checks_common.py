@@ -11,7 +11,8 @@ import pytest
 from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_from, dead, failing
 
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import FailureKind, Observation, Sample, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, Observation, Sample
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.common import conclude, in_flight, triage, troubles, worst
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
 
 LONG = LongContext()
 SIZES = profile(contexts=(1_600, 3_300))  # the check does not care, and the kit's documents stay small

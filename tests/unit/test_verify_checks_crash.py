@@ -16,7 +16,7 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.model import FailureKind
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks.crash import Crash
 
 CRASH = Crash()

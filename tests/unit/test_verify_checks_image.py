@@ -13,7 +13,7 @@ from verify_kit import SEEDS, context, profile, verdicts
 
 from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.image import Image
 from sparkwright.verify.simulator.vision import look_at
 

@@ -13,7 +13,8 @@ from verify_kit import SEEDS, boot_facts, context, profile, verdicts
 
 from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell
-from sparkwright.engine.model import FailureKind, Observation, RequestFailure, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
 from sparkwright.verify.checks.limit import Limit
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import pytest
 from verify_kit import Server, by_name, changed, context, profile, run
 
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import HostSample, Observation, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.sweep import Sweep

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from verify_kit import Server, boot_facts, context
 
-from sparkwright.engine.model import Chunk, Finding, Observation, Sample, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Chunk, Observation, Sample
 from sparkwright.verify.checks.mixed import COUNTED, DECODERS, LONG_TOKENS, PROMPTS, Mixed, missing
 
 if TYPE_CHECKING:

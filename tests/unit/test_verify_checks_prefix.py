@@ -10,7 +10,8 @@ import pytest
 from verify_kit import boot_facts, context, profile, token_id
 
 from sparkwright.engine.capabilities import SPECULATION
-from sparkwright.engine.model import Finding, MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.blocks import OFFSETS
 from sparkwright.verify.checks.prefix import Prefix
 from sparkwright.verify.corpus import load_corpus

@@ -12,11 +12,12 @@ from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
 from sparkwright.engine.capabilities import SEEDS as SEEDED
-from sparkwright.engine.model import Observation, Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.sampling import Sampling
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
 
 ONE, OTHERS, TEXT = "a seed gives one answer", "sampling draws", "sampled answers are text"
 

@@ -11,7 +11,8 @@ import pytest
 from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, profile, run
 
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.model import HostSample, MetricsSnapshot, Observation, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks.crash import Crash
 from sparkwright.verify.checks.machine import disturbances, energy_per_token_j
 from sparkwright.verify.checks.soak import Soak

@@ -23,7 +23,7 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.model import FailureKind
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.sweep import Sweep
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
 
 SWEEP = Sweep()
 INVARIANCE = "acceptance does not depend on concurrency"

@@ -11,7 +11,8 @@ from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
 from sparkwright.engine.capabilities import EXTENSIONS
-from sparkwright.engine.model import FailureKind, RequestFailure, Sample, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
 from sparkwright.verify.checks.thinking import BUDGET, SLACK, Thinking, thought_tokens
 
 OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"

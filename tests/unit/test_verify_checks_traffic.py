@@ -12,7 +12,8 @@ from verify_kit import SEEDS, context, profile, verdicts
 
 from sparkwright.engine.capabilities import FORCED_TOOLS, STRUCTURED, TOOLS
 from sparkwright.engine.cell import REQUIRED, Load
-from sparkwright.engine.model import Sample, ToolCall, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import Sample, ToolCall
 from sparkwright.verify.checks.chatter import (
     Described,
     broken_characters,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import ConfigError, ServerError
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.evaluation import (
     EvalLimits,
     EvalRequest,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.cli.verify import _attach
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.verify.options import VerifyOptions

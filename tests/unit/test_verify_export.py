@@ -21,7 +21,8 @@ from verify_kit import failing
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.model import FailureKind, Finding, Observation, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.export.aiperf import CSV, aiperf_summary, render_aiperf
 from sparkwright.verify.export.definitions import AIPERF, GUIDELLM, OWN
 from sparkwright.verify.export.distribution import concurrency_distribution, distribution, rate_distribution

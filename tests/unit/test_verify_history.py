@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from verify_kit import Server, context, profile, run
 
 from sparkwright.cli.verify_history import command
-from sparkwright.engine.model import HostSample
+from sparkwright.engine.observations import HostSample
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.history import past_runs, read_past
 from sparkwright.verify.report import render_html

@@ -15,17 +15,16 @@ import pytest
 
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.model import (
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import (
     BootFacts,
     Chunk,
     FailureKind,
-    Finding,
     MetricsSnapshot,
     Observation,
     RequestFailure,
     Sample,
     TokenLogprobs,
-    Verdict,
 )
 from sparkwright.verify.journal import (
     BootRecord,

@@ -11,7 +11,8 @@ import pytest
 from talker_kit import Talker
 from verify_kit import SEEDS, by_name, context, costly, failing, profile, verdicts
 
-from sparkwright.engine.model import FailureKind, Observation, Sample, TokenLogprobs, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.divergence import Difference, Pairing, find_cluster, own_gaps, pair
 from sparkwright.verify.checks.lossless import Lossless
 from sparkwright.verify.corpus import load_corpus

@@ -12,7 +12,8 @@ from field_kit import answered, carried_out, counterless, protocol_context, samp
 from verify_kit import boot_facts, failing
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.engine.model import FailureKind, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.check import Context
 from sparkwright.verify.options import VerifyOptions, profile_of

@@ -14,7 +14,8 @@ from verify_kit import context, profile
 
 from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
 from sparkwright.engine.capabilities import LOGPROBS
-from sparkwright.engine.model import MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.reference import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
 
 NAME = "org/Model-27B"
 TOKENS = 24

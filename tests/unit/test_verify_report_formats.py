@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.base.text import clean
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.report import render_html, render_junit
 from sparkwright.verify.report.charts import all_charts

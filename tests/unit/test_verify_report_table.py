@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from verify_kit import Server, boot_facts, context, failing, profile, run
 
-from sparkwright.engine.model import FailureKind, HostSample, Observation
+from sparkwright.engine.observations import FailureKind, HostSample, Observation
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.report import render_csv

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, failing, profile, verdicts
 
-from sparkwright.engine.model import (
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import (
     Chunk,
     FailureKind,
     HostSample,
     MetricsSnapshot,
     Observation,
     Sample,
-    Verdict,
 )
 from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
 from sparkwright.verify.checks.soak import Soak

@@ -14,7 +14,8 @@ from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.client import Endpoint
 from sparkwright.engine.client.calibrate import Floor
-from sparkwright.engine.model import BootFacts, Finding, Observation, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.corpus import load_corpus

@@ -160,7 +160,7 @@ for _option in reversed(OPTIONS):
 
 def _attach(results: Results, options: VerifyOptions) -> None:
     """Attach a passed run to the digest of its wheel."""
-    from sparkwright.engine.model import Verdict
+    from sparkwright.engine.findings import Verdict
     from sparkwright.publish import dist_folder
     from sparkwright.publish.evidence import attach
 

@@ -110,7 +110,7 @@ def command(
 
 async def _known(url: str, model: str, api_key: str) -> EndpointFacts:
     from sparkwright.engine.client import Endpoint, check_endpoint, open_session
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
 
     endpoint = Endpoint(url, model, api_key)
     async with open_session(endpoint) as session:

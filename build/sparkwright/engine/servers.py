@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.client import open_session
 from sparkwright.engine.metrics import fetch_snapshot
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import error_lines, facts_from_metrics, read_boot_log
 
 if TYPE_CHECKING:
@@ -18,7 +18,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.engine.client import Endpoint, EndpointFacts
-    from sparkwright.verify.measure import MeasuredServer
+
+
+class MeasuredServer(Protocol):
+    """A running server."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its address."""
+        ...
+
+    @property
+    def facts(self) -> BootFacts:
+        """Facts that it reported when it started."""
+        ...
+
+    @property
+    def log_seen(self) -> bool:
+        """True if its log can be read."""
+        ...
+
+    @property
+    def restartable(self) -> bool:
+        """True if it can be started again, as another process."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it runs on this machine."""
+        ...
+
+    @property
+    def died(self) -> int | None:
+        """Its exit status, once it has ended; `None` before, and if unknown."""
+        ...
+
+    @property
+    def mark(self) -> int:
+        """A place in its log, for `errors_since`."""
+        ...
+
+    def errors_since(self, mark: int) -> tuple[str, ...]:
+        """Return the error lines of its log after *mark*."""
+        ...
 
 
 @dataclass(frozen=True)

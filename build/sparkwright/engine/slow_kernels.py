@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
 
 # Kernels that unpack four bits to sixteen: Marlin's and those called W4A16.
 _UNPACKING = re.compile(r"MARLIN|W4A16", re.IGNORECASE)

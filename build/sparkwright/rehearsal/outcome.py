@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.lifecycle import ServerFailedError
 from sparkwright.rehearsal.model import CheckOutcome
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.base.errors import ServerError
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
 
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.

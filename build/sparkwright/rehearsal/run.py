@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal.model import ServedTree

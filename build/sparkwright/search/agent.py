@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.base.events import Event
-    from sparkwright.engine.model import Finding
+    from sparkwright.engine.findings import Finding
 
 _INTERRUPTED = 130
 _ELSEWHERE = "name another folder in the target's address"

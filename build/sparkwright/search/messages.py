@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.config import Model, json_decoder
-from sparkwright.engine.model import Finding
+from sparkwright.engine.findings import Finding
 from sparkwright.rehearsal.model import CheckOutcome
 
 ALIVE_S = 10.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from sparkwright.engine.model import MetricsSnapshot
+    from sparkwright.engine.observations import MetricsSnapshot
     from sparkwright.engine.server import ServerProcess
 
 _ANSWER_S = 10.0

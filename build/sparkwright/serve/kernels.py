@@ -8,7 +8,7 @@ from sparkwright.base.events import warn
 from sparkwright.engine.slow_kernels import computes_fp4, fallbacks, lost_graphs
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.engine.slow_kernels import Fallback
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from sparkwright.engine.model import MetricsSnapshot
+    from sparkwright.engine.observations import MetricsSnapshot
     from sparkwright.engine.server import ServerProcess
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions

@@ -12,7 +12,7 @@ from sparkwright.engine.metrics import SpeculationAbsentError, speculation
 from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import HostSample, MetricsSnapshot
+    from sparkwright.engine.observations import HostSample, MetricsSnapshot
 
 _PRESSURE = Path("/proc/pressure/memory")
 _SOME = re.compile(r"^some avg10=([\d.]+)", re.MULTILINE)

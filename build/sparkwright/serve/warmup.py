@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client import Endpoint
-    from sparkwright.engine.model import BootFacts
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.recipes import Recipe
-    from sparkwright.verify.profile import Deadlines
 
 LIMIT_S = 900.0
 """Seconds after which no further round begins."""

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.engine.cell import Cell, Prompt
-    from sparkwright.engine.model import BootFacts, Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.profile import Profile
 

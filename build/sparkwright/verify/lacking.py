@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client import Endpoint, EndpointFacts
-    from sparkwright.engine.model import BootFacts
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.profile import Deadlines
 
 
 async def find_lacking(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.capabilities import METRICS
@@ -14,7 +14,7 @@ from sparkwright.engine.cell import CONNECTED, LISTED, WATCHED
 from sparkwright.engine.client import LagProbe, canary, open_session, run_load
 from sparkwright.engine.client.listing import open_connections, time_listing
 from sparkwright.engine.metrics import fetch_snapshot, quiesce
-from sparkwright.engine.model import Observation
+from sparkwright.engine.observations import Observation
 from sparkwright.engine.server import sample_host
 from sparkwright.engine.server.compiling import CompileWatch
 from sparkwright.engine.server.host import is_here
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.client import Endpoint
-    from sparkwright.engine.model import BootFacts, HostSample, MetricsSnapshot, Sample
+    from sparkwright.engine.observations import HostSample, MetricsSnapshot, Sample
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.profile import Profile
 
 # Period at which counters and the machine are sampled, in the server's clock; its minimum in the client's.
@@ -38,49 +38,6 @@ _HEALTH_S = 10.0
 
 # Errors of unreadable counters; other observations show what is wrong with the server.
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
-
-
-class MeasuredServer(Protocol):
-    """A running server."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Its address."""
-        ...
-
-    @property
-    def facts(self) -> BootFacts:
-        """Facts that it reported when it started."""
-        ...
-
-    @property
-    def log_seen(self) -> bool:
-        """True if its log can be read."""
-        ...
-
-    @property
-    def restartable(self) -> bool:
-        """True if it can be started again, as another process."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, if it runs on this machine."""
-        ...
-
-    @property
-    def died(self) -> int | None:
-        """Its exit status, once it has ended; `None` before, and if unknown."""
-        ...
-
-    @property
-    def mark(self) -> int:
-        """A place in its log, for `errors_since`."""
-        ...
-
-    def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Return the error lines of its log after *mark*."""
-        ...
 
 
 @dataclass

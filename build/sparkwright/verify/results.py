@@ -17,7 +17,7 @@ from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import Verdict
+    from sparkwright.engine.findings import Verdict
     from sparkwright.verify.history import PastRun
     from sparkwright.verify.journal import Contents
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.engine.client.calibrate import Floor
-    from sparkwright.engine.model import BootFacts, Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.history import PastRun
 
 # From bad to good: the first of these among several verdicts is that of all.

@@ -27,7 +27,7 @@ from sparkwright.engine.capabilities import (
     require_known,
 )
 from sparkwright.engine.client import Endpoint, check_address, check_endpoint, open_session
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import (
     card_capability,
     find_installed,
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sparkwright.engine.client import EndpointFacts
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.recipes import Recipe
     from sparkwright.verify.check import Check
     from sparkwright.verify.estimate import Estimate
-    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
 

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Starters
 from sparkwright.recipes import load_recipe
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from sparkwright.verify.measure import MeasuredServer
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
 

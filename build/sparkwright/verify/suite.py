@@ -20,7 +20,8 @@ from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.engine.capabilities import TOKENIZE
 from sparkwright.engine.client import canary, count_tokens, open_session
 from sparkwright.engine.client.calibrate import Floor, calibrate
-from sparkwright.engine.model import BootFacts, Finding, Observation, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.engine.cell import Cell
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.check import Check
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Manifest
-    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.profile import Profile
 
 FLOOR = "floor"

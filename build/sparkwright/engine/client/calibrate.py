@@ -26,13 +26,13 @@ from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.lag import LagProbe
 from sparkwright.engine.client.load import run_load
-from sparkwright.verify.profile import Deadlines
+from sparkwright.engine.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from sparkwright.base.process import Running
-    from sparkwright.engine.model import Sample
+    from sparkwright.engine.observations import Sample
 
 EVENTS_PER_S = 400.0
 """Chunks that this machine's fastest published server sends in a second, at any concurrency."""

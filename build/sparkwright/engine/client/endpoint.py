@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
 
 OLDEST = (0, 20)
 """The oldest vLLM whose counters, log and chunks are known here."""

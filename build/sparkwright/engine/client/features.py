@@ -17,7 +17,7 @@ from sparkwright.engine.cell import Load, Prompt, Tool
 from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.engine.client.pictures import draw_colour
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.model import FailureKind
+from sparkwright.engine.observations import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.model import Sample
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import Sample
 
 _TOKENS = 64
 _REFUSED = ABSENT | {400, 422}

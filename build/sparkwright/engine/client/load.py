@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import REFUSED
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.model import FailureKind
+from sparkwright.engine.observations import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from sparkwright.engine.cell import Cell, Load
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.model import Sample
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import Sample
 
 _LEAST_FAILURES = 8
 _LEAST_SILENT = 2

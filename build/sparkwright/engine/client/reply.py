@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.base.config import convert, json_decoder
 from sparkwright.engine.client.odd import straightened
-from sparkwright.engine.model import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
+from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
 _EXCERPT = 200
 

@@ -27,14 +27,14 @@ from sparkwright.engine.client.odd import warn_once
 from sparkwright.engine.client.payload import body_of
 from sparkwright.engine.client.reply import Reply, ReplyError
 from sparkwright.engine.client.sse import EventParser
-from sparkwright.engine.model import FailureKind, RequestFailure, Sample
+from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
 
 if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.arrival import ArrivalSocket
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
 
 _OK = 200
 _EXCERPT = 300

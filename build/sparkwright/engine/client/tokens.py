@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
 
 _OK = 200
 _EXCERPT = 200

@@ -21,14 +21,14 @@ from sparkwright.engine.capabilities import (
 from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.model import FailureKind
+from sparkwright.engine.observations import FailureKind
 
 if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.model import Sample
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import Sample
 
 # Small models end an answer to a question of one word at once, without the chat's template.
 _PROMPT = Prompt(name="trial", category="trial", text="Count from one to ten: one, two, three,")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkwright.engine.metrics.snapshot import COUNTERS
 
 if TYPE_CHECKING:
-    from sparkwright.engine.model import MetricsSnapshot
+    from sparkwright.engine.observations import MetricsSnapshot
 
 
 class CountersResetError(ValueError):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkwright.engine.metrics.counters import Speculation
-    from sparkwright.engine.model import MetricsSnapshot, Sample
+    from sparkwright.engine.observations import MetricsSnapshot, Sample
 
 TOKENS_LIMIT = 0.03  # steps without drafts, near the longest length, and structured output
 CLIENTS_LIMIT = 0.01  # a canary beside the load

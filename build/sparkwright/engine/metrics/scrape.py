@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.model import MetricsSnapshot
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import MetricsSnapshot
 
 _DEADLINE_S = 10.0
 _POLL_S = 0.1  # of the server's seconds

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.metrics.exposition import MetricSample, parse_exposition
-from sparkwright.engine.model import MetricsSnapshot
+from sparkwright.engine.observations import MetricsSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.backends import read_backends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkwright.engine.model import MetricsSnapshot
+    from sparkwright.engine.observations import MetricsSnapshot
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"

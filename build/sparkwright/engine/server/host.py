@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.engine.model import HostSample
+from sparkwright.engine.observations import HostSample
 
 CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm"
 """Fields of a sample, as ``nvidia-smi`` names them; `_SLOWED` follows where the driver knows it."""

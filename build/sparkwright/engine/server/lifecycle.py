@@ -21,7 +21,7 @@ import msgspec
 from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
 from sparkwright.base.process import start
-from sparkwright.engine.model import BootFacts
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.download import Download
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from sparkwright.base.process import Running
     from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
 
 _MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25

@@ -91,7 +91,7 @@ def canary_failure(url: str, api_key: str) -> str:
     from sparkwright.base.errors import SparkwrightError
     from sparkwright.engine.client import Endpoint, check_endpoint, open_session
     from sparkwright.engine.client.request import canary
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
 
     async def ask() -> str:
         endpoint, deadlines = Endpoint(url, "", api_key), Deadlines()

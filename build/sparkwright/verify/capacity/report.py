@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.capacity.options import CHECK
 from sparkwright.verify.capacity.search import TRIES, Capacity, Outcome, decide
 from sparkwright.verify.capacity.step import allowed_lateness_s, lateness_s, step_of
@@ -16,7 +16,7 @@ from sparkwright.verify.checks.machine import told_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.capacity.options import CapacityOptions
     from sparkwright.verify.capacity.search import Step
     from sparkwright.verify.check import Context

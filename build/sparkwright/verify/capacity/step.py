@@ -14,7 +14,7 @@ from sparkwright.verify.statistics import percentile, theil_sen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.capacity.slo import Slo
 
 FACTOR = "length"

@@ -8,14 +8,15 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import SpeculationAbsentError, speculation
-from sparkwright.engine.model import Verdict
 from sparkwright.verify.checks.common import conclude
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.engine.model import BootFacts, Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.checks.common import CheckedCells, Reason
 
 FEW_DRAFTS = 50

@@ -16,7 +16,7 @@ from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.recipes.reference import load_references
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks import sweep
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.recipes.reference import ReferenceFigures
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells

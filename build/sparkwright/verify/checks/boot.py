@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import GPU, LOG
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import BootFacts, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.slow_kernels import (
     computes_fp4,
     fallbacks,
@@ -23,7 +24,7 @@ from sparkwright.verify.checks.common import conclude, main_facts, triage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

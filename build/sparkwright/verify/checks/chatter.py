@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.engine.cell import REQUIRED
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.text import excerpt
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sparkwright.engine.cell import Load, Tool
-    from sparkwright.engine.model import Observation, Sample, ToolCall
+    from sparkwright.engine.observations import Observation, Sample, ToolCall
     from sparkwright.verify.checks.common import CheckedCells, Reason
 
 _ROLES = re.compile(

@@ -13,14 +13,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
-from sparkwright.engine.model import BootFacts, FailureKind, Finding, Verdict
+from sparkwright.engine.observations import BootFacts, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Check, Context
 
 SIGNATURES = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
@@ -26,7 +26,8 @@ from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_qu
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sparkwright.engine.model import BootFacts, Finding, Observation, Sample
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.profile import Profile

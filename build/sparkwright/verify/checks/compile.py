@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.engine.capabilities import LOG
 from sparkwright.engine.cell import WATCHED, Cell, Load
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, triage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

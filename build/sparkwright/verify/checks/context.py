@@ -9,9 +9,9 @@ import msgspec
 
 from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, SPECULATION, TOKEN_COUNTS
 from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import hit_rate
 from sparkwright.engine.metrics.counters import SeriesAbsentError
-from sparkwright.engine.model import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

@@ -6,15 +6,16 @@ import math
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import METRICS, SPECULATION
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import identities
-from sparkwright.engine.model import Verdict
 from sparkwright.verify.checks.acceptance import AT_TIMES
 from sparkwright.verify.checks.common import conclude, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkwright.engine.model import Finding, MetricsSnapshot, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
     from sparkwright.verify.checks.common import CheckedCells
 
 _POSITIONS = "acceptance falls from position to position"

@@ -13,7 +13,7 @@ from sparkwright.verify.statistics import change_point, theil_sen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkwright.engine.model import MetricsSnapshot, Observation
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
 
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6

@@ -14,7 +14,7 @@ from sparkwright.verify.statistics import Summary, steady_window, summary, whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.checks.acceptance import Acceptance
 
 

@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.engine.capabilities import IMAGES, TOKEN_COUNTS
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import answers_in
 from sparkwright.verify.checks.common import all_refused, conclude, triage
@@ -26,7 +26,8 @@ from sparkwright.verify.corpus import holds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

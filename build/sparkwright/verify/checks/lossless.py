@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import BASELINE, LOGPROBS, SPECULATION
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
@@ -23,7 +23,8 @@ from sparkwright.verify.statistics import mcnemar, one_sided_excess, percentile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.divergence import Pairing

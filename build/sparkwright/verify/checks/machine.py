@@ -12,13 +12,13 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import Trouble, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import HostSample, Observation
+    from sparkwright.engine.observations import HostSample, Observation
     from sparkwright.verify.checks.common import CheckedCells
 
 SLOWED = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import CONTEXT_LENGTH
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
@@ -23,7 +23,8 @@ from sparkwright.verify.corpus import WORDS_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Finding, Observation, Sample
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of
 from sparkwright.engine.capabilities import LOGPROBS, METRICS, PREFIX_CACHE
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.blocks import OFFSETS, block_sizes, missing_words, sizings, write_sized
 from sparkwright.verify.checks.common import conclude, describe, main_facts, not_applicable, triage
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.model import BootFacts, Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

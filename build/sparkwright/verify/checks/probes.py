@@ -11,7 +11,7 @@ from sparkwright.verify.checks.paired import paired_ratio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.checks.acceptance import RatioInterval
     from sparkwright.verify.checks.common import CheckedCells
 

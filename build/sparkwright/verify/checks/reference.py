@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import EXTENSIONS, LOGPROBS
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, not_applicable, triage
 from sparkwright.verify.checks.distance import distances
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.divergence import Pairing

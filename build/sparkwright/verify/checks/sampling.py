@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import SEEDS
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     against_each,
@@ -29,7 +29,8 @@ from sparkwright.verify.checks.text import flaw
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Finding, Observation, Sample
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

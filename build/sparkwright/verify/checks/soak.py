@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import CONTEXT_LENGTH, METRICS, PREFIX_CACHE, SPECULATION
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
-from sparkwright.engine.model import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter, not_speculating
 from sparkwright.verify.checks.common import conclude, main_facts, triage
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.drift import TimedValue

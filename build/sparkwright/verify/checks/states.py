@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import conclude, describe, unanswered
 from sparkwright.verify.checks.machine import LOW, describe_card, is_low, slow_state, under_load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Finding, HostSample, MetricsSnapshot, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
     from sparkwright.verify.checks.common import CheckedCells, Reason
 
 FROZEN_S = 15.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import (
     AT_TIMES,
@@ -36,7 +36,8 @@ from sparkwright.verify.datasets import CHATS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.acceptance import Acceptance
     from sparkwright.verify.checks.common import Reason

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import EXTENSIONS, VERSION
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import against_each, answers_in, reasoning_mark
 from sparkwright.verify.checks.common import all_refused, conclude, not_applicable, triage
@@ -20,7 +20,8 @@ from sparkwright.verify.checks.common import all_refused, conclude, not_applicab
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Finding, Observation, Sample
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

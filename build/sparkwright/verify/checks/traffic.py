@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.engine.capabilities import FORCED_TOOLS, STRUCTURED, TOKEN_COUNTS, TOOLS
 from sparkwright.engine.cell import REQUIRED, Cell, Load
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     Described,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.model import Finding, Observation, Sample
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
 

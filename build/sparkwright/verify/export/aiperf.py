@@ -16,7 +16,7 @@ from sparkwright.verify.export.timed import failed_of, timed_requests
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.export.timed import TimedRequest
     from sparkwright.verify.run import Run
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.run import Run
 
 _BENCHY = {".md": "llama-benchy.md", ".csv": "llama-benchy.csv", ".json": "llama-benchy.json"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sparkwright.engine.cell import Load
-    from sparkwright.engine.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.export.distribution import Weighted
     from sparkwright.verify.export.timed import TimedRequest
     from sparkwright.verify.run import Run

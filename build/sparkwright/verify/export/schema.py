@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.engine.model import BootFacts, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.results import VERDICT_FORMAT
 
 _REFERENCE = "#/$defs/{name}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sparkwright.verify.statistics import summary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.engine.model import Sample
+    from sparkwright.engine.observations import Sample
 
 DEFINITIONS = {
     "pp t/s": "Prompt tokens over est_ppt, for one request at a time; mean over requests. With more requests"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import TOKEN_COUNTS
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.protocol.figures import DEFINITIONS
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.protocol.check import ProtocolCheck

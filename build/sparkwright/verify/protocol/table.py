@@ -15,7 +15,7 @@ from sparkwright.verify.protocol.options import CHECK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.protocol.figures import Metric, ProtocolFigures
     from sparkwright.verify.protocol.options import Latency
 

@@ -12,7 +12,7 @@ from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_notes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Sample
+    from sparkwright.engine.observations import Sample
 
 SHORT, LONG = 100, 1500
 """Words of the counted texts."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.engine.client import Endpoint, EndpointFacts
-    from sparkwright.engine.model import BootFacts
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.verify.reference.record import Reference
 
 # Words, numbers, code, other scripts, spaces and marks: tokenizers of two models differ somewhere in it.

@@ -24,7 +24,7 @@ from sparkwright.verify.reference.record import Reference, trimmed
 
 if TYPE_CHECKING:
     from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
 
 TOP = 8
 """Alternatives of each token that are recorded."""

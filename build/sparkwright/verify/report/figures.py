@@ -17,7 +17,7 @@ from sparkwright.verify.checks.machine import energy_per_token_j
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.engine.model import MetricsSnapshot, Observation
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
     from sparkwright.verify.run import Run
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock

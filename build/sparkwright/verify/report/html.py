@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.text import clean
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.charts import charts_by_check
 from sparkwright.verify.report.field import field_section
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.report.charts import Chart
     from sparkwright.verify.run import Run
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkwright.base.text import clean
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span

@@ -17,7 +17,7 @@ from sparkwright.verify.tune.strategy import StartFigures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.tune.options import TuneOptions
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from sparkwright.base.errors import SparkwrightError
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import BootFacts, Observation
+    from sparkwright.engine.observations import BootFacts, Observation
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Contents, Manifest
-    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.tune.options import TuneOptions
     from sparkwright.verify.tune.space import Configuration, Space
     from sparkwright.verify.tune.strategy import Planned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.corpus import holds
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkwright.engine.cell import Cell
-    from sparkwright.engine.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.checks.divergence import Difference
     from sparkwright.verify.upgrade.pairs import MatchedCells
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.engine.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
@@ -23,7 +23,7 @@ from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_qu
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparkwright.engine.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.upgrade.pairs import MatchedCells
 
 CHECK = "compare"

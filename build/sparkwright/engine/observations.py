@@ -1,4 +1,4 @@
-"""The data of a run: observations and findings; `cell` has the requests.
+"""What is seen of a server: replies, counters, the host and a start's facts; `cell` has the requests.
 
 All times are nanoseconds of `time.perf_counter_ns` (monotonic, origin arbitrary) unless a name ends in
 ``_s``. Everything here goes into the journal as JSON and comes back the same.
@@ -13,8 +13,6 @@ from msgspec import field
 
 from sparkwright.base.config import Model
 from sparkwright.engine.cell import REFUSED, Cell
-
-# What is seen -------------------------------------------------------------------------------------------
 
 
 class FailureKind(StrEnum):
@@ -381,42 +379,3 @@ class Observation(Model, frozen=True):
         """Requests that failed, warm-ups included, and without those that are rightly refused."""
         refused = {id(sample) for sample in self.refused}
         return tuple(one for one in self.samples if one.failure is not None and id(one) not in refused)
-
-
-# What is concluded --------------------------------------------------------------------------------------
-
-
-class Verdict(StrEnum):
-    """Result of a finding, of a check or of a run."""
-
-    PASS = "pass"  # noqa: S105
-    NOT_APPLICABLE = "not-applicable"  # the server lacks what it is about, and nothing requires that
-    INCONCLUSIVE = "inconclusive"  # too little was seen to decide
-    INVALID = "invalid"  # what was seen cannot be trusted, so it decides nothing
-    FAIL = "fail"
-
-
-class Finding(Model, frozen=True):
-    """One conclusion, with what it rests on.
-
-    Attributes:
-        check: the check, such as ``sweep``.
-        name: the conclusion within the check, such as ``acceptance does not depend on concurrency``.
-        definition: the compared quantities, in one or two sentences.
-        verdict: the result.
-        cause: the observed reason in one line, with the level, position or moment of a failure.
-        measured: figures by name, units in the names.
-        threshold: the limit and its source, in words.
-        evidence: keys of the cells that it rests on.
-        warnings: remarks that decide nothing.
-    """
-
-    check: str
-    name: str
-    definition: str
-    verdict: Verdict
-    cause: str
-    measured: dict[str, float | str] = field(default_factory=dict)
-    threshold: str = ""
-    evidence: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
