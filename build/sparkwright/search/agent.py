@@ -35,7 +35,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import subscribe, task
 from sparkwright.engine.server import ServerFailedError, prepare_wheel
-from sparkwright.rehearsal import verify_server
+from sparkwright.engine.verifier import CheckRequest
 from sparkwright.rehearsal.outcome import broken_server, outcomes_of
 from sparkwright.search.messages import (
     SILENT_S,
@@ -49,7 +49,7 @@ from sparkwright.search.messages import (
     read_order,
 )
 from sparkwright.store import hold, remove_tree, storing
-from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.verifier import run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -333,17 +333,19 @@ class _Agent:
             with self._storing():
                 path.write_text(request.recipe_text, encoding="utf-8")
             recipe = str(path)
-        options = VerifyOptions(
+        asked = CheckRequest(
             recipe=recipe,
-            python=str(python),
+            python=python,
             profile=request.profile,
             checks=request.checks,
             levels=request.levels,
+            timed=request.timed,
+            offline=request.offline,
         )
         findings: tuple[Finding, ...] = ()
         try:
             with self._storing():
-                findings = verify_server(options, run, offline=request.offline, timed=request.timed)
+                findings = run_checks(asked, run)
             outcomes, up = outcomes_of(findings, request.checks, lenient=False), True
         except ServerFailedError as error:
             outcomes, up = broken_server(error, ("boot", *request.checks)), False

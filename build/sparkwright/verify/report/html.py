@@ -9,6 +9,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
+from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.machine import disturbances
@@ -159,17 +160,8 @@ def _moment(stamp: str) -> str:
 
 
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = page_environment(TEMPLATES)
     made.filters |= {
-        "clean": clean,
         "duration": duration,
         "figure": figure,
         "number": number,
