@@ -1,13 +1,15 @@
-"""Relative links lead to files that exist, and the page on architecture lists every package in its layer."""
+"""Links and names of pages lead to files and headings, and the page on architecture lists every package."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tomllib
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from markdown_it import MarkdownIt
 
@@ -27,32 +29,80 @@ def links(text: str) -> Iterator[str]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Return the relative links of *page* whose target is no file or folder."""
+    """Return the relative links of *page* whose target is no file or folder, or has no such heading."""
     found = (urlsplit(link) for link in links(page.read_text(encoding="utf-8")))
-    return [
-        link.geturl()
-        for link in found
-        if not link.scheme and link.path and not (page.parent / unquote(link.path)).exists()
-    ]
+    return [link.geturl() for link in found if not link.scheme and not _leads(page, unquote(link.path), link)]
+
+
+def _leads(page: Path, path: str, link: SplitResult) -> bool:
+    target = page.parent / path if path else page
+    anchored = link.fragment and target.suffix == ".md"
+    return target.exists() and (not anchored or link.fragment in headings(target))
+
+
+@cache
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site name them."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
+    texts = (one.content for before, one in pairwise(tokens) if before.type == "heading_open")
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower()) for text in texts}
+
+
+def named_pages(text: str) -> Iterator[str]:
+    """Yield each page of docs/, with its anchor, that a *text* other than Markdown names."""
+    yield from re.findall(r"\bdocs/[\w./-]+\.md(?:#[\w-]+)?", text)
+
+
+def missing_pages(text: str, root: Path) -> list[str]:
+    """Return the pages named in *text* that *root* does not have, or that have no such heading."""
+    found = []
+    for name in named_pages(text):
+        page, _, anchor = name.partition("#")
+        if not (root / page).is_file() or (anchor and anchor not in headings(root / page)):
+            found.append(name)
+    return found
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Return the files of this repository that match one of *patterns*."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", *patterns], check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def test_links_lead_to_files() -> None:
-    listed = subprocess.run(
-        ["git", "-C", ROOT, "ls-files", "-z", "*.md"], check=True, capture_output=True, text=True
-    ).stdout
-    pages = [ROOT / name for name in listed.split("\0") if name]
+    pages = tracked("*.md")
     assert ROOT / "README.md" in pages
-    assert {page.name: broken_links(page) for page in pages if broken_links(page)} == {}
+    wrong = {page.name: broken_links(page) for page in pages}
+    assert {name: links for name, links in wrong.items() if links} == {}
+
+
+def test_pages_that_carries_recipes_and_code_name_are_there() -> None:
+    files = tracked("carries/*.toml", "build/*.toml", "build/*.py", "scripts/*.py", "tests/gpu/*.py")
+    named = [name for file in files for name in named_pages(file.read_text(encoding="utf-8"))]
+    assert "docs/evidence.md#a-trained-drafter" in named
+    wrong = {file.name: missing_pages(file.read_text(encoding="utf-8"), ROOT) for file in files}
+    assert {name: pages for name, pages in wrong.items() if pages} == {}
+
+
+def test_a_page_or_heading_that_is_not_there_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("# Title\n\n## The kernel's 0.33 bits\n\ntext\n")
+    good = "in docs/page.md and (docs/page.md#the-kernels-033-bits)."
+    assert missing_pages(good, tmp_path) == []
+    assert missing_pages("docs/gone.md, docs/page.md#text", tmp_path) == ["docs/gone.md", "docs/page.md#text"]
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "there is.md").touch()
+    (tmp_path / "there is.md").write_text("## A part\n")
     page = tmp_path / "page.md"
     page.write_text(
-        "[good](there%20is.md#part) [outside](https://example.org/x) [here](#part)\n\n"
+        "# Here\n\n[good](there%20is.md#a-part) [outside](https://example.org/x#y)\n\n"
+        "[here](#here) [no](#part)\n\n"
         "| a |\n|---|\n| [in a table](absent.md) |\n\n![picture](absent.svg)\n"
     )
-    assert broken_links(page) == ["absent.md", "absent.svg"]
+    assert broken_links(page) == ["#part", "absent.md", "absent.svg"]
 
 
 def packages_listed(page: str) -> dict[str, list[str]]:

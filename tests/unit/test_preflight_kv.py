@@ -30,7 +30,7 @@ SMOL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "
     [("auto", 262_144, None), ("fp8", 524_288, 419_424), ("nvfp4", 932_064, 745_648)],
 )
 def test_the_record_of_the_h200(dtype, alone, with_drafter):
-    """docs/evidence/2026-11-nvfp4-kv-h200.md, "Capacity"."""
+    """docs/evidence.md#nvfp4-cache, "Capacity"."""
     shape, options = model_shape(DENSE), KvOptions(dtype=dtype)
     assert plan_kv(shape, (), options).tokens(4 * GIB, 1024) == alone
     if with_drafter:

@@ -59,7 +59,7 @@ def check_latent(facts: StartFacts) -> Iterator[Finding]:
         f"vLLM {engine.version} can answer wrongly over long contexts, without an error",
         f"values of {target.name} have {values} numbers a head and queries {query}; a context of more than "
         f"{part:,} tokens, with {requests} at once, is read in several parts, which are added up with the "
-        "wrong stride (docs/evidence/2026-11-fleet-h200.md)",
+        "wrong stride (docs/evidence.md#ten-architectures)",
         f"take vLLM 0.33; or at most {_PROMPTS} requests (max-num-seqs) whose longest contexts "
         f"(max-model-len) together have {_MOST:,} tokens",
         liftable=True,
