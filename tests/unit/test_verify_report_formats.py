@@ -22,6 +22,7 @@ from sparkwright.verify.checks import ALL
 from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.report import render_html, render_junit
 from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.text import number
 from sparkwright.verify.run import Run
@@ -456,3 +457,8 @@ def test_a_comparison_names_both_sides_at_the_top() -> None:
     )
     assert "A, new new.whl B, baseline old.whl" in Reader(render_html(live)).text
     assert "baseline old.whl" not in Reader(render_html(Run(manifest=live.manifest))).text
+
+
+def test_the_page_defines_every_aggregate() -> None:
+    page = render_html(report_kit.healthy())
+    assert all(f"<dt>{name}</dt>" in page for name in DEFINITIONS)

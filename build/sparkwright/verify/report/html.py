@@ -13,7 +13,7 @@ from sparkwright.base.text import clean
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.charts import charts_by_check
-from sparkwright.verify.report.field import field_section
+from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     consequences,
@@ -74,7 +74,7 @@ def render_html(run: Run) -> str:
             files=list(_files(run)),
             floors=_floor_table(run),
             worst=worst,
-            field=field_section(run),
+            definitions=DEFINITIONS,
         )
     )
     return page.strip() + "\n"
