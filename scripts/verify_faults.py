@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from fault_matrix import CASES, Case, Outcome, run_cases, seeds  # noqa: E402 - found by the path above
 
-from sparkwright.verify.model import Verdict  # noqa: E402
+from sparkwright.engine.findings import Verdict  # noqa: E402
 from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
 
 # Head of a finding's cause; a server that does not start has none.

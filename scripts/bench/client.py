@@ -20,14 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.client import LagProbe, calibrate
-from sparkwright.verify.client.calibrate import EVENTS_PER_S, Floor
-from sparkwright.verify.model import Chunk, Sample
+from sparkwright.engine.client import LagProbe, calibrate
+from sparkwright.engine.client.calibrate import EVENTS_PER_S, Floor
+from sparkwright.engine.observations import Chunk, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.client import Endpoint
+    from sparkwright.engine.client import Endpoint
 
 TTFT_GOAL_MS = 3.0
 TPOT_GOAL_PERCENT = 1.0

@@ -30,14 +30,14 @@ import numpy as np
 import psutil
 from peers_clients import PEERS, PeerJob, PeerTime, prepare, variables, version_of, write_tokenizer
 
-from sparkwright.verify.client.calibrate import EVENTS_PER_S, CalibrationTruth, read_truth, simulator
+from sparkwright.engine.client.calibrate import EVENTS_PER_S, CalibrationTruth, read_truth, simulator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peers_clients import Peer
 
-    from sparkwright.verify.client import Endpoint
+    from sparkwright.engine.client import Endpoint
 
 LEAST_REQUESTS = 100  # fewer have no 99th percentile
 LONGEST_S = 600

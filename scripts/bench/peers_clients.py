@@ -280,7 +280,7 @@ PEERS: Mapping[str, Peer] = {
 
 def write_tokenizer(folder: Path) -> Path:
     """Write a tokenizer that needs no download into *folder*."""
-    from sparkwright.verify.tiny.tokenizer import tokenizer
+    from sparkwright.engine.tiny.tokenizer import tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(2048)), encoding="utf-8")

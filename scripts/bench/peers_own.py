@@ -10,9 +10,9 @@ import csv
 import sys
 from pathlib import Path
 
-from sparkwright.verify.cell import Cell, Load, Prompt
-from sparkwright.verify.client import Endpoint, open_session, run_load
-from sparkwright.verify.profile import Deadlines
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.client import Endpoint, open_session, run_load
+from sparkwright.engine.deadlines import Deadlines
 
 
 async def measure(endpoint: Endpoint, level: int, requests: int, tokens: int, file: Path) -> None:

@@ -13,10 +13,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import ModelIdentity, Reference
 from sparkwright.verify.reference.make import LEVELS, TOKENS, TOP, cells_of
@@ -24,7 +25,7 @@ from sparkwright.verify.reference.record import trimmed
 from sparkwright.verify.simulator.language import Sampling, TokenGenerator, answer_to, encode
 
 if TYPE_CHECKING:
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
 
 ERRORS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 _LONGEST = 40_960

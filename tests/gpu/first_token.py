@@ -68,9 +68,9 @@ def main() -> int:
 
 
 def write_model(folder: Path) -> None:
-    """Write the tiny target that `sparkwright.verify.tiny` describes."""
+    """Write the tiny target that `sparkwright.engine.tiny` describes."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
-    from sparkwright.verify.tiny.models import write_tiny_models
+    from sparkwright.engine.tiny.models import write_tiny_models
 
     write_tiny_models(folder, max_model_len=4096)
 

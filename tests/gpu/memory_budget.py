@@ -40,8 +40,8 @@ from serve_pair import run_engine, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.serve.preflight import PreflightReport
-    from sparkwright.verify.model import BootFacts
 
 GIB = 1 << 30
 WEIGHTS_SHARE, WEIGHTS_GIB = 0.03, 0.1
@@ -232,7 +232,7 @@ def boot(case: Case, model: Path, args: argparse.Namespace, scratch: Path) -> in
 
 def measured(case: Case, args: argparse.Namespace, scratch: Path, version: str) -> dict[str, Any]:
     """Return the record of *case*, booted now."""
-    from sparkwright.verify.server import read_boot_log
+    from sparkwright.engine.server import read_boot_log
 
     model = write_checkpoint(scratch / case.shape, SHAPES[case.shape])
     expected = prediction(predicted(case, model, real=True))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkwright.engine.server import read_boot_log
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import RehearsalOptions, RehearsalResult, rehearse
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
-from sparkwright.verify.server import read_boot_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

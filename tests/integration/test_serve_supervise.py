@@ -17,11 +17,11 @@ import pytest
 
 from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import Event, subscribe
+from sparkwright.engine.server import ServerProcess, start_server
 from sparkwright.serve.engine import served_engine
 from sparkwright.serve.notify import read_state
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.watchdog import RestartPolicy, WatchLimits
-from sparkwright.verify.server import ServerProcess, start_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from fault_matrix import CASES, SMALL, Case, run_cases, seeds
 
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.simulator.faults import FAULTS
 
 if TYPE_CHECKING:

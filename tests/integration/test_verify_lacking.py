@@ -11,9 +11,9 @@ import pytest
 from fault_matrix import REAL_TIME, SMALL
 
 from sparkwright.base.errors import EndpointError
+from sparkwright.engine.client.calibrate import simulator
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify import setup
-from sparkwright.verify.client.calibrate import simulator
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import run_suite

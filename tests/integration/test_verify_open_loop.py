@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from test_verify_client_shapes import cell, run
 
-from sparkwright.verify.client.load import arrivals
+from sparkwright.engine.client.load import arrivals
 
 if TYPE_CHECKING:
     from pathlib import Path

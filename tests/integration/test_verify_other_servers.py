@@ -14,11 +14,11 @@ import requests
 from real_kit import SERIES, make_server, verify
 from world import wait_until
 
+from sparkwright.engine.server.launch import free_port
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.rehearsal.run import pin_of
-from sparkwright.verify.server.launch import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

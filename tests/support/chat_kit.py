@@ -9,11 +9,11 @@ from zlib import crc32
 from simulator_kit import settings
 from verify_kit import Server
 
+from sparkwright.engine.client.endpoint import Endpoint
+from sparkwright.engine.client.payload import body_of
+from sparkwright.engine.client.reply import Reply
+from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.check import AdaptiveCheck
-from sparkwright.verify.client.endpoint import Endpoint
-from sparkwright.verify.client.payload import body_of
-from sparkwright.verify.client.reply import Reply
-from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.engine import StreamDelta
 from sparkwright.verify.simulator.language import EOS
@@ -23,9 +23,9 @@ from sparkwright.verify.simulator.params import ApiError, parse_params
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkwright.verify.cell import Cell, Prompt
+    from sparkwright.engine.cell import Cell, Prompt
+    from sparkwright.engine.findings import Finding
     from sparkwright.verify.check import Check, Context
-    from sparkwright.verify.model import Finding
     from sparkwright.verify.simulator.settings import Settings
 
 STEP_NS = 50_000_000

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.engine.client.calibrate import simulator
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify import setup
 from sparkwright.verify.checks import ALL, checks_of
-from sparkwright.verify.client.calibrate import simulator
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.profile import Deadlines, Profile
+from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import make_reference, write_reference
 from sparkwright.verify.run import worst
 from sparkwright.verify.suite import run_suite
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
 
 # In the server's seconds, of which 60 pass in one of the client's.
 PATIENT = Deadlines(first_token_s=1200.0, stall_s=600.0, canary_s=600.0, quiesce_s=600.0)

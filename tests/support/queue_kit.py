@@ -10,11 +10,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.client.load import arrivals
+from sparkwright.engine.observations import Chunk, Observation, Sample
 from sparkwright.verify.capacity.search import Capacity, NextStep, SearchPlan, Step, decide
 from sparkwright.verify.capacity.step import FACTOR, MOMENTS, rises, step_of
-from sparkwright.verify.cell import Cell, Load
-from sparkwright.verify.client.load import arrivals
-from sparkwright.verify.model import Chunk, Observation, Sample
 from sparkwright.verify.statistics import percentile
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sparkwright.carries.patch import parse_patch
+from sparkwright.engine.server import start_server
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.recipes import load_recipe
@@ -22,7 +23,6 @@ from sparkwright.rehearsal import prepare
 from sparkwright.rehearsal.recipe import write_recipe
 from sparkwright.rehearsal.run import pin_of, python_changes
 from sparkwright.rehearsal.weights import prepare_model
-from sparkwright.verify.server import start_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

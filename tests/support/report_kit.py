@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 from verify_kit import CATEGORIES, Server, boot_facts, dead, failing
 
-from sparkwright.verify.cell import Cell, Load, Prompt
-from sparkwright.verify.client.calibrate import Floor
-from sparkwright.verify.model import FailureKind, Finding, HostSample, MetricsSnapshot, Observation, Verdict
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.client.calibrate import Floor
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import FailureKind, HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from verify_kit import Server
 
-from sparkwright.verify.model import Observation, Sample, TokenLogprobs
+from sparkwright.engine.observations import Observation, Sample, TokenLogprobs
 
 if TYPE_CHECKING:
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
 
 TIES, TIE_NAT = 0.012, 0.04
 

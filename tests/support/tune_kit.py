@@ -14,8 +14,8 @@ from verify_kit import Server, boot_facts
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ServerError
-from sparkwright.verify.client import Endpoint
-from sparkwright.verify.model import HostSample, Observation
+from sparkwright.engine.client import Endpoint
+from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.tune import search as search_module
 from sparkwright.verify.tune.options import TuneOptions
 from sparkwright.verify.tune.search import Known, run_search
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.model import BootFacts
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.verify.profile import Profile
     from sparkwright.verify.tune.space import Configuration
 

@@ -16,19 +16,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from sparkwright.verify.cell import Cell, Prompt
-from sparkwright.verify.check import Check, Context
-from sparkwright.verify.model import (
+from sparkwright.engine.cell import Cell, Prompt
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import (
     BootFacts,
     Chunk,
     FailureKind,
-    Finding,
     MetricsSnapshot,
     Observation,
     RequestFailure,
     Sample,
-    Verdict,
 )
+from sparkwright.verify.check import Check, Context
 from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from sparkwright.verify.client import Endpoint
+from sparkwright.engine.client import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -9,7 +9,7 @@ import pytest
 from peers import PeerErrors, Results, errors_of, pair, table
 from peers_clients import PEERS, PeerJob, PeerTime
 
-from sparkwright.verify.client.calibrate import CalibrationTruth
+from sparkwright.engine.client.calibrate import CalibrationTruth
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import memory_budget
 from memory_budget import CASES, SHAPES, Case
 
+from sparkwright.engine.observations import BootFacts
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
-from sparkwright.verify.model import BootFacts
 
 GPU = Path(__file__).parents[1] / "gpu"
 GRAPHS, EAGER = Case("8b", "auto", eager=False), Case("8b", "auto", eager=True)

@@ -8,13 +8,13 @@ import shutil
 import pytest
 from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, SMALL, nvfp4_27b, write_checkpoint, write_shard
 
+from sparkwright.engine.server.download import cache_folder
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.checkpoint import find_folder, read_checkpoint
 from sparkwright.serve.preflight.completeness import check_files, missing_shards
 from sparkwright.serve.preflight.quantization import check_quantization, find_quantization
 from sparkwright.serve.preflight.safetensors import read_shard
 from sparkwright.serve.preflight.weights import loaded_weights
-from sparkwright.verify.server.download import cache_folder
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4993448960\n"
 TWO = [{"a": ("BF16", (8, 8))}, {"b": ("BF16", (8, 8)), "c": ("F32", (4,))}]

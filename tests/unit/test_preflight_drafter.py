@@ -6,6 +6,7 @@ import pytest
 from checkpoint_kit import DENSE, QWEN_27B, QWEN_27B_DFLASH, dflash_27b, write_checkpoint
 from preflight_kit import ENGINE, recipe, start
 
+from sparkwright.engine.tiny import write_tiny_models
 from sparkwright.serve.preflight import EngineFacts, run_preflight
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
 from sparkwright.serve.preflight.drafter import (
@@ -16,7 +17,6 @@ from sparkwright.serve.preflight.drafter import (
 )
 from sparkwright.serve.preflight.kv_plan import KvOptions
 from sparkwright.serve.preflight.shape import Attention, model_shape
-from sparkwright.verify.tiny import write_tiny_models
 
 DFLASH = {"method": "dflash", "num_speculative_tokens": 12}
 TEXT = QWEN_27B["text_config"]

@@ -85,7 +85,7 @@ def test_recipes_for_two_machines_divide_the_model():
 # The block_size of each DFlash drafter, and where it was read.
 BLOCKS = {
     "poolside/Laguna-S-2.1-DFlash-NVFP4": 16,  # ggml-org/llama.cpp#26669, of a copy as GGUF
-    "tiny:drafter": 8,  # sparkwright/verify/tiny/
+    "tiny:drafter": 8,  # sparkwright/engine/tiny/
     "z-lab/Qwen3.5-27B-DFlash": 16,  # the recipe's reason
     "z-lab/Qwen3.6-27B-DFlash": 16,  # its configuration, as checkpoint_kit.py has it
     "z-lab/Qwen3.6-35B-A3B-DFlash": 16,  # its page gives figures of blocks of 8 and of 16

@@ -12,6 +12,7 @@ from rehearsal_kit import metadata, stage
 from world import World, make_world
 
 from sparkwright.base.errors import RehearsalError, ServerError
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
 from sparkwright.probe.environment import requirements as probes_requirements
@@ -20,7 +21,6 @@ from sparkwright.rehearsal.environment import read_requirements
 from sparkwright.rehearsal.model import worst
 from sparkwright.rehearsal.outcome import broken_server, normalised, outcomes_of
 from sparkwright.rehearsal.statements import statements
-from sparkwright.verify.model import Finding, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.search.figures import FIGURES, parse_figure
 from sparkwright.search.metric import UntestableError
-from sparkwright.verify.model import Finding, Verdict
 
 
 def finding(category: str, verdict: Verdict = Verdict.PASS, **measured: float) -> Finding:

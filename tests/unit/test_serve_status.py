@@ -8,9 +8,9 @@ import pytest
 
 from sparkwright.base.events import emit
 from sparkwright.cli.serve_show import Screen, example, state_line
+from sparkwright.engine.observations import HostSample, MetricsSnapshot
 from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.status import Status, memory_pressure, status_between
-from sparkwright.verify.model import HostSample, MetricsSnapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import ServerError
+from sparkwright.engine.client import Endpoint, open_session
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes import Recipe
 from sparkwright.serve.warmup import Limits, WarmUp, rounds, warm_up
-from sparkwright.verify.client import Endpoint, open_session
-from sparkwright.verify.model import BootFacts
-from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.simulator import Settings, parse_faults
 from sparkwright.verify.simulator.driver import Clock
 from sparkwright.verify.simulator.generate import TraceFile

@@ -9,9 +9,9 @@ import pytest
 from verify_kit import Server, boot_facts, by_name, context, profile
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.engine.findings import Verdict
 from sparkwright.recipes import load_recipe
 from sparkwright.verify.checks.compare import Compare
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions, profile_of, recipe_and_use
 from sparkwright.verify.setup import require_possible
 from sparkwright.verify.simulated import simulated
@@ -19,7 +19,7 @@ from sparkwright.verify.simulated import simulated
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.verify.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
 
 BOTH = VerifyOptions(
     profile="demo", simulator=True, recipe="qwen3.8-27b-mtp", against_recipe="qwen3.6-27b-dflash:many"

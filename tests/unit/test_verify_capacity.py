@@ -14,6 +14,17 @@ from queue_kit import Queue, search
 from verify_kit import costly
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.client.load import arrivals
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import (
+    BootFacts,
+    Chunk,
+    FailureKind,
+    HostSample,
+    Observation,
+    RequestFailure,
+    Sample,
+)
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.fit import fit_crossing
 from sparkwright.verify.capacity.options import CapacityOptions
@@ -29,22 +40,11 @@ from sparkwright.verify.capacity.search import (
 from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
 from sparkwright.verify.capacity.step import grows, lateness_s, step_of
 from sparkwright.verify.check import Context
-from sparkwright.verify.client.load import arrivals
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import (
-    BootFacts,
-    Chunk,
-    FailureKind,
-    HostSample,
-    Observation,
-    RequestFailure,
-    Sample,
-    Verdict,
-)
 from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
 PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)

@@ -12,8 +12,8 @@ from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
 from sparkwright.verify.checks.sweep import Sweep
 
 if TYPE_CHECKING:
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Observation
 
 BANDS = Bands()
 KEY = "qwen3.6-27b/dflash/k12/fp8"

@@ -20,11 +20,12 @@ from verify_kit import (
     verdicts,
 )
 
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks.boot import NVFP4_RATIO, BootCheck
-from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import BootFacts, Finding, Observation
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
 
 BOOT = BootCheck()
 ANSWERS = "the server starts and answers"

@@ -19,17 +19,17 @@ from verify_kit import (
     verdicts,
 )
 
+from sparkwright.engine.observations import Chunk
 from sparkwright.recipes import recipes, variant
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.text import flaw
-from sparkwright.verify.model import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.observations import Observation
 
 COHERENCE = Coherence()
 TEXT = "answers are text"

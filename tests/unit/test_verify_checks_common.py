@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_from, dead, failing
 
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, Observation, Sample
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.common import conclude, in_flight, triage, troubles, worst
-from sparkwright.verify.model import FailureKind, Observation, Sample, Verdict
 
 if TYPE_CHECKING:
     from sparkwright.verify.check import Context

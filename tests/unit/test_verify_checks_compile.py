@@ -13,13 +13,15 @@ import pytest
 from verify_kit import Bench, by_name, context
 
 from sparkwright.base.config import to_builtins
-from sparkwright.verify.cell import Load
+from sparkwright.engine.cell import Load
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in, told
 from sparkwright.verify.checks.compile import KINDS, CompileCheck
-from sparkwright.verify.model import Observation, Verdict
-from sparkwright.verify.server.compiling import CompileWatch, cache_folders, kernels_in, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sparkwright.engine.observations import Observation
 
 CHECK = CompileCheck()
 BENCH = Bench(CHECK)

@@ -27,8 +27,8 @@ from sparkwright.verify.corpus import WORDS_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import Observation
 
 LONG = LongContext()
 SIZES = profile(contexts=(1_600, 3_300))  # the check does not care, and the kit's documents stay small

@@ -16,8 +16,8 @@ from verify_kit import (
     verdicts,
 )
 
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks.crash import Crash
-from sparkwright.verify.model import FailureKind
 
 CRASH = Crash()
 BURSTS = "no batch size breaks the server"

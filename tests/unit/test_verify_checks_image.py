@@ -11,10 +11,10 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.verify.capabilities import IMAGES
+from sparkwright.engine.capabilities import IMAGES
+from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.image import Image
-from sparkwright.verify.corpus.pictures import COLOURS, draw_colour, draw_number
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.simulator.vision import look_at
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, boot_facts, context, profile, verdicts
 
-from sparkwright.verify.capabilities import CONTEXT_LENGTH, PREFIX_CACHE
-from sparkwright.verify.cell import REFUSED, Cell
+from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE
+from sparkwright.engine.cell import REFUSED, Cell
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
 from sparkwright.verify.checks.limit import Limit
-from sparkwright.verify.model import FailureKind, Observation, RequestFailure, Verdict
 
 if TYPE_CHECKING:
     from sparkwright.verify.check import Context

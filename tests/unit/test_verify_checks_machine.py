@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from verify_kit import Server, by_name, changed, context, profile, run
 
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.sweep import Sweep
-from sparkwright.verify.model import HostSample, Observation, Verdict
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade import compare_runs
 

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from verify_kit import Server, boot_facts, context
 
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Chunk, Observation, Sample
 from sparkwright.verify.checks.mixed import COUNTED, DECODERS, LONG_TOKENS, PROMPTS, Mixed, missing
-from sparkwright.verify.model import Chunk, Finding, Observation, Sample, Verdict
 
 if TYPE_CHECKING:
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
 
 GAPS, LOST = "decoding goes on beside prefill", "no token is lost beside prefill"
 S = 1_000_000_000

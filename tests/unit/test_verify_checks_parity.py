@@ -10,9 +10,10 @@ import pytest
 from test_verify_lossless import Talker
 from verify_kit import SEEDS, context, profile
 
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
 from sparkwright.verify.checks.parity import Parity
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import FailureKind, Finding, Observation, RequestFailure, Verdict
 
 CHECK = Parity()
 

@@ -9,16 +9,17 @@ import msgspec
 import pytest
 from verify_kit import boot_facts, context, profile, token_id
 
-from sparkwright.verify.capabilities import SPECULATION
+from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.blocks import OFFSETS
 from sparkwright.verify.checks.prefix import Prefix
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import Finding, MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.cell import Cell, Prompt
+    from sparkwright.engine.cell import Cell, Prompt
     from sparkwright.verify.check import Context
 
 CHECK = Prefix()

@@ -11,12 +11,13 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.verify.capabilities import SEEDS as SEEDED
+from sparkwright.engine.capabilities import SEEDS as SEEDED
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.sampling import Sampling
-from sparkwright.verify.model import Observation, Verdict
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
 
 ONE, OTHERS, TEXT = "a seed gives one answer", "sampling draws", "sampled answers are text"
 

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, profile, run
 
-from sparkwright.verify.capabilities import METRICS
+from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks.crash import Crash
 from sparkwright.verify.checks.machine import disturbances, energy_per_token_j
 from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.checks.states import find_wedge
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import HostSample, MetricsSnapshot, Observation, Verdict
 from sparkwright.verify.simulator.card import SimulatedCard
 from sparkwright.verify.simulator.faults import Faults, parse_faults
 

@@ -23,15 +23,15 @@ from verify_kit import (
     verdicts,
 )
 
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.sweep import Sweep
-from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import Observation
 
 SWEEP = Sweep()
 INVARIANCE = "acceptance does not depend on concurrency"

@@ -10,9 +10,10 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.verify.capabilities import EXTENSIONS
+from sparkwright.engine.capabilities import EXTENSIONS
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
 from sparkwright.verify.checks.thinking import BUDGET, SLACK, Thinking, thought_tokens
-from sparkwright.verify.model import FailureKind, RequestFailure, Sample, Verdict
 
 OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
 

@@ -10,8 +10,10 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.verify.capabilities import FORCED_TOOLS, STRUCTURED, TOOLS
-from sparkwright.verify.cell import REQUIRED, Load
+from sparkwright.engine.capabilities import FORCED_TOOLS, STRUCTURED, TOOLS
+from sparkwright.engine.cell import REQUIRED, Load
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import Sample, ToolCall
 from sparkwright.verify.checks.chatter import (
     Described,
     broken_characters,
@@ -23,7 +25,6 @@ from sparkwright.verify.checks.chatter import (
 )
 from sparkwright.verify.checks.dialogues import TOOLS_OFFERED, TURNS
 from sparkwright.verify.checks.traffic import Traffic
-from sparkwright.verify.model import Sample, ToolCall, Verdict
 
 SIZES = profile(max_tokens=256)
 NAMES = {

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, profile
 
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.compare import Compare
-from sparkwright.verify.model import Observation, Verdict
 
 if TYPE_CHECKING:
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import Observation
 
 PARTS = pytest.mark.parametrize(
     "seeds", [SEEDS[:5], pytest.param(SEEDS[5:], marks=pytest.mark.walk)], ids=len

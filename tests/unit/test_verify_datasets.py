@@ -11,9 +11,9 @@ from verify_kit import KitCorpus, boot_facts, context, profile
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.client.payload import messages_of
 from sparkwright.verify.checks.arrivals import Arrivals
 from sparkwright.verify.checks.sweep import Sweep
-from sparkwright.verify.client.payload import messages_of
 from sparkwright.verify.datasets import DOCUMENTS, Dataset, read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.setup import require_possible
@@ -21,7 +21,7 @@ from sparkwright.verify.setup import require_possible
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
 SHARE = [

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from sparkwright.cli.verify import command
-from sparkwright.verify.capabilities import SPECULATION
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.estimate import Rates, Remaining, cell_seconds, estimate, rates_of
 from sparkwright.verify.options import VerifyOptions

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import ConfigError, ServerError
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.evaluation import (
     EvalLimits,
     EvalRequest,
@@ -19,7 +20,6 @@ from sparkwright.verify.evaluation import (
     read_scores,
     run_benchy,
 )
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.statistics import ratio_interval, share_interval
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.cli.verify import _attach
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.policy import ChannelPolicy
-from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
 from sparkwright.verify.run import Run

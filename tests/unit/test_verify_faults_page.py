@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fault_matrix import CASES, Outcome, seeds
 
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.simulator.faults import FAULTS
 
 if TYPE_CHECKING:

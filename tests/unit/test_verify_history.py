@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from verify_kit import Server, context, profile, run
 
 from sparkwright.cli.verify_history import command
+from sparkwright.engine.observations import HostSample
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.history import past_runs, read_past
-from sparkwright.verify.model import HostSample
 from sparkwright.verify.report import render_html
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.results import write_report

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import (
+    BootFacts,
+    Chunk,
+    FailureKind,
+    MetricsSnapshot,
+    Observation,
+    RequestFailure,
+    Sample,
+    TokenLogprobs,
+)
 from sparkwright.verify.journal import (
     BootRecord,
     Concluded,
@@ -24,18 +35,6 @@ from sparkwright.verify.journal import (
     Noted,
     cell_id,
     read_journal,
-)
-from sparkwright.verify.model import (
-    BootFacts,
-    Chunk,
-    FailureKind,
-    Finding,
-    MetricsSnapshot,
-    Observation,
-    RequestFailure,
-    Sample,
-    TokenLogprobs,
-    Verdict,
 )
 
 if TYPE_CHECKING:

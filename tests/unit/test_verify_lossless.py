@@ -11,10 +11,11 @@ import pytest
 from talker_kit import Talker
 from verify_kit import SEEDS, by_name, context, costly, failing, profile, verdicts
 
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import FailureKind, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.divergence import Difference, Pairing, find_cluster, own_gaps, pair
 from sparkwright.verify.checks.lossless import Lossless
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import FailureKind, Observation, Sample, TokenLogprobs, Verdict
 
 NEAR = "differences from plain decoding are near ties"
 PLACES = "differences have no fixed position"

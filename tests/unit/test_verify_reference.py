@@ -13,9 +13,10 @@ import pytest
 from verify_kit import context, profile
 
 from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
-from sparkwright.verify.capabilities import LOGPROBS
+from sparkwright.engine.capabilities import LOGPROBS
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.reference import ReferenceCheck
-from sparkwright.verify.model import MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.reference import (
     ModelIdentity,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.findings import Finding
 
 NAME = "org/Model-27B"
 TOKENS = 24

@@ -15,6 +15,7 @@ import report_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkwright.base.page import STYLES
 from sparkwright.verify.report import vega
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.figures import moments
@@ -296,7 +297,7 @@ VERDICTS = ("pass", "fail", "invalid", "inconclusive")
 
 def themes() -> dict[str, dict[str, str]]:
     """The style sheets' colours by theme; dark ones are laid over light ones."""
-    blocks = re.findall(r":root \{(.*?)\}", (TEMPLATES / "style.css").read_text(), re.DOTALL)
+    blocks = re.findall(r":root \{(.*?)\}", (STYLES / "style.css").read_text(), re.DOTALL)
     paper = re.findall(r":root \{(.*?)\}", (TEMPLATES / "print.css").read_text(), re.DOTALL)
     assert len(blocks) == 2
     assert len(paper) == 1

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.base.text import clean
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.report import render_html, render_junit
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.definitions import DEFINITIONS

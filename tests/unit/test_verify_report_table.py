@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from verify_kit import Server, boot_facts, context, failing, profile, run
 
+from sparkwright.engine.observations import FailureKind, HostSample, Observation
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.sweep import Sweep
-from sparkwright.verify.model import FailureKind, HostSample, Observation
 from sparkwright.verify.report import render_csv
 from sparkwright.verify.run import Run
 

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, failing, profile, verdicts
 
-from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
-from sparkwright.verify.checks.soak import Soak
-from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.model import (
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import (
     Chunk,
     FailureKind,
     HostSample,
     MetricsSnapshot,
     Observation,
     Sample,
-    Verdict,
 )
+from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
+from sparkwright.verify.checks.soak import Soak
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
 
 SERVED = "requests are answered throughout"
 EXERCISED = "the prefix cache is exercised"

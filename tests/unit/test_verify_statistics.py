@@ -14,7 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, Sample
+from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, Sample
 from sparkwright.verify.statistics import (
     change_point,
     empirical_logit,

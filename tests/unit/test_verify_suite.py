@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.calibrate import Floor
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
-from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.checks import checks_of
-from sparkwright.verify.client import Endpoint
-from sparkwright.verify.client.calibrate import Floor
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
-from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import Suite, run_suite

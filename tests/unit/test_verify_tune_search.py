@@ -13,10 +13,10 @@ from tune_kit import TOKENS, StoppedError, Surface, options, searched
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_tune import _refusals
+from sparkwright.engine.server import ServerFailedError
+from sparkwright.engine.server.failures import diagnose
 from sparkwright.recipes import incompatibilities, load_recipe
 from sparkwright.verify.journal import read_journal
-from sparkwright.verify.server import ServerFailedError
-from sparkwright.verify.server.failures import diagnose
 from sparkwright.verify.tune import setup
 from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search

@@ -13,11 +13,12 @@ from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, dead
 
 from sparkwright.base.errors import ConfigError, VerdictError
 from sparkwright.cli.main import main
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.checks.lossless import Lossless
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
-from sparkwright.verify.model import FailureKind, Finding, Observation, Verdict
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade import Limits, compare_runs
 

@@ -101,6 +101,7 @@ def command(
     """
     from sparkwright.search.engine import bisect
     from sparkwright.search.setup import open_search
+    from sparkwright.verify.verifier import VERIFIER
 
     if words[:1] == ("status",):
         _status(session, words[1:])
@@ -112,7 +113,7 @@ def command(
     options = _options(words, target, arguments, listing=listing)
     jobs = jobs or (_AHEAD + 1 if options.cluster else 1)
     build = BuildOptions(**vars(target), offline=session.offline)
-    with open_search(session.checkout, session.access, build, options) as search:
+    with open_search(session.checkout, session.access, build, options, VERIFIER) as search:
         if listing:
             _list(session, search)
             return

@@ -190,7 +190,7 @@ def check(
     On a machine without a card, --arch says which one is meant.
     """
     from sparkwright.companion.asking import find_modules
-    from sparkwright.verify.server import card_capability
+    from sparkwright.engine.server import card_capability
 
     spec, capability = _spec(session), card_capability()
     target = _target(session, DEFAULT_PLATFORM, arch)

@@ -96,8 +96,10 @@ def command(
 
     proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
     proposing.check()
+    verifier = None
     if not (no_build or no_rehearsal or propose_last):
         require_libraries()  # before hours of work, not in their last step
+        from sparkwright.verify.verifier import VERIFIER as verifier  # noqa: N811
     job = session.job(target)
     work = session.checkout.root / WORK
     path = state or work / "nightly.sqlite"
@@ -108,7 +110,7 @@ def command(
         onto=onto,
         since=since,
         build=not no_build,
-        rehearse=not no_rehearsal,
+        verifier=verifier,
         kernels=triton,
         tests=not no_tests,
         again=again,

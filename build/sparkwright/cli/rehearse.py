@@ -65,6 +65,7 @@ def command(
     require_libraries()
     from sparkwright.merge import merge_patchset
     from sparkwright.rehearsal import DEFAULT, RehearsalOptions, rehearse
+    from sparkwright.verify.verifier import VERIFIER
 
     if wheel is not None and onto:
         raise ConfigError(
@@ -92,7 +93,7 @@ def command(
             machines = Cluster(address=parse_cluster(cluster), store=job.store)
             result = rehearse_elsewhere(machines, job, report, options)
         else:
-            result = rehearse(job, report, options)
+            result = rehearse(job, report, VERIFIER, options)
     complete = options.checks == DEFAULT and not no_pristine
     attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
     if session.as_json:

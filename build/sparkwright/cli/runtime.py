@@ -72,9 +72,9 @@ def find_runtime(
         locked: require the lock of the wheel's series.
         then: what to do after a companion that is missing was built, such as "serve again".
     """
+    from sparkwright.engine.server import card_capability
     from sparkwright.publish import dist_folder
     from sparkwright.serve.runtime_choice import choose_runtime
-    from sparkwright.verify.server import card_capability
 
     capability = card_capability()
     found = choose_runtime(

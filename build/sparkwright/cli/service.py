@@ -358,10 +358,10 @@ def _change(
     *,
     predict: bool = False,
 ) -> None:
+    from sparkwright.engine.server import card_capability, find_installed
     from sparkwright.recipes import check_compatible
     from sparkwright.serve import service
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
-    from sparkwright.verify.server import card_capability, find_installed
 
     def preflight(python: Path) -> None:
         found = find_installed(python)

@@ -157,9 +157,9 @@ for _option in reversed(OPTIONS):
 
 def _attach(results: Results, options: VerifyOptions) -> None:
     """Attach a passed run to the digest of its wheel."""
+    from sparkwright.engine.findings import Verdict
     from sparkwright.publish import dist_folder
     from sparkwright.publish.evidence import attach
-    from sparkwright.verify.model import Verdict
 
     manifest = results.run.manifest
     wheel = manifest.get("wheel")  # a text where an interpreter's vLLM was served, which has no file

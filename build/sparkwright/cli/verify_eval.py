@@ -15,8 +15,8 @@ from sparkwright.cli.terminal import showing_events
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.client import EndpointFacts
     from sparkwright.recipes.evaluation import EvalBound
-    from sparkwright.verify.client import EndpointFacts
     from sparkwright.verify.evaluation import EvalLimits
 
 
@@ -143,8 +143,8 @@ def _refuse_tasks(context: click.Context) -> None:
 
 
 async def _known(url: str, model: str, api_key: str) -> EndpointFacts:
-    from sparkwright.verify.client import Endpoint, check_endpoint, open_session
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.client import Endpoint, check_endpoint, open_session
+    from sparkwright.engine.deadlines import Deadlines
 
     endpoint = Endpoint(url, model, api_key)
     async with open_session(endpoint) as session:

@@ -59,7 +59,7 @@ def make(
     from sparkwright.cli.verify import require_libraries
 
     require_libraries()
-    from sparkwright.verify.client import Endpoint
+    from sparkwright.engine.client import Endpoint
     from sparkwright.verify.reference import make_reference, write_reference
 
     with showing_events(quiet=quiet or as_json):

@@ -97,7 +97,7 @@ def _raise_for(results: Results) -> None:
         VerdictError: something failed.
         UndecidedError: something could not be decided.
     """
-    from sparkwright.verify.model import Verdict
+    from sparkwright.engine.findings import Verdict
 
     if results.verdict is Verdict.PASS:
         return

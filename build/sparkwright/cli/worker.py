@@ -88,8 +88,9 @@ def _releases() -> TaskKind:
 
 def _rehearsals() -> TaskKind:
     from sparkwright.rehearsal.elsewhere import rehearsal_kind
+    from sparkwright.verify.verifier import VERIFIER
 
-    return rehearsal_kind()
+    return rehearsal_kind(VERIFIER)
 
 
 def _steps() -> TaskKind:

@@ -7,7 +7,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from sparkwright.cluster.messages import own_code
-from sparkwright.verify.server.host import card_capability
+from sparkwright.engine.server.host import card_capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.lock import Lock
     from sparkwright.merge import MergeReport
     from sparkwright.nightly.model import CarryNight, UpstreamTarget
@@ -166,7 +167,7 @@ def _job_for(
     return replace(made, spec=replace(made.spec, carries=carries), pool=job.pool)
 
 
-def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
+def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> NightRehearsal:
     """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with.
 
     What is undecided counts as failed: a person has to look at it.
@@ -176,7 +177,10 @@ def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
     started = time.monotonic()
     try:
         found = rehearsal.rehearse(
-            built.job, built.report, rehearsal.RehearsalOptions(out=folder / "rehearsal" / label)
+            built.job,
+            built.report,
+            verifier,
+            rehearsal.RehearsalOptions(out=folder / "rehearsal" / label),
         )
     except _FATAL:
         raise

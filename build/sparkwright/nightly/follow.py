@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
     from sparkwright.carries.patchset import BuildSpec
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.merge import MergeReport, OutcomeKind
     from sparkwright.nightly.discover import CommitWheels, Heads
     from sparkwright.nightly.model import PullChange
@@ -66,7 +67,7 @@ class NightOptions:
         onto: names of targets; the newest release and commit by default.
         since: name of the target to compare with; by default last night's, or the pin.
         build: whether to build wheels.
-        rehearse: whether to rehearse what was built.
+        verifier: runs the checks of a rehearsal of what was built; `None` for no rehearsal.
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
         tests: whether to run upstream's own tests.
         again: whether to work even if nothing is new.
@@ -78,7 +79,7 @@ class NightOptions:
     onto: tuple[str, ...] = ()
     since: str = ""
     build: bool = True
-    rehearse: bool = True
+    verifier: Verifier | None = None
     kernels: bool = False
     tests: bool = False
     again: bool = False
@@ -192,7 +193,7 @@ class _Run:
                 "order": [carry.name for carry in self.job.spec.carries],
                 "targets": [to_builtins(target) for target in targets],
                 "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
-                "wanted": [self.options.build, self.options.rehearse, self.options.since]
+                "wanted": [self.options.build, self.options.verifier is not None, self.options.since]
                 + (["kernels"] if self.options.kernels else []),
             }
         )
@@ -301,8 +302,8 @@ class _Run:
         folder, label = self.options.folder, night.target.label
         built = build(self.job, night.target, night.carries, folder, history=self.options.history)
         rehearsal = NightRehearsal(status="skipped", reason=_NOT_ASKED)
-        if self.options.rehearse:
-            rehearsal = rehearse(built, label, folder)
+        if self.options.verifier is not None:
+            rehearsal = rehearse(built, label, folder, self.options.verifier)
         return with_fields(night, build=built.night, rehearsal=rehearsal)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean, human_seconds, human_size
 from sparkwright.nightly import words
 from sparkwright.nightly.model import Judgement, Standing, standing_of
@@ -46,19 +47,8 @@ def render_html(night: Night, *, upstream: str, proposals: Sequence[Proposal | s
 
 
 def _environment(upstream: str) -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from sparkwright.verify.report.html import TEMPLATES as SHARED
-
-    made = Environment(
-        loader=FileSystemLoader([TEMPLATES, SHARED]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Everything that is shown is made harmless for readers, and then escaped for HTML.
-        finalize=_shown,
-    )
+    # Everything that is shown is made harmless for readers, and then escaped for HTML.
+    made = page_environment(TEMPLATES, finalize=_shown)
     made.filters |= {"link": _link, "human_seconds": human_seconds, "human_size": human_size}
     made.globals |= {
         "Judgement": Judgement,

@@ -8,7 +8,7 @@ installs the wheel with other Python files, and `outcome` and `statements` say w
 """
 
 from sparkwright.rehearsal.model import DEFAULT, CheckOutcome, RehearsalOptions, RehearsalResult, ServedTree
-from sparkwright.rehearsal.run import rehearse, serve_nearest, verify_server
+from sparkwright.rehearsal.run import rehearse, serve_nearest
 from sparkwright.rehearsal.stock import nearest_release
 from sparkwright.rehearsal.tree import prepare
 
@@ -22,5 +22,4 @@ __all__ = [
     "prepare",
     "rehearse",
     "serve_nearest",
-    "verify_server",
 ]

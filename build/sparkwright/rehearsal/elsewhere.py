@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkwright.cluster.pool import Pool
     from sparkwright.cluster.running import Cluster, TaskRequest
     from sparkwright.cluster.serving import Serving
+    from sparkwright.engine.verifier import Verifier
 
 KIND = "rehearsal"
 _EXPECTED = Cost(seconds=180.0, mib=6144)
@@ -171,6 +172,7 @@ class LaidRehearsals:
 
     serving: Serving
     folder: Path
+    verifier: Verifier
 
     def run(self, asked: RehearsalTask, place: Place) -> Rehearsed:
         """Serve a merge and verify it.
@@ -198,7 +200,12 @@ class LaidRehearsals:
                 checks=asked.checks, out=place.out, against_pristine=asked.against_pristine, seed=asked.seed
             )
             result = rehearse_changes(
-                job, self._changes(repository, asked), asked.report, options, wanted=asked.wanted
+                job,
+                self._changes(repository, asked),
+                asked.report,
+                self.verifier,
+                options,
+                wanted=asked.wanted,
             )
         except (EnvironmentSetupError, FetchError, NotInStoreError) as error:
             raise UnfitError(f"{error.what}: {error.because}", error.next_step) from error
@@ -215,13 +222,13 @@ class LaidRehearsals:
         }
 
 
-def _lay_out(
-    serving: Serving, inputs: Nothing, given: TaskInputs, stack: contextlib.ExitStack
-) -> LaidRehearsals:
-    del inputs, given
-    return LaidRehearsals(serving, stack.enter_context(serving.access.store.scratch()))
+def rehearsal_kind(verifier: Verifier) -> TaskKind:
+    """Return the kind of task that serves a merge on the CPU and has *verifier* run the checks."""
 
+    def lay_out(
+        serving: Serving, inputs: Nothing, given: TaskInputs, stack: contextlib.ExitStack
+    ) -> LaidRehearsals:
+        del inputs, given
+        return LaidRehearsals(serving, stack.enter_context(serving.access.store.scratch()), verifier)
 
-def rehearsal_kind() -> TaskKind:
-    """Return the kind of task that serves a merge on the CPU and verifies it."""
-    return TaskKind(Nothing, RehearsalTask, _lay_out)
+    return TaskKind(Nothing, RehearsalTask, lay_out)

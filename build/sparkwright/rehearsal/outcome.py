@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.server.lifecycle import ServerFailedError
 from sparkwright.rehearsal.model import CheckOutcome
-from sparkwright.verify.model import Verdict
-from sparkwright.verify.server.lifecycle import ServerFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.base.errors import ServerError
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
 
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.

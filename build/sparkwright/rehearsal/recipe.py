@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
+from sparkwright.engine.server.environment import vllm_command
 from sparkwright.recipes import load_recipe, serve_arguments, shipped_path
 from sparkwright.store import write_atomically
-from sparkwright.verify.server.environment import vllm_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

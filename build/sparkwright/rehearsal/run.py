@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from msgspec import structs
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import RehearsalError, ServerError, UnknownNameError
 from sparkwright.base.events import emit, task
+from sparkwright.engine.verifier import CheckRequest
 from sparkwright.merge import merge_patchset
 from sparkwright.publish import dist_folder
 from sparkwright.rehearsal.model import (
@@ -30,24 +30,22 @@ from sparkwright.rehearsal.statements import statements
 from sparkwright.rehearsal.stock import nearest_release, pin_of, require_wheel
 from sparkwright.rehearsal.tree import PACKAGE, prepare
 from sparkwright.rehearsal.weights import prepare_model
-from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.results import write_results
-from sparkwright.verify.setup import prepare as prepare_suite
-from sparkwright.verify.suite import run_suite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal.model import ServedTree
-    from sparkwright.verify.model import Finding
 
 _SUPPORT = "cpu-speculation"
 
 
-def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = None) -> RehearsalResult:
+def rehearse(
+    job: Job, report: MergeReport, verifier: Verifier, options: RehearsalOptions | None = None
+) -> RehearsalResult:
     """Serve the merged Python of *report* on the CPU and verify it.
 
     A rehearsal that was interrupted continues where it was: no cell is measured twice. No server outlives it.
@@ -55,6 +53,7 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
     Args:
         job: the build spec, with store, repository and network settings.
         report: its merge.
+        verifier: runs the checks.
         options: the user's choices.
 
     Raises:
@@ -68,7 +67,7 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
         job = replace(job, options=replace(job.options, offline=True))
     started, wanted = time.monotonic(), report.version
     report = onto_served(job, report)
-    result = rehearse_changes(job, python_changes(job, report), report, options, wanted=wanted)
+    result = rehearse_changes(job, python_changes(job, report), report, verifier, options, wanted=wanted)
     return write_report(replace(result, seconds=time.monotonic() - started), result.report.parent)
 
 
@@ -98,6 +97,7 @@ def rehearse_changes(
     job: Job,
     changes: Mapping[str, bytes | None],
     report: MergeReport,
+    verifier: Verifier,
     options: RehearsalOptions,
     *,
     wanted: str,
@@ -110,6 +110,7 @@ def rehearse_changes(
         job: for lock, store and network settings.
         changes: files of that release by path, as `prepare` takes them.
         report: the merge that they are of.
+        verifier: runs the checks.
         options: the user's choices.
         wanted: the release that was to be rehearsed.
     """
@@ -120,7 +121,7 @@ def rehearse_changes(
     beside = None if pristine is None else pristine.key
     key = digest_of([served.key, beside, served.recipe.name, options.checks, options.seed])[:12]
     folder = folder_of(job, options, f"{version}-{key}")
-    checks = _Rehearsal(job, options, folder, served, pristine).run()
+    checks = _Rehearsal(job, verifier, options, folder, served, pristine).run()
     return RehearsalResult(
         verdict=worst(checks),
         checks=checks,
@@ -192,6 +193,7 @@ class _Rehearsal:
 
     Attributes:
         job: for the store.
+        verifier: runs the checks.
         options: the user's choices.
         folder: for results.
         served: the tree under test.
@@ -199,6 +201,7 @@ class _Rehearsal:
     """
 
     job: Job
+    verifier: Verifier
     options: RehearsalOptions
     folder: Path
     served: ServedTree
@@ -219,10 +222,10 @@ class _Rehearsal:
         return tuple(found)
 
     def _plain(self, names: Sequence[str]) -> list[CheckOutcome]:
-        against = "" if self.pristine is None else str(self.pristine.python)
-        verify_options = self._verify_options(self.served, names, self.served.recipe, against=against)
+        against = None if self.pristine is None else self.pristine.python
+        request = self._request(self.served, names, self.served.recipe, against=against)
         try:
-            findings = verify_server(verify_options, self.folder / "plain", offline=True)
+            findings = self.verifier.run(request, self.folder / "plain")
         except ServerError as error:
             return broken_server(error, names)
         return outcomes_of(findings, names)
@@ -236,7 +239,7 @@ class _Rehearsal:
         folder = self.folder / "speculation"
         names = ("boot", PARITY)
         try:
-            findings = verify_server(self._verify_options(self.served, names, recipe), folder, offline=True)
+            findings = self.verifier.run(self._request(self.served, names, recipe), folder)
         except ServerError as error:
             outcome = broken_server(error, names)[0]
             return replace(outcome, name=SPECULATION, signature=f"{SPECULATION}: {outcome.signature}")
@@ -263,47 +266,16 @@ class _Rehearsal:
         if (record := self.job.store.find_record(_SUPPORT, key)) is not None:
             return str(record["because"])
         stock = self.pristine or prepare(self.job, {}, version)
-        verify_options = self._verify_options(stock, ("boot",), self._speculative_recipe())
+        request = self._request(stock, ("boot",), self._speculative_recipe())
         because = ""
         try:
-            verify_server(verify_options, self.folder / "speculation-unpatched", offline=True)
+            self.verifier.run(request, self.folder / "speculation-unpatched")
         except ServerError as error:
             because = f"upstream's wheel for the CPU, {version}, does not start with it: {error_line(error)}"
         self.job.store.put_record(_SUPPORT, key, {"version": version, "because": because})
         return because
 
-    def _verify_options(
-        self, tree: ServedTree, names: Sequence[str], recipe: Path, *, against: str = ""
-    ) -> VerifyOptions:
-        return VerifyOptions(
-            recipe=str(recipe),
-            python=str(tree.python),
-            against=against,
-            checks=tuple(names),
-            seed=self.options.seed,
-        )
-
-
-def verify_server(
-    verify_options: VerifyOptions, folder: Path, *, offline: bool, timed: bool = False
-) -> tuple[Finding, ...]:
-    """Run the checks of *verify_options* into *folder*, write their results; a finished run is not repeated.
-
-    Args:
-        verify_options: the server, and what is checked.
-        folder: of the run.
-        offline: fetch nothing.
-        timed: measure the client's own error first, as for times that are judged.
-
-    Raises:
-        ServerError: no server came up.
-        StorageError: the disk is full or cannot be written.
-    """
-
-    async def run() -> tuple[Finding, ...]:
-        suite, manifest = await prepare_suite(verify_options, folder, offline=offline)
-        return await run_suite(replace(suite, timed=timed), folder, manifest)
-
-    findings = asyncio.run(run())
-    write_results(folder)
-    return findings
+    def _request(
+        self, tree: ServedTree, names: Sequence[str], recipe: Path, *, against: Path | None = None
+    ) -> CheckRequest:
+        return CheckRequest(tree.python, str(recipe), tuple(names), against, seed=self.options.seed)

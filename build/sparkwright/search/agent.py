@@ -34,7 +34,8 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import subscribe, task
-from sparkwright.rehearsal import verify_server
+from sparkwright.engine.server import ServerFailedError, prepare_wheel
+from sparkwright.engine.verifier import CheckRequest
 from sparkwright.rehearsal.outcome import broken_server, outcomes_of
 from sparkwright.search.messages import (
     SILENT_S,
@@ -48,15 +49,14 @@ from sparkwright.search.messages import (
     read_order,
 )
 from sparkwright.store import hold, remove_tree, storing
-from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.server import ServerFailedError, prepare_wheel
+from sparkwright.verify.verifier import run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sparkwright.base.events import Event
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
 
 _INTERRUPTED = 130
 _ELSEWHERE = "name another folder in the target's address"
@@ -333,17 +333,19 @@ class _Agent:
             with self._storing():
                 path.write_text(request.recipe_text, encoding="utf-8")
             recipe = str(path)
-        options = VerifyOptions(
+        asked = CheckRequest(
             recipe=recipe,
-            python=str(python),
+            python=python,
             profile=request.profile,
             checks=request.checks,
             levels=request.levels,
+            timed=request.timed,
+            offline=request.offline,
         )
         findings: tuple[Finding, ...] = ()
         try:
             with self._storing():
-                findings = verify_server(options, run, offline=request.offline, timed=request.timed)
+                findings = run_checks(asked, run)
             outcomes, up = outcomes_of(findings, request.checks, lenient=False), True
         except ServerFailedError as error:
             outcomes, up = broken_server(error, ("boot", *request.checks)), False

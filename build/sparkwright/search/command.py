@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkwright.base.process import Completed
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.search.axes import Candidate
     from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.realise import Realiser
@@ -47,6 +48,7 @@ class JudgeOptions:
         stop: set when the search ends, by an answer or an interrupt.
         serving: the target that serves wheels, instead of a rehearsal here.
         elsewhere: other machines, which run probes, commands and rehearsals.
+        verifier: runs the checks of rehearsals; `None` where none is judged by.
     """
 
     timeout_s: float = 3600.0
@@ -55,6 +57,7 @@ class JudgeOptions:
     stop: threading.Event = field(default_factory=threading.Event)
     serving: Serving | None = None
     elsewhere: Elsewhere | None = None
+    verifier: Verifier | None = None
 
 
 def timed(judge: Callable[[], Evaluation]) -> Evaluation:

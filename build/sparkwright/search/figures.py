@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.findings import Verdict
 from sparkwright.search.metric import UntestableError
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
 
 CHECK = "sweep"
 _BY_CATEGORY = "served at every level"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.merge import MergeReport, Outcome
     from sparkwright.probe.proof import ProbeRun
     from sparkwright.search.axes import Candidate
@@ -183,12 +184,14 @@ class CheckJudge:
         realiser: merges and pins.
         check: the check's name.
         name: the judge as the user gave it.
+        verifier: runs the check.
         elsewhere: other machines, which rehearse.
     """
 
     realiser: Realiser
     check: str
     name: str
+    verifier: Verifier
     elsewhere: Elsewhere | None = None
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
@@ -213,7 +216,7 @@ class CheckJudge:
         if self.elsewhere is not None:
             result = self.elsewhere.rehearse(job, report, options)
         else:
-            result = rehearse(job, report, options)
+            result = rehearse(job, report, self.verifier, options)
         if not result.exact:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
         found = next(check for check in result.checks if check.name == self.check)

@@ -16,6 +16,7 @@ from sparkwright.search.metric import MetricJudge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.search.metric import Sampler
     from sparkwright.search.model import CandidateJudge
     from sparkwright.search.realise import Realiser
@@ -70,13 +71,13 @@ def _verify(text: str, check: str, realiser: Realiser, options: JudgeOptions) ->
     if options.serving is not None:
         from sparkwright.search.served import TargetJudge, require_check
 
-        require_check(check, text)
+        require_check(check, text, _verifier(text, options))
         return TargetJudge(realiser, options.serving, check, f"{text} {options.serving}")
     from sparkwright.rehearsal import DEFAULT
 
     if check not in DEFAULT:
         raise _no_judge(text, f"a rehearsal has the checks {', '.join(DEFAULT)}")
-    return CheckJudge(realiser, check, text, options.elsewhere)
+    return CheckJudge(realiser, check, text, _verifier(text, options), options.elsewhere)
 
 
 def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
@@ -109,8 +110,14 @@ def _measured(name: str, realiser: Realiser, options: JudgeOptions) -> tuple[Sam
 
     figure = parse_figure(name)
     if options.serving is None:
-        return RehearsalSampler(realiser, figure), figure.higher_is_better
+        return RehearsalSampler(realiser, figure, _verifier(name, options)), figure.higher_is_better
     return TargetSampler(realiser, options.serving, figure), figure.higher_is_better
+
+
+def _verifier(text: str, options: JudgeOptions) -> Verifier:
+    if options.verifier is None:
+        raise _no_judge(text, "nothing runs checks here")
+    return options.verifier
 
 
 def _no_judge(text: str, because: str) -> ConfigError:

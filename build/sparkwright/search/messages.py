@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.config import Model, json_decoder
+from sparkwright.engine.findings import Finding
 from sparkwright.rehearsal.model import CheckOutcome
-from sparkwright.verify.model import Finding
 
 ALIVE_S = 10.0
 """Time between two signs of life of a bisection; an agent that gets none for `SILENT_S` ends."""

@@ -54,12 +54,12 @@ def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -
     Raises:
         ValueError: there are fewer than two pairs, or a sample is not a positive number.
     """
-    from sparkwright.verify.statistics import t_quantile
+    from scipy.stats import t
 
     if len(of) < 2 or not all(0 < value < math.inf for value in (*of, *to)):  # noqa: PLR2004 - one has no spread
         raise ValueError(f"no interval of {list(of)} to {list(to)}")
     logs = [math.log(one / other) for one, other in zip(of, to, strict=True)]
-    width = t_quantile((1 + level) / 2, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    width = float(t.ppf((1 + level) / 2, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
     return math.exp(fmean(logs)), math.exp(fmean(logs) - width), math.exp(fmean(logs) + width)
 
 

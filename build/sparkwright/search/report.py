@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
-from sparkwright.base.text import clean
+from sparkwright.base.page import page_environment
+from sparkwright.base.text import clean, human_seconds
 from sparkwright.search.calibrate import ends
 from sparkwright.search.model import StepVerdict
 from sparkwright.search.subsets import Changes
-from sparkwright.verify.report.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,18 +116,8 @@ def _changes(problem: SearchProblem, result: SearchResult) -> list[Change]:
 
 def render_html(problem: SearchProblem, result: SearchResult) -> str:
     """Return the result as one page that needs no network and no script."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from sparkwright.verify.report.html import TEMPLATES as SHARED
-
-    environment = Environment(
-        loader=FileSystemLoader([TEMPLATES, SHARED]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"clean": clean, "duration": duration}
+    environment = page_environment(TEMPLATES)
+    environment.filters["human_seconds"] = human_seconds
     good, bad = ends(problem)
     found = rows(problem, result)
     page = environment.get_template("bisection.html").render(
@@ -174,7 +164,7 @@ def render_markdown(problem: SearchProblem, result: SearchResult) -> str:
     lines += ["", "| step | applied | runs | verdict | time | detail |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {row.first} | {_cell(', '.join(row.step.applied) or 'nothing')} | {len(row.steps)} "
-        f"| {row.step.verdict} | {duration(row.seconds)} | {_cell(row.detail)} |"
+        f"| {row.step.verdict} | {human_seconds(row.seconds)} | {_cell(row.detail)} |"
         for row in rows(problem, result)
     ]
     if result.check:

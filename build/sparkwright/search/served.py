@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.server import ServerFailedError
+from sparkwright.engine.verifier import CheckRequest
 from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal import verify_server
 from sparkwright.rehearsal.outcome import error_line
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search import figures
@@ -22,10 +23,9 @@ from sparkwright.search.metric import UntestableError
 from sparkwright.search.model import Evaluation
 from sparkwright.search.target import caller
 from sparkwright.store import storing, write_atomically
-from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.server import ServerFailedError
 
 if TYPE_CHECKING:
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.search.figures import NamedFigure
     from sparkwright.search.messages import Judged
     from sparkwright.search.realise import Realiser
@@ -182,6 +182,7 @@ class RehearsalSampler:
 
     realiser: Realiser
     figure: NamedFigure
+    verifier: Verifier
 
     @property
     def name(self) -> str:
@@ -202,33 +203,30 @@ class RehearsalSampler:
         served = serve_exact(self.realiser.exact_job(candidate), report)
         if served is None:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
-        options = VerifyOptions(
+        request = CheckRequest(
             recipe=str(served.recipe),
-            python=str(served.python),
+            python=served.python,
             profile=_SAMPLE,
             checks=(figures.CHECK,),
             categories=("code",),
             levels=(self.figure.level,),
         )
         try:
-            findings = verify_server(options, folder, offline=True)
+            findings = self.verifier.run(request, folder)
         except ServerFailedError as error:
             raise UntestableError(f"the server did not start: {error_line(error)}") from error
         return self.figure.value(findings)
 
 
-def require_check(check: str, text: str) -> None:
+def require_check(check: str, text: str, verifier: Verifier) -> None:
     """Do nothing if *check* can be judged on a target.
 
     Raises:
         ConfigError: it is unknown, or compares two servers.
     """
-    from sparkwright.verify.checks import ALL
-
-    known = [name for name in ALL if name not in {"compare", "parity"}]
-    if check not in known:
+    if check not in verifier.checks:
         raise ConfigError(
             f"{text!r} is no judge",
-            because=f"a target has the checks {', '.join(known)}",
+            because=f"a target has the checks {', '.join(verifier.checks)}",
             next_step="take one",
         )

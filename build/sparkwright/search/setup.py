@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import SpecDifference, UpstreamStep
@@ -122,7 +123,7 @@ class Search:
 
 @contextlib.contextmanager
 def open_search(
-    checkout: Checkout, access: Access, build: BuildOptions, options: SearchOptions
+    checkout: Checkout, access: Access, build: BuildOptions, options: SearchOptions, verifier: Verifier
 ) -> Iterator[Search]:
     """Resolve both ends and give the search between them; files of earlier commits last as long as the block.
 
@@ -148,7 +149,7 @@ def open_search(
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
         elsewhere = _elsewhere(access, options, judging.stop)
         serving = _serving(access, options, judging.stop)
-        judging = replace(judging, serving=serving, elsewhere=elsewhere)
+        judging = replace(judging, serving=serving, elsewhere=elsewhere, verifier=verifier)
         try:
             judge = make_judge(options.judge, realiser, judging)
             problem = _problem(found, judge, options)

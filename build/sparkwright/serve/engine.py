@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.engine.client import open_session
+from sparkwright.engine.client.request import canary
+from sparkwright.engine.metrics import fetch_snapshot
+from sparkwright.engine.server import sample_host
 from sparkwright.serve.incident import compilers
 from sparkwright.serve.watchdog import EngineSample
-from sparkwright.verify.client import open_session
-from sparkwright.verify.client.request import canary
-from sparkwright.verify.metrics import fetch_snapshot
-from sparkwright.verify.server import sample_host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import aiohttp
 
-    from sparkwright.verify.model import MetricsSnapshot
-    from sparkwright.verify.server import ServerProcess
+    from sparkwright.engine.observations import MetricsSnapshot
+    from sparkwright.engine.server import ServerProcess
 
 _ANSWER_S = 10.0
 _ERROR = 500

@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.server.jobs import COMPILER_GIB, JOBS
+from sparkwright.engine.server.jobs import COMPILER_GIB, JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

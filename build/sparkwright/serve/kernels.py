@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.base.events import warn
-from sparkwright.verify.fallbacks import computes_fp4, fallbacks, lost_graphs
+from sparkwright.engine.slow_kernels import computes_fp4, fallbacks, lost_graphs
 
 if TYPE_CHECKING:
-    from sparkwright.verify.fallbacks import Fallback
-    from sparkwright.verify.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
+    from sparkwright.engine.slow_kernels import Fallback
 
 
 def warn_of_fallbacks(facts: BootFacts) -> tuple[Fallback, ...]:

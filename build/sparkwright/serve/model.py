@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.server import BOOT_S
 from sparkwright.serve.warmup import LIMIT_S
-from sparkwright.verify.server import BOOT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

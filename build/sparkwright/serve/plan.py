@@ -6,14 +6,14 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.server import card_capability
+from sparkwright.engine.server.environment import vllm_command
 from sparkwright.recipes import serve_arguments
 from sparkwright.serve.caches import cache_key
 from sparkwright.serve.explain import Reason, explain_flags, explain_variables
 from sparkwright.serve.places import caches_of
 from sparkwright.serve.run import server_variables
 from sparkwright.serve.settings import KEY_VARIABLE
-from sparkwright.verify.server import card_capability
-from sparkwright.verify.server.environment import vllm_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

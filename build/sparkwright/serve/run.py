@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.ports import free_port
+from sparkwright.engine.client import open_session
+from sparkwright.engine.metrics import fetch_snapshot
+from sparkwright.engine.server import card_capability, diagnose, sample_host, start_server
+from sparkwright.engine.server.failures import excerpt
+from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.flashinfer import environment_path
@@ -20,11 +25,6 @@ from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.serve.status import memory_pressure, status_between
 from sparkwright.serve.supervise import supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
-from sparkwright.verify.client import open_session
-from sparkwright.verify.metrics import fetch_snapshot
-from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
-from sparkwright.verify.server.failures import excerpt
-from sparkwright.verify.server.jobs import jobs_variable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from sparkwright.engine.observations import MetricsSnapshot
+    from sparkwright.engine.server import ServerProcess
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
     from sparkwright.serve.supervise import WatchOptions
-    from sparkwright.verify.model import MetricsSnapshot
-    from sparkwright.verify.server import ServerProcess
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model
-from sparkwright.verify.metrics import SpeculationAbsentError, speculation
-from sparkwright.verify.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
+from sparkwright.engine.metrics import SpeculationAbsentError, speculation
+from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import HostSample, MetricsSnapshot
+    from sparkwright.engine.observations import HostSample, MetricsSnapshot
 
 _PRESSURE = Path("/proc/pressure/memory")
 _SOME = re.compile(r"^some avg10=([\d.]+)", re.MULTILINE)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Load, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import aiohttp
 
+    from sparkwright.engine.client import Endpoint
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.recipes import Recipe
-    from sparkwright.verify.client import Endpoint
-    from sparkwright.verify.model import BootFacts
-    from sparkwright.verify.profile import Deadlines
 
 LIMIT_S = 900.0
 """Seconds after which no further round begins."""
@@ -148,7 +148,7 @@ async def warm_up(
     Raises:
         ServerError: a request failed.
     """
-    from sparkwright.verify.client import run_load
+    from sparkwright.engine.client import run_load
 
     planned = rounds(limits)
     began, requests, slowest, sent = time.monotonic(), 0, 0.0, 0

@@ -10,9 +10,10 @@ from sparkwright.verify.datasets import Dataset
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.cell import Cell, Prompt
+    from sparkwright.engine.cell import Cell, Prompt
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.model import BootFacts, Finding, Observation
     from sparkwright.verify.profile import Profile
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError
-from sparkwright.verify.cell import Message, Prompt
+from sparkwright.engine.cell import Message, Prompt
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import SPECULATION
-from sparkwright.verify.client.load import output_lengths
+from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.client.load import output_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
     from sparkwright.verify.options import VerifyOptions
 
 _WORDS_PER_TOKEN = 0.75

@@ -15,12 +15,13 @@ from sparkwright.base.config import Model, json_decoder
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.base.journal import JournalFile, read_lines
-from sparkwright.verify.model import BootFacts, Finding, Observation
+from sparkwright.engine.findings import Finding
+from sparkwright.engine.observations import BootFacts, Observation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
 
 FILE = "journal.jsonl"
 _FORMAT = 1

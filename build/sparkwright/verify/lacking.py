@@ -6,8 +6,7 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from sparkwright.recipes import load_recipe
-from sparkwright.verify.capabilities import (
+from sparkwright.engine.capabilities import (
     BASELINE,
     GPU,
     LOG,
@@ -17,21 +16,22 @@ from sparkwright.verify.capabilities import (
     TOKENIZE,
     VERSION,
 )
-from sparkwright.verify.client.endpoint import open_session
-from sparkwright.verify.client.features import try_features
-from sparkwright.verify.client.tokens import lacks_tokenizer
-from sparkwright.verify.client.trial import try_requests
-from sparkwright.verify.metrics.snapshot import parse_snapshot
+from sparkwright.engine.client.endpoint import open_session
+from sparkwright.engine.client.features import try_features
+from sparkwright.engine.client.tokens import lacks_tokenizer
+from sparkwright.engine.client.trial import try_requests
+from sparkwright.engine.metrics.snapshot import parse_snapshot
+from sparkwright.recipes import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import aiohttp
 
-    from sparkwright.verify.client import Endpoint, EndpointFacts
-    from sparkwright.verify.model import BootFacts
+    from sparkwright.engine.client import Endpoint, EndpointFacts
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.profile import Deadlines
 
 
 async def find_lacking(

@@ -6,26 +6,26 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.verify.capabilities import METRICS
-from sparkwright.verify.cell import WATCHED
-from sparkwright.verify.client import LagProbe, canary, open_session, run_load
-from sparkwright.verify.metrics import fetch_snapshot, quiesce
-from sparkwright.verify.model import Observation
-from sparkwright.verify.server import sample_host
-from sparkwright.verify.server.compiling import CompileWatch
-from sparkwright.verify.server.host import is_here
+from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.cell import WATCHED
+from sparkwright.engine.client import LagProbe, canary, open_session, run_load
+from sparkwright.engine.metrics import fetch_snapshot, quiesce
+from sparkwright.engine.observations import Observation
+from sparkwright.engine.server import sample_host
+from sparkwright.engine.server.compiling import CompileWatch
+from sparkwright.engine.server.host import is_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     import aiohttp
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.client import Endpoint
-    from sparkwright.verify.model import BootFacts, HostSample, MetricsSnapshot, Sample
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import HostSample, MetricsSnapshot, Sample
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.profile import Profile
 
 # Period at which counters and the machine are sampled, in the server's clock; its minimum in the client's.
@@ -37,49 +37,6 @@ _HEALTH_S = 10.0
 
 # Errors of unreadable counters; other observations show what is wrong with the server.
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
-
-
-class MeasuredServer(Protocol):
-    """A running server."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Its address."""
-        ...
-
-    @property
-    def facts(self) -> BootFacts:
-        """Facts that it reported when it started."""
-        ...
-
-    @property
-    def log_seen(self) -> bool:
-        """True if its log can be read."""
-        ...
-
-    @property
-    def restartable(self) -> bool:
-        """True if it can be started again, as another process."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, if it runs on this machine."""
-        ...
-
-    @property
-    def died(self) -> int | None:
-        """Its exit status, once it has ended; `None` before, and if unknown."""
-        ...
-
-    @property
-    def mark(self) -> int:
-        """A place in its log, for `errors_since`."""
-        ...
-
-    def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Return the error lines of its log after *mark*."""
-        ...
 
 
 @dataclass

@@ -17,9 +17,9 @@ from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.run import Run
 
 if TYPE_CHECKING:
+    from sparkwright.engine.findings import Verdict
     from sparkwright.verify.history import PastRun
     from sparkwright.verify.journal import Contents
-    from sparkwright.verify.model import Verdict
 
 VERDICT_FORMAT = 1
 """Of ``verdict.json``: raised where a reader of the one before would misread it."""
@@ -67,7 +67,7 @@ def load_run(folder: Path) -> Run:
     Raises:
         ConfigError: there is none, or its journal is damaged.
     """
-    from sparkwright.verify.client.calibrate import Floor
+    from sparkwright.engine.client.calibrate import Floor
     from sparkwright.verify.suite import DURATION, FLOOR
 
     contents = read_journal(folder)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.client.calibrate import Floor
+    from sparkwright.engine.client.calibrate import Floor
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.history import PastRun
-    from sparkwright.verify.model import BootFacts, Finding, Observation
 
 # From bad to good: the first of these among several verdicts is that of all.
 _ORDER = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE)

@@ -17,8 +17,7 @@ from sparkwright import __version__
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes import load_recipe, variant
-from sparkwright.verify.capabilities import (
+from sparkwright.engine.capabilities import (
     LOGPROBS,
     METRICS,
     PREFIX_CACHE,
@@ -27,28 +26,29 @@ from sparkwright.verify.capabilities import (
     refuse_lacking,
     require_known,
 )
-from sparkwright.verify.capacity.check import CapacityCheck
-from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.check import Context
-from sparkwright.verify.checks import ALL, REGISTERED
-from sparkwright.verify.checks.reference import ReferenceCheck
-from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
-from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.datasets import Dataset, read_same
-from sparkwright.verify.estimate import estimate, rates_of
-from sparkwright.verify.fleet import Starters, read_log, standing
-from sparkwright.verify.journal import Manifest
-from sparkwright.verify.lacking import find_lacking, lacking_facts
-from sparkwright.verify.model import BootFacts
-from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
-from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
-from sparkwright.verify.rival import require_one_rival
-from sparkwright.verify.server import (
+from sparkwright.engine.client import Endpoint, check_address, check_endpoint, open_session
+from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.server import (
     card_capability,
     find_installed,
     prepare_wheel,
     start_server,
 )
+from sparkwright.engine.servers import Starters, read_log, standing
+from sparkwright.recipes import load_recipe, variant
+from sparkwright.verify.capacity.check import CapacityCheck
+from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks import ALL, REGISTERED
+from sparkwright.verify.checks.reference import ReferenceCheck
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.datasets import Dataset, read_same
+from sparkwright.verify.estimate import estimate, rates_of
+from sparkwright.verify.journal import Manifest
+from sparkwright.verify.lacking import find_lacking, lacking_facts
+from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
+from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
+from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.simulated import simulated
 from sparkwright.verify.suite import Suite
 
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from sparkwright.engine.client import EndpointFacts
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.recipes import Recipe
     from sparkwright.verify.check import Check
-    from sparkwright.verify.client import EndpointFacts
     from sparkwright.verify.estimate import Estimate
-    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
 

@@ -6,11 +6,11 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.server import start_server
+from sparkwright.engine.servers import Starters
 from sparkwright.recipes import load_recipe
-from sparkwright.verify.fleet import Starters
-from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import recipe_and_use
-from sparkwright.verify.server import start_server
 from sparkwright.verify.simulator.by_recipe import simulator_arguments
 from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from sparkwright.verify.measure import MeasuredServer
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
 

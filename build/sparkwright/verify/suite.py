@@ -17,28 +17,29 @@ import msgspec
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import Task, emit, task, warn
-from sparkwright.verify.capabilities import TOKENIZE
+from sparkwright.engine.capabilities import TOKENIZE
+from sparkwright.engine.client import canary, count_tokens, open_session
+from sparkwright.engine.client.calibrate import Floor, calibrate
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
-from sparkwright.verify.client import canary, count_tokens, open_session
-from sparkwright.verify.client.calibrate import Floor, calibrate
 from sparkwright.verify.datasets import Dataset
 from sparkwright.verify.estimate import Rates, Remaining, estimate
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
-from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.check import Check
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Manifest
-    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.profile import Profile
 
 FLOOR = "floor"

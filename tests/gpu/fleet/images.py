@@ -8,7 +8,7 @@ from pair.models import VOCABULARY
 
 from fleet.shapes import HIDDEN, MAX_MODEL_LEN, _attention, _common, _mlp, _norms
 from fleet.tensors import ONES, TIED, TIED_NORM, ZEROS, Checkpoint, Tensor
-from sparkwright.verify.tiny.tokenizer import tokenizer, tokenizer_config
+from sparkwright.engine.tiny.tokenizer import tokenizer, tokenizer_config
 
 __all__ = ["IMAGE_SIDE", "IMAGE_TOKENS", "START", "image"]
 

@@ -1,4 +1,4 @@
-"""The tiny target and drafter that are served: those of `sparkwright.verify.tiny`, for short requests.
+"""The tiny target and drafter that are served: those of `sparkwright.engine.tiny`, for short requests.
 
 vLLM makes the weights up (``load_format="dummy"``) and is given token ids.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 # From a copy of the sources: where this runs, nothing of this project is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "build"))
-from sparkwright.verify.tiny.models import VOCABULARY, write_tiny_models
+from sparkwright.engine.tiny.models import VOCABULARY, write_tiny_models
 
 __all__ = [
     "CACHE_BYTES",

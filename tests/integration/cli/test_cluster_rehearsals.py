@@ -117,12 +117,13 @@ def test_an_older_wheel_stands_in_there_too(staged: World, hosts: list[Host]) ->
 
 KILL = """
 import threading, time
-import sparkwright.rehearsal.run as run
-honest = run.verify_server
+import sparkwright.verify.verifier as verifier
+from sparkwright.engine.verifier import Verifier
+honest = verifier.run_checks
 def killed(*given, **more):
     threading.Timer(2, lambda: os.kill(os.getpid(), 9)).start()
     return honest(*given, **more)
-run.verify_server = killed
+verifier.VERIFIER = Verifier(verifier.VERIFIER.checks, killed)
 """
 
 

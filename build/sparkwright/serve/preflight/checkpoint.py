@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.engine.server.download import cache_folder
 from sparkwright.serve.preflight.safetensors import Shard, Tensor, is_pointer, read_shard
-from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.server.host import card_fields
 from sparkwright.native.doctor import parse_meminfo
 from sparkwright.serve.preflight.budget import Memory
-from sparkwright.verify.server.host import card_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.engine.server.download import cache_folder
 from sparkwright.recipes import TINY
 from sparkwright.serve.preflight.budget import (
     GIB,
@@ -48,7 +49,6 @@ from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
 from sparkwright.serve.preflight.template import check_template
-from sparkwright.verify.server.download import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +129,7 @@ def _checkpoint(
 
 def _generated(name: str) -> Checkpoint:
     """Return the checkpoint that a generated model will have: a configuration and a tokenizer, no weights."""
-    from sparkwright.verify.tiny import write_tiny_models
+    from sparkwright.engine.tiny import write_tiny_models
 
     with tempfile.TemporaryDirectory() as folder:
         target, drafter = write_tiny_models(Path(folder))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.server import BOOT_S
 from sparkwright.serve.warmup import LIMIT_S
-from sparkwright.verify.server import BOOT_S
 
 if TYPE_CHECKING:
     from sparkwright.serve.service.model import ServiceOptions, ServicePlaces

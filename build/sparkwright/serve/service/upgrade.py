@@ -9,7 +9,7 @@ import msgspec
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ServerEndedError, SparkwrightError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.verify.server import prepare_wheel
+from sparkwright.engine.server import prepare_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

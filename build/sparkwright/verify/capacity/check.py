@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.cell import Cell, Load
 from sparkwright.verify.capacity.options import CHECK, CapacityOptions
 from sparkwright.verify.capacity.report import conclude_search
 from sparkwright.verify.capacity.search import NextStep, decide
 from sparkwright.verify.capacity.step import FACTOR, step_of
-from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.checks.common import main_facts, unanswered
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.datasets import CHATS
@@ -18,9 +18,10 @@ from sparkwright.verify.datasets import CHATS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Finding, Observation
 
 OBJECTIVE = "objective"
 """Tag of a cell: the objective, as the user gave it."""

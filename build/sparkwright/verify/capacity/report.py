@@ -6,20 +6,20 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.capacity.options import CHECK
 from sparkwright.verify.capacity.search import TRIES, Capacity, Outcome, decide
 from sparkwright.verify.capacity.step import allowed_lateness_s, lateness_s, step_of
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import told_of
-from sparkwright.verify.model import Finding, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.capacity.options import CapacityOptions
     from sparkwright.verify.capacity.search import Step
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Observation
 
 _LEAST_FOR_KNEE = 4
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import Sample
+    from sparkwright.engine.observations import Sample
 
 TIMES = ("ttft", "tpot", "e2e")
 SHARES = (50, 90, 95, 99)

@@ -14,8 +14,8 @@ from sparkwright.verify.statistics import percentile, theil_sen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.capacity.slo import Slo
-    from sparkwright.verify.model import Observation, Sample
 
 FACTOR = "length"
 """Tag of a cell: times the usual length of a step."""

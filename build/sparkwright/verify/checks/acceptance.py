@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import SPECULATION
+from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.metrics import SpeculationAbsentError, speculation
 from sparkwright.verify.checks.common import conclude
-from sparkwright.verify.metrics import SpeculationAbsentError, speculation
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import BootFacts, Finding, Observation
 
 FEW_DRAFTS = 50
 """With fewer drafts than this a drafter is not judged."""

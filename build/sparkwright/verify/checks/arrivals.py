@@ -10,20 +10,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.capacity.slo import times_of
-from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, triage
 from sparkwright.verify.datasets import CHATS
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.statistics import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import Finding, Observation
 
 SECONDS = 60.0
 """Length of a cell at the least, in seconds of the server's clock."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 
 if TYPE_CHECKING:
     from sparkwright.verify.checks.common import CheckedCells

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
-from sparkwright.verify.capabilities import SPECULATION
-from sparkwright.verify.cell import Prompt
+from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.cell import Prompt
 from sparkwright.verify.checks.common import main_facts
 from sparkwright.verify.corpus.document import write_notes
 

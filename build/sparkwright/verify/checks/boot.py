@@ -5,27 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import GPU, LOG
-from sparkwright.verify.cell import Cell, Load
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.acceptance import drafter_finding
-from sparkwright.verify.checks.bands import capacity_of
-from sparkwright.verify.checks.common import conclude, main_facts, triage
-from sparkwright.verify.fallbacks import (
+from sparkwright.engine.capabilities import GPU, LOG
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.slow_kernels import (
     computes_fp4,
     fallbacks,
     has_fp4_weights,
     lost_graphs,
     names_fp4_kernels,
 )
-from sparkwright.verify.model import BootFacts, Finding, Verdict
+from sparkwright.verify.check import RegisteredCheck
+from sparkwright.verify.checks.acceptance import drafter_finding
+from sparkwright.verify.checks.bands import capacity_of
+from sparkwright.verify.checks.common import conclude, main_facts, triage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Observation
 
 ANSWERS = 8
 ANSWER_TOKENS = 96

@@ -7,17 +7,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.cell import REQUIRED
+from sparkwright.engine.cell import REQUIRED
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.text import excerpt
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sparkwright.verify.cell import Load, Tool
+    from sparkwright.engine.cell import Load, Tool
+    from sparkwright.engine.observations import Observation, Sample, ToolCall
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Observation, Sample, ToolCall
 
 _ROLES = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|endoftext)\|>"

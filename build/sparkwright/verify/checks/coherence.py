@@ -9,22 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.common import conclude, describe, triage
 from sparkwright.verify.checks.text import excerpt, flaw
 from sparkwright.verify.corpus import FACTS, holds
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.text import Flaw
-    from sparkwright.verify.model import Finding, Observation, Sample
 
 ALONE = 2
 """Prompts of each category one at a time, and twice as many under load."""

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import METRICS
-from sparkwright.verify.metrics import CountersResetError, SpeculationAbsentError, speculation
-from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
+from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
+from sparkwright.engine.observations import BootFacts, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Check, Context
-    from sparkwright.verify.model import Observation, Sample
 
 SIGNATURES = {
     "block_table must have shape": "attention was given a block table of another batch size than its query:"

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
@@ -20,15 +21,15 @@ from sparkwright.verify.checks.drafting import unlike_drafting
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.paired import paired_ratio
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import BootFacts, Finding, Observation, Sample
     from sparkwright.verify.profile import Profile
     from sparkwright.verify.statistics import Effect
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.capabilities import LOG
-from sparkwright.verify.cell import WATCHED, Cell, Load
+from sparkwright.engine.capabilities import LOG
+from sparkwright.engine.cell import WATCHED, Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, triage
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation
 
 ROUNDS = ("first", "again")
 REQUESTS = 4

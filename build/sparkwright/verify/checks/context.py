@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.verify.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, SPECULATION, TOKEN_COUNTS
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, SPECULATION, TOKEN_COUNTS
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.metrics import hit_rate
+from sparkwright.engine.metrics.counters import SeriesAbsentError
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
-from sparkwright.verify.metrics import hit_rate
-from sparkwright.verify.metrics.counters import SeriesAbsentError
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation
 
 SHORT_TOKENS = 400
 """Of the control: the same kind of document and question, so that length alone differs."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import METRICS, SPECULATION
+from sparkwright.engine.capabilities import METRICS, SPECULATION
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.metrics import identities
 from sparkwright.verify.checks.acceptance import AT_TIMES
 from sparkwright.verify.checks.common import conclude, describe
-from sparkwright.verify.metrics import identities
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import Finding, MetricsSnapshot, Observation
 
 _POSITIONS = "acceptance falls from position to position"
 

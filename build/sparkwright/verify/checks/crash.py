@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import CONTEXT_LENGTH
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.capabilities import CONTEXT_LENGTH
+from sparkwright.engine.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
 from sparkwright.verify.checks.states import progress_finding
@@ -15,9 +15,10 @@ from sparkwright.verify.checks.states import progress_finding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import Finding, Observation
 
 LONGEST = 64
 """Output of a burst; long enough for several verify steps at its full size."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.verify.cell import Message, Prompt, Tool
+from sparkwright.engine.cell import Message, Prompt, Tool
 
 _TALKS = {
     "travel": (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.verify.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
 
 _LEAST = -50.0
 """Log-probabilities below are taken for this one: vLLM writes -9999 for minus infinity."""

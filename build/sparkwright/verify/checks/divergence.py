@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparkwright.verify.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
 
 BLOCK = 16
 """Tokens in a block of vLLM's KV cache on CUDA."""

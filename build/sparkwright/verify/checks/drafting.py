@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
 
 _Drafting = frozenset[tuple[str, int]]
 

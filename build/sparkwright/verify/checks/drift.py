@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.metrics import SpeculationAbsentError, speculation
+from sparkwright.engine.metrics import SpeculationAbsentError, speculation
 from sparkwright.verify.statistics import change_point, theil_sen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkwright.verify.model import MetricsSnapshot, Observation
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
 
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6

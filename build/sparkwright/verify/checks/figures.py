@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.metrics import step_time_ms
 from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.metrics import step_time_ms
 from sparkwright.verify.statistics import Summary, steady_window, summary, whole_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.checks.acceptance import Acceptance
-    from sparkwright.verify.model import Observation, Sample
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.verify.capabilities import IMAGES, TOKEN_COUNTS
-from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.capabilities import IMAGES, TOKEN_COUNTS
+from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import answers_in
 from sparkwright.verify.checks.common import all_refused, conclude, triage
 from sparkwright.verify.checks.text import excerpt
 from sparkwright.verify.corpus import holds
-from sparkwright.verify.corpus.pictures import COLOURS, draw_colour, draw_number
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation
 
 LOADED = 4
 LONGEST = 256

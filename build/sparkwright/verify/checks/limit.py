@@ -12,21 +12,22 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, TOKEN_COUNTS
-from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, TOKEN_COUNTS
+from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.checks.text import excerpt
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.corpus.document import write_notes
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation, Sample
 
 OUTPUT = 64
 """Tokens of an answer at the least; at the limit so many more that the request ends with the last place."""

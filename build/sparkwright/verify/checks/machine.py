@@ -12,14 +12,14 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import Trouble, describe
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.observations import HostSample, Observation
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import HostSample, Observation
 
 SLOWED = {
     0x08: "hardware slowdown",

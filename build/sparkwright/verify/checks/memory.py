@@ -10,7 +10,7 @@ from sparkwright.verify.statistics import theil_sen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.observations import Observation
 
 GROWTH_MIB = 256.0
 GROWTH = 0.05

@@ -13,19 +13,20 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import CONTEXT_LENGTH
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.capabilities import CONTEXT_LENGTH
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation, Sample
 
 DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000

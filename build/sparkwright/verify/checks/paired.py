@@ -11,7 +11,7 @@ from sparkwright.verify.statistics import t_quantile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.observations import Observation
 
 _LEAST_QUESTIONS = 4
 

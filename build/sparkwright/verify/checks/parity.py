@@ -9,21 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import BASELINE, LOGPROBS
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.capabilities import BASELINE, LOGPROBS
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, describe, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.checks.lossless import ALTERNATIVES, LIMIT_NAT, MARGIN, NOISY_NAT
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import Finding, Observation
 
 LEVELS = (1, 8)
 LENGTH = 48

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
-from sparkwright.verify.capabilities import LOGPROBS, METRICS, PREFIX_CACHE
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.capabilities import LOGPROBS, METRICS, PREFIX_CACHE
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.blocks import OFFSETS, block_sizes, missing_words, sizings, write_sized
 from sparkwright.verify.checks.common import conclude, describe, main_facts, not_applicable, triage
@@ -20,15 +21,15 @@ from sparkwright.verify.checks.distance import distances
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.checks.lossless import ALTERNATIVES, LIMIT_NAT
 from sparkwright.verify.corpus import holds
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import BootFacts, Finding, Observation
 
 LENGTH = 24
 WARM = (("warm", 1), ("again", 4))

@@ -11,9 +11,9 @@ from sparkwright.verify.checks.paired import paired_ratio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.checks.acceptance import RatioInterval
     from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import Observation
 
 HOLD = 0.8
 """Accepted tokens a draft over those of the first probes, or cached over cold, below which it is a decay."""

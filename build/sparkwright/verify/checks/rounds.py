@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Load, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,9 @@ from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import SEEDS
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.engine.capabilities import SEEDS
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     against_each,
@@ -24,14 +25,14 @@ from sparkwright.verify.checks.chatter import (
 )
 from sparkwright.verify.checks.common import conclude, triage
 from sparkwright.verify.checks.text import flaw
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation, Sample
 
 TEMPERATURE = 0.7
 LOADED = 4

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import CONTEXT_LENGTH, METRICS, PREFIX_CACHE, SPECULATION
+from sparkwright.engine.capabilities import CONTEXT_LENGTH, METRICS, PREFIX_CACHE, SPECULATION
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter, not_speculating
 from sparkwright.verify.checks.common import conclude, main_facts, triage
@@ -20,17 +22,16 @@ from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.checks.probes import HOLD, SURE, Probes
 from sparkwright.verify.checks.rounds import LEAST_ROUNDS, plan_rounds
 from sparkwright.verify.checks.states import state_findings
-from sparkwright.verify.metrics import SeriesAbsentError, counter_delta
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.drift import TimedValue
-    from sparkwright.verify.model import Finding, Observation
 
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak does not test that cache. Half of the

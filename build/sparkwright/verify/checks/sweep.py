@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import SPECULATION
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import (
     AT_TIMES,
@@ -31,16 +32,16 @@ from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.datasets import CHATS
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.acceptance import Acceptance
     from sparkwright.verify.checks.common import Reason
     from sparkwright.verify.checks.figures import Figures
-    from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.profile import Profile
 
 STEP_SPREAD = 0.10

@@ -10,19 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.capabilities import EXTENSIONS, VERSION
-from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.capabilities import EXTENSIONS, VERSION
+from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import against_each, answers_in, reasoning_mark
 from sparkwright.verify.checks.common import all_refused, conclude, not_applicable, triage
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation, Sample
 
 LONGEST = 2048
 """Tokens of reasoning and answer together: models think for some hundred about questions like these."""

@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.capabilities import FORCED_TOOLS, STRUCTURED, TOKEN_COUNTS, TOOLS
-from sparkwright.verify.cell import REQUIRED, Cell, Load
+from sparkwright.engine.capabilities import FORCED_TOOLS, STRUCTURED, TOKEN_COUNTS, TOOLS
+from sparkwright.engine.cell import REQUIRED, Cell, Load
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     Described,
@@ -35,15 +36,15 @@ from sparkwright.verify.checks.dialogues import (
     first_turn,
     next_turn,
 )
-from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.cell import Prompt
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation, Sample
 
 LOADED = 4
 LONGEST = 256

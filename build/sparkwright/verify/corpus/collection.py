@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import UnknownNameError
-from sparkwright.verify.cell import Prompt
+from sparkwright.engine.cell import Prompt
 from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes
 from sparkwright.verify.corpus.tasks import write_task
 

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.evaluation.judge import CHECK, run_of
 from sparkwright.verify.evaluation.run import RESULTS, EvalTool, run_tool
-from sparkwright.verify.model import Finding, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path

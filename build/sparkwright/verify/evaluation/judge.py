@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.run import Run
 from sparkwright.verify.statistics import mcnemar
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, ProcessError, ServerError, ToolError
 from sparkwright.base.events import task
+from sparkwright.engine.server.environment import prepare_requirement
 from sparkwright.verify.evaluation.scores import read_scores
-from sparkwright.verify.server.environment import prepare_requirement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

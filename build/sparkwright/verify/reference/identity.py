@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError
-from sparkwright.verify.capabilities import LOGPROBS, TOKENIZE
-from sparkwright.verify.client.tokens import token_ids
+from sparkwright.engine.capabilities import LOGPROBS, TOKENIZE
+from sparkwright.engine.client.tokens import token_ids
 from sparkwright.verify.reference.record import ModelIdentity
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from sparkwright.verify.client import Endpoint, EndpointFacts
-    from sparkwright.verify.model import BootFacts
-    from sparkwright.verify.profile import Deadlines
+    from sparkwright.engine.client import Endpoint, EndpointFacts
+    from sparkwright.engine.deadlines import Deadlines
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.verify.reference.record import Reference
 
 # Words, numbers, code, other scripts, spaces and marks: tokenizers of two models differ somewhere in it.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from sparkwright import __version__
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import task
-from sparkwright.verify.capabilities import EXTENSIONS, LOGPROBS, METRICS, TOKEN_COUNTS, refuse_lacking
-from sparkwright.verify.cell import Cell, Load
+from sparkwright.engine.capabilities import EXTENSIONS, LOGPROBS, METRICS, TOKEN_COUNTS, refuse_lacking
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.client import Endpoint, check_endpoint, open_session
+from sparkwright.engine.servers import read_log, standing
 from sparkwright.verify.checks.common import troubles
-from sparkwright.verify.client import Endpoint, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.fleet import read_log, standing
 from sparkwright.verify.lacking import find_lacking
 from sparkwright.verify.measure import measure
 from sparkwright.verify.profile import Profile
@@ -23,8 +23,8 @@ from sparkwright.verify.reference.identity import identify
 from sparkwright.verify.reference.record import Reference, trimmed
 
 if TYPE_CHECKING:
-    from sparkwright.verify.cell import Prompt
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.cell import Prompt
+    from sparkwright.engine.observations import Observation
 
 TOP = 8
 """Alternatives of each token that are recorded."""

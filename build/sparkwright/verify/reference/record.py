@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NewerFormatError, StorageError
-from sparkwright.verify.model import Observation, Sample, TokenLogprobs
+from sparkwright.engine.observations import Observation, Sample, TokenLogprobs
 
 if TYPE_CHECKING:
     from pathlib import Path

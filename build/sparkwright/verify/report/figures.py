@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.verify.capabilities import METRICS
+from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.metrics import Speculation, hit_rate, speculation
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import energy_per_token_j
-from sparkwright.verify.metrics import Speculation, hit_rate, speculation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.verify.model import MetricsSnapshot, Observation
+    from sparkwright.engine.observations import MetricsSnapshot, Observation
     from sparkwright.verify.run import Run
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock

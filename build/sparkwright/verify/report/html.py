@@ -9,9 +9,10 @@ from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
+from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.charts import charts_by_check
 from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.report.charts import Chart
     from sparkwright.verify.run import Run
 
@@ -159,17 +160,8 @@ def _moment(stamp: str) -> str:
 
 
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = page_environment(TEMPLATES)
     made.filters |= {
-        "clean": clean,
         "duration": duration,
         "figure": figure,
         "number": number,

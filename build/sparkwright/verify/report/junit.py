@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from sparkwright.base.text import clean
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.report.text import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
     from sparkwright.verify.run import Run
 
 _OUTCOMES = {

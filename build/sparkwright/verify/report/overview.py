@@ -7,10 +7,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkwright.base.text import clean
-from sparkwright.verify.capabilities import METRICS
+from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span
 from sparkwright.verify.statistics import summary
 

@@ -15,7 +15,7 @@ from sparkwright.verify.statistics import percentile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sparkwright.verify.model import HostSample
+    from sparkwright.engine.observations import HostSample
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     Level,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
     from sparkwright.verify.run import Run
 
 _STYLES = {

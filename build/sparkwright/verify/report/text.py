@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from sparkwright.verify.arrival import arrivals_of
+from sparkwright.engine.arrival import arrivals_of
 from sparkwright.verify.simulator.api import ResponseBuilder
 from sparkwright.verify.simulator.driver import DEAD
 from sparkwright.verify.simulator.making import make_request

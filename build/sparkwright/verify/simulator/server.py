@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkwright.base.process import start_unguarded
-from sparkwright.verify.arrival import arrivals_of, listen
+from sparkwright.engine.arrival import arrivals_of, listen
 from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.chat import template
 from sparkwright.verify.simulator.driver import Driver

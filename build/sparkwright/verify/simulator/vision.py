@@ -7,10 +7,10 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.corpus.pictures import COLOURS, DIGITS, SHAPES, SIZE, box
+from sparkwright.engine.client.pictures import COLOURS, DIGITS, SHAPES, SIZE, box
 
 if TYPE_CHECKING:
-    from sparkwright.verify.corpus.pictures import Colour
+    from sparkwright.engine.client.pictures import Colour
 
 _SIGNATURE = 8  # bytes
 _ROW = 3 * SIZE + 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.model import Sample
+    from sparkwright.engine.observations import Sample
 
 PLATEAU = 0.95
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.cell import Cell, Load
 from sparkwright.verify.capacity.slo import parse_slo, times_of
-from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
@@ -17,8 +17,8 @@ from sparkwright.verify.tune.strategy import StartFigures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Observation
     from sparkwright.verify.tune.options import TuneOptions
 
 CHECK = "tune"

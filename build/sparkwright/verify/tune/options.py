@@ -10,8 +10,9 @@ from msgspec import field
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.verify.capacity.slo import parse_slo
-from sparkwright.verify.profile import PROFILES, Deadlines, Profile
+from sparkwright.verify.profile import PROFILES, Profile
 
 THROUGHPUT, GOODPUT = "throughput", "goodput"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.model import Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
 from sparkwright.verify.report.html import render_page
 from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, logarithmic

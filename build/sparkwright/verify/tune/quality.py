@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.lossless import Lossless
-from sparkwright.verify.model import Verdict
 from sparkwright.verify.tune.figures import KIND
 from sparkwright.verify.upgrade.pairs import MatchedCells
 from sparkwright.verify.upgrade.quality import judge_quality
@@ -22,9 +22,10 @@ from sparkwright.verify.upgrade.quality import judge_quality
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.findings import Finding
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.tune.space import Configuration
 
 QUALITY = "quality"

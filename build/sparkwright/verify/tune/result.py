@@ -25,7 +25,7 @@ from sparkwright.verify.tune.strategy import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.tune.search import Known
     from sparkwright.verify.tune.space import Configuration
     from sparkwright.verify.tune.strategy import Rules

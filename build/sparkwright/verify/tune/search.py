@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError
 from sparkwright.base.events import emit, task
+from sparkwright.engine.server import ServerFailedError
 from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.check import Context
 from sparkwright.verify.journal import BootRecord, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
-from sparkwright.verify.server import ServerFailedError
 from sparkwright.verify.tune import quality
 from sparkwright.verify.tune.figures import speed_cells, start_figures, trouble_of
 from sparkwright.verify.tune.strategy import Rules, StartFigures, Trial, next_start
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.base.errors import SparkwrightError
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import BootFacts, Observation
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Contents, Manifest
-    from sparkwright.verify.measure import MeasuredServer
-    from sparkwright.verify.model import BootFacts, Observation
     from sparkwright.verify.tune.options import TuneOptions
     from sparkwright.verify.tune.space import Configuration, Space
     from sparkwright.verify.tune.strategy import Planned

@@ -13,10 +13,10 @@ from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.server import start_server
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest
-from sparkwright.verify.model import BootFacts
-from sparkwright.verify.server import start_server
 from sparkwright.verify.setup import OFFLINE, environment_of
 from sparkwright.verify.simulator.by_recipe import simulator_arguments
 from sparkwright.verify.simulator.faults import parse_faults
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from sparkwright.engine.servers import MeasuredServer
     from sparkwright.recipes import Recipe
-    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.tune.space import Space
 
     Ask = Callable[[Path, Sequence[Recipe]], Sequence[str]]

@@ -10,8 +10,8 @@ from sparkwright.base.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sparkwright.verify.cell import Cell
-    from sparkwright.verify.model import Observation
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.run import Run
 
 ARMS = ("before", "after")

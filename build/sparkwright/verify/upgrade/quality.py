@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.corpus import holds
-from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.statistics import mcnemar, one_sided_excess
 from sparkwright.verify.upgrade.speed import CHECK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkwright.verify.cell import Cell
+    from sparkwright.engine.cell import Cell
+    from sparkwright.engine.observations import Observation
     from sparkwright.verify.checks.divergence import Difference
-    from sparkwright.verify.model import Observation
     from sparkwright.verify.upgrade.pairs import MatchedCells
 
 LIMIT_NAT = 0.5

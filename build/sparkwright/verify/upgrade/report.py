@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.model import Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.results import load_run, write_report
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade.pairs import match_runs

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.checks.paired import paired_ratio
-from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparkwright.verify.model import Observation, Sample
+    from sparkwright.engine.observations import Observation, Sample
     from sparkwright.verify.upgrade.pairs import MatchedCells
 
 CHECK = "compare"

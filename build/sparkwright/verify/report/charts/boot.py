@@ -12,7 +12,7 @@ from sparkwright.verify.report.text import NOTHING, number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkwright.verify.model import BootFacts
+    from sparkwright.engine.observations import BootFacts
     from sparkwright.verify.run import Run
 
 ORDER = 60  # among the charts of the page

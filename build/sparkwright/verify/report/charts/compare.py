@@ -14,7 +14,7 @@ from sparkwright.verify.report.text import NOTHING, number, plural, share
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkwright.verify.model import Finding
+    from sparkwright.engine.findings import Finding
     from sparkwright.verify.run import Run
 
 ORDER = 50  # among the charts of the page

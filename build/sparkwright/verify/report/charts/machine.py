@@ -14,7 +14,7 @@ from sparkwright.verify.report.text import duration, number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkwright.verify.model import HostSample, Observation
+    from sparkwright.engine.observations import HostSample, Observation
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 

@@ -1,0 +1,398 @@
+"""The address of a server, and the checks that it can be verified."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sparkwright.base.config import decode_json
+from sparkwright.base.errors import EndpointError
+from sparkwright.base.events import warn
+from sparkwright.engine.capabilities import CONTEXT_LENGTH, METRICS, VERSION
+from sparkwright.engine.client.body import read_body
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import SimpleNamespace
+
+    import aiohttp
+
+    from sparkwright.engine.deadlines import Deadlines
+
+OLDEST = (0, 20)
+"""The oldest vLLM whose counters, log and chunks are known here."""
+
+ABSENT = frozenset({404, 405, 501})
+"""Statuses of a page that a server does not have."""
+ATTEMPTS = 3
+"""Requests that must all find nothing before a server is said to lack it."""
+
+_IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
+_READ_SIZE = 1 << 20
+_EXCERPT = 200
+_RELEASE = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?!\d)")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running server.
+
+    Attributes:
+        url: its root, such as ``http://host:8000``; a slash or ``/v1`` at the end is taken off.
+        model: name of the model to request; empty for the only one that it serves.
+        api_key: bearer token that it requires, if any.
+        insecure: accept any TLS certificate.
+        lacks: names of the capabilities that it lacks; requests are sent accordingly.
+        card: path of its page with the readings of a simulated card; empty for a real server.
+    """
+
+    url: str
+    model: str
+    api_key: str = field(default="", repr=False)
+    insecure: bool = False
+    lacks: frozenset[str] = frozenset()
+    card: str = ""
+
+    def __post_init__(self) -> None:
+        root = self.url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        object.__setattr__(self, "url", root)
+
+
+@dataclass(frozen=True)
+class EndpointFacts:
+    """Facts that a server reports.
+
+    Attributes:
+        version: vLLM's version; empty for another server.
+        model: the model that will be requested.
+        max_model_len: tokens of its longest request, prompt and output; -1 if not reported.
+        metrics: the page of vLLM's counters; empty if there is none.
+        lacks: reasons by the capability that it lacks.
+    """
+
+    version: str
+    model: str
+    max_model_len: int
+    metrics: str = ""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Model(msgspec.Struct):
+    id: str = ""
+    name: str = ""
+    max_model_len: int | None = None
+    meta: Any = None
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest request, as vLLM names them, or llama.cpp for each of its slots."""
+        found = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
+        return self.max_model_len or (found if isinstance(found, int) and found > 0 else None)
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] | None = None
+    models: list[_Model] | None = None
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
+    """Return a session for *endpoint*, an async context manager.
+
+    It opens as many connections as there are requests and drops idle ones before the server does. To a server
+    other than vLLM each request has a connection of its own: llama.cpp's closes one after a stream, although
+    it announces to keep it, and the next request would be lost. Its sockets record arrivals, and its trace
+    tells a request's context when its bytes are written, and that its connection is not new.
+    """
+    import aiohttp
+
+    from sparkwright.engine.arrival import make_socket
+
+    async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+        if (exchange := context.trace_request_ctx) is not None:
+            exchange.note_sent()
+
+    async def note_reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+        if (exchange := context.trace_request_ctx) is not None:
+            exchange.note_reused()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(note_sent)
+    trace.on_connection_reuseconn.append(note_reused)
+    # Compressed streams would come in other pieces than the server wrote.
+    headers = {"Accept-Encoding": "identity"}
+    single: dict[str, Any] = (
+        {"force_close": True} if VERSION in endpoint.lacks else {"keepalive_timeout": _IDLE_S}
+    )
+    if endpoint.api_key:
+        headers["Authorization"] = f"Bearer {endpoint.api_key}"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0,
+            ttl_dns_cache=None,
+            ssl=not endpoint.insecure,
+            socket_factory=make_socket,
+            **single,
+        ),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=_READ_SIZE,
+        trace_configs=[trace],
+    )
+
+
+async def check_endpoint(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines
+) -> EndpointFacts:
+    """Check that the server at *endpoint* can be verified, and return its facts.
+
+    A page is absent if each of several requests for it gets 404, 405 or 501; any other failure is a defect.
+
+    Raises:
+        EndpointError: it is a vLLM that is too old, it refuses the key, or does not serve the model.
+    """
+    check_address(endpoint.url)
+    listing = await _listing(session, endpoint, deadlines)
+    lacks: dict[str, str] = {}
+    version = await _version(session, endpoint, deadlines)
+    named = bool(endpoint.model) and not version
+    if named and listing.status != _OK:
+        warn(f"{listing.url} answers with status {listing.status}: the model is taken to be the named one")
+    served = [] if named and listing.status != _OK else _listed(listing)
+    model = _choose(endpoint, served, foreign=not version)
+    if not version:
+        if not model.max_model_len:
+            lacks[CONTEXT_LENGTH] = "the model list names no longest request (max_model_len)"
+        lacks[VERSION] = "there is no /version: it is another server than vLLM, or a proxy before it"
+    metrics = await _page(session, endpoint, "/metrics", deadlines)
+    if metrics is None:
+        lacks[METRICS] = "there is no /metrics"
+    elif metrics.status != _OK:
+        raise EndpointError(
+            f"{endpoint.url}/metrics cannot be read",
+            because=f"it answers with status {metrics.status}",
+            next_step=_WAIT
+            if metrics.status == _LOADING
+            else "let /metrics through any proxy, or see the server's log",
+        )
+    elif "\nvllm:" not in f"\n{metrics.text}":
+        lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
+    page = metrics.text if metrics is not None and METRICS not in lacks else ""
+    return EndpointFacts(version, model.id, model.max_model_len or -1, page, lacks)
+
+
+async def _listing(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> _Answer:
+    """Return the list of models, or the last of several answers that hold none."""
+    answer = await _get(session, endpoint, "/v1/models", deadlines)
+    for _ in range(ATTEMPTS - 1):
+        if answer.status == _OK:
+            break
+        answer = await _get(session, endpoint, "/v1/models", deadlines)
+    return answer
+
+
+def check_address(url: str) -> None:
+    """Check that *url* is a server's root and holds no secret.
+
+    Raises:
+        EndpointError: it is none, or holds a user name or a password, which would appear in reports.
+    """
+    if "@" in url:
+        raise EndpointError(
+            f"the address of {url.rpartition('@')[2]} was given with a name or a password before it",
+            because="addresses stand in reports and journals, and what is in them would too",
+            next_step="leave them out; SPARKWRIGHT_API_KEY holds the key that the server requires",
+        )
+    if "?" in url or "#" in url:
+        # A value may be a key; its name tells what to leave out.
+        root, mark, rest = re.split(r"([?#])", url, maxsplit=1)
+        names = re.sub(r"[^=&#]+(?=$|[&#])", "…", rest)
+        raise _no_address(f"{root}{mark}{names}", "it has a query or a fragment")
+    try:
+        parts = urlsplit(url)
+        because = "" if parts.port != 0 else "its port is 0"
+    except ValueError as error:
+        because = str(error)
+    else:
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            because = "it does not begin with http:// or https:// and a host"
+    if because:
+        raise _no_address(url, because)
+
+
+def _no_address(url: str, because: str) -> EndpointError:
+    return EndpointError(
+        f"{url!r} is not the address of a server",
+        because=because,
+        next_step="give its root, such as http://localhost:8000",
+    )
+
+
+# Responses --------------------------------------------------------------------------------------------
+
+_OK, _REFUSED, _LOADING = 200, (401, 403), 503
+_WAIT = "wait until its model is loaded, then run the same command again"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    url: str
+    status: int
+    kind: str
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+    @property
+    def excerpt(self) -> str:
+        """Return the beginning of the body, on one line."""
+        shown = " ".join(self.text.split())[:_EXCERPT]
+        return f"its body is {shown!r}" if shown else "its body is empty"
+
+    @property
+    def is_html(self) -> bool:
+        return "html" in self.kind or self.body.lstrip()[:1] == b"<"
+
+
+async def _get(
+    session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
+) -> _Answer:
+    import aiohttp
+
+    url = endpoint.url + path
+    timeout = aiohttp.ClientTimeout(total=deadlines.canary_s, sock_connect=deadlines.connect_s)
+    try:
+        async with session.get(url, timeout=timeout) as response:
+            answer = _Answer(url, response.status, response.content_type, await read_body(response))
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise _unreachable(endpoint, url, error) from error
+    if answer.status in _REFUSED:
+        raise EndpointError(
+            f"{endpoint.url} refuses the request (status {answer.status})",
+            because="the API key is wrong"
+            if endpoint.api_key
+            else "it requires an API key and none was given",
+            next_step="give the key that the server was started with (--api-key)",
+        )
+    return answer
+
+
+def _unreachable(endpoint: Endpoint, url: str, error: Exception) -> EndpointError:
+    import aiohttp
+
+    next_step = "see whether the server runs and whether host and port are right"
+    match error:
+        case aiohttp.ClientSSLError():
+            what, because = f"no safe connection to {endpoint.url}", str(error)
+            next_step = (
+                "use http:// if the server has no certificate, or allow any certificate if you trust it"
+            )
+        case ValueError():  # aiohttp.InvalidURL among them
+            return _no_address(endpoint.url, str(error))
+        case aiohttp.ConnectionTimeoutError():
+            what, because = f"nothing answers at {endpoint.url}", "no connection came about in time"
+        case TimeoutError():
+            what, because = f"{url} did not answer in time", "it takes the connection and stays silent"
+        case aiohttp.ClientConnectorError():
+            what, because = f"nothing answers at {endpoint.url}", str(error)
+        case _:
+            what, because = f"{url} was not answered as HTTP asks", str(error) or type(error).__name__
+    return EndpointError(what, because=because, next_step=next_step)
+
+
+def _read_json(answer: _Answer, model: type[T]) -> T:
+    if answer.is_html:
+        raise EndpointError(
+            f"{answer.url} answers with a web page instead of JSON (status {answer.status})",
+            because=answer.excerpt,
+            next_step="give the address of the server's own port, not of a user interface or a proxy's login",
+        )
+    if answer.status != _OK:
+        raise EndpointError(
+            f"{answer.url} answers with status {answer.status}",
+            because=answer.excerpt,
+            next_step=_WAIT
+            if answer.status == _LOADING
+            else "give the root of a vLLM server, such as http://localhost:8000; if another server"
+            " cannot list its models, name one by --model",
+        )
+    try:
+        return decode_json(answer.body, model)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EndpointError(
+            f"{answer.url} does not answer as vLLM does",
+            because=f"{error}; {answer.excerpt}",
+            next_step="give the root of a vLLM server, such as http://localhost:8000",
+        ) from error
+
+
+def _listed(answer: _Answer) -> list[_Model]:
+    """Return the models of a list as OpenAI, Ollama or a bare JSON array have it."""
+    found = _read_json(answer, _Models | list[_Model])  # type: ignore[arg-type]
+    listed = found if isinstance(found, list) else found.data if found.data is not None else found.models
+    if listed is None:
+        raise EndpointError(
+            f"{answer.url} does not answer as vLLM does",
+            because=f"it has neither `data` nor `models`; {answer.excerpt}",
+            next_step="give the root of an OpenAI-compatible server, such as http://localhost:8000",
+        )
+    return [_Model(model.id or model.name, model.name, model.longest) for model in listed]
+
+
+def _choose(endpoint: Endpoint, served: list[_Model], *, foreign: bool) -> _Model:
+    """Return the model to request; servers other than vLLM may serve more than they list."""
+    names = ", ".join(model.id for model in served) or "none"
+    if not endpoint.model and len(served) == 1:
+        return served[0]
+    for model in served:
+        if model.id == endpoint.model:
+            return model
+    if foreign and endpoint.model:
+        return _Model(endpoint.model)
+    raise EndpointError(
+        f"{endpoint.url} does not serve the model {endpoint.model!r}" if endpoint.model
+        else f"{endpoint.url} does not serve exactly one model, and none was named",
+        because=f"it serves: {names}",
+        next_step="name one of these (--model)" if served else "let it load a model, then verify it",
+    )  # fmt: skip
+
+
+async def _page(
+    session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
+) -> _Answer | None:
+    """Return the answer to the first of several requests for *path* that finds it; `None` if none does."""
+    for _ in range(ATTEMPTS):
+        answer = await _get(session, endpoint, path, deadlines)
+        if answer.status not in ABSENT:
+            return answer
+    return None
+
+
+async def _version(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> str:
+    """Return vLLM's version; empty if the server has none."""
+    answer = await _page(session, endpoint, "/version", deadlines)
+    if answer is None:
+        return ""
+    version = _read_json(answer, _Version).version
+    found = _RELEASE.match(version)
+    if found is None:
+        warn(f"{endpoint.url} reports vLLM {version[:_EXCERPT]!r}, which may be too old to be verified")
+    elif (int(found[1]), int(found[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise EndpointError(
+            f"{endpoint.url} runs vLLM {version}",
+            because=f"nothing before {oldest} can be verified: its counters and chunks differ",
+            next_step=f"serve with vLLM {oldest} or newer",
+        )
+    return version

@@ -1,0 +1,30 @@
+"""The server under test: its process, and the facts in its log.
+
+Read `launch` first: `start_server` takes a recipe. `lifecycle` runs a server, `bootlog` reads its log,
+`failures` and `evidence` explain and record a failed one.
+"""
+
+from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.engine.server.environment import Installed, find_installed, prepare_wheel
+from sparkwright.engine.server.failures import CAUSES, Cause, diagnose
+from sparkwright.engine.server.host import card_capability, sample_host
+from sparkwright.engine.server.launch import BOOT_S, start_server
+from sparkwright.engine.server.lifecycle import ServerFailedError, ServerProcess
+
+__all__ = [
+    "BOOT_S",
+    "CAUSES",
+    "Cause",
+    "Installed",
+    "ServerFailedError",
+    "ServerProcess",
+    "card_capability",
+    "diagnose",
+    "error_lines",
+    "facts_from_metrics",
+    "find_installed",
+    "prepare_wheel",
+    "read_boot_log",
+    "sample_host",
+    "start_server",
+]

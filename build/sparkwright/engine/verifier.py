@@ -1,0 +1,58 @@
+"""The interface by which rehearsals and bisections have a server verified; `verify.verifier` implements it.
+
+The command line gives it to them, so that neither imports the checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkwright.engine.findings import Finding
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Checks of an installed vLLM, which a recipe starts.
+
+    Attributes:
+        python: interpreter of its environment.
+        recipe: a recipe's name or file.
+        checks: names of the checks.
+        against: interpreter of another vLLM, whose answers are compared; `None` for none.
+        profile: how much is measured.
+        categories: of prompts; the profile's if empty.
+        levels: concurrencies of a sweep; the profile's if empty.
+        seed: of prompts.
+        timed: measure the client's own error first, as for times that are judged.
+        offline: fetch nothing.
+    """
+
+    python: Path
+    recipe: str
+    checks: tuple[str, ...]
+    against: Path | None = None
+    profile: str = "full"
+    categories: tuple[str, ...] = ()
+    levels: tuple[int, ...] = ()
+    seed: int = 0
+    timed: bool = False
+    offline: bool = True
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A way to run checks.
+
+    Attributes:
+        checks: names of all checks that need one server.
+        run: runs the requested checks into a folder; a finished run is not repeated. Raises `ServerError`
+            if no server comes up.
+    """
+
+    checks: tuple[str, ...]
+    run: Callable[[CheckRequest, Path], tuple[Finding, ...]]

@@ -1,0 +1,306 @@
+"""What cannot be verified is refused before anything is measured, with one message for each cause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from vllm_like import MODEL, answering, serving
+
+from sparkwright.base.errors import EndpointError
+from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
+from sparkwright.engine.client.body import MOST_BYTES
+from sparkwright.engine.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler
+    from kit import Recorder
+
+HTML = answering("<!doctype html><title>Sign in</title>", kind="text/html")
+
+
+async def check(endpoint: Endpoint, deadlines: Deadlines | None = None) -> EndpointFacts:
+    async with open_session(endpoint) as session:
+        return await check_endpoint(session, endpoint, deadlines or Deadlines())
+
+
+def look(
+    deadlines: Deadlines | None = None, *, pages: dict[str, Handler] | None = None, **changes: Any
+) -> EndpointFacts:
+    """Check a server whose *pages* are replaced, at an endpoint with *changes*."""
+
+    async def run() -> EndpointFacts:
+        async with serving(**(pages or {})) as served:
+            return await check(replace(served.endpoint, **changes), deadlines)
+
+    return asyncio.run(run())
+
+
+def refusal(*arguments: Any, **options: Any) -> str:
+    """The whole message with which the server is refused."""
+    with pytest.raises(EndpointError) as caught:
+        look(*arguments, **options)
+    assert caught.value.because
+    assert caught.value.next_step
+    return str(caught.value)
+
+
+def locked(key: str) -> dict[str, Handler]:
+    """Pages as vLLM guards them: all below /v1."""
+    models = json.dumps({"data": [{"id": MODEL, "max_model_len": 99}]})
+
+    async def guarded(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return web.Response(text=models, content_type="application/json")
+
+    return {"models": guarded}
+
+
+def test_a_healthy_server_tells_of_itself() -> None:
+    found = look()
+    assert (found.version, found.model, found.max_model_len) == ("0.24.0", MODEL, 4096)
+    assert "vllm:num_requests_running" in found.metrics
+    assert not found.lacks
+
+
+def test_the_only_model_need_not_be_named() -> None:
+    assert look(model="").model == MODEL
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost",
+        "localhost:8000",
+        "ftp://host",
+        "http://",
+        "http://host:port",
+        "http://[::1",
+        "http://h:0",
+    ],
+)
+def test_no_address(url: str) -> None:
+    with pytest.raises(EndpointError, match="is not the address of a server") as caught:
+        asyncio.run(check(Endpoint(url, MODEL)))
+    assert "http://localhost:8000" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://bob:s3cret@host:8000", "https://s3cret@host", "bob:s3cret@host", "http://bob:s3cret@host:port"],
+)
+def test_an_address_with_a_password_is_refused_without_it(url: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        asyncio.run(check(Endpoint(url, MODEL)))
+    assert "host" in str(caught.value)
+    assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [("http://host?key=s3cret&x=1", "http://host?key=…&x=…"), ("http://host/#s3cret", "http://host/#…"),
+     ("http://host?s3cret", "http://host?…")],
+)  # fmt: skip
+def test_a_root_has_no_query(url: str, shown: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        asyncio.run(check(Endpoint(url, MODEL)))
+    assert f"'{shown}' is not the address" in str(caught.value)
+    assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
+
+
+def test_nothing_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(EndpointError, match=r"nothing answers at http://127\.0\.0\.1"):
+            asyncio.run(check(Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", MODEL)))
+
+
+def test_no_such_host() -> None:
+    with pytest.raises(EndpointError, match=r"nothing answers at http://nowhere\.invalid"):
+        asyncio.run(check(Endpoint("http://nowhere.invalid", MODEL)))
+
+
+def test_silence() -> None:
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    said = refusal(Deadlines(canary_s=0.4), pages={"models": hang})
+    assert "did not answer in time" in said
+
+
+def test_a_server_of_another_protocol() -> None:
+    async def run() -> EndpointFacts:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+            return await check(Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", MODEL))
+
+    with pytest.raises(EndpointError, match="was not answered as HTTP asks"):
+        asyncio.run(run())
+
+
+def test_no_certificate() -> None:
+    async def run() -> EndpointFacts:
+        async with serving() as served:
+            return await check(replace(served.endpoint, url=served.endpoint.url.replace("http", "https")))
+
+    with pytest.raises(EndpointError, match="no safe connection"):
+        asyncio.run(run())
+
+
+def test_a_wrong_key() -> None:
+    assert "because the API key is wrong" in refusal(pages=locked("right"), api_key="wrong")
+    assert "none was given" in refusal(pages=locked("right"))
+    assert look(pages=locked("right"), api_key="right").max_model_len == 99
+
+
+def test_a_server_without_a_model_is_not_asked_to_name_one() -> None:
+    with pytest.raises(EndpointError) as caught:
+        look(pages={"models": answering('{"data": []}')}, model="")
+    assert "--model" not in caught.value.next_step
+    with pytest.raises(EndpointError) as caught:
+        look(model="other")
+    assert "--model" in caught.value.next_step
+
+
+def test_an_unknown_model() -> None:
+    assert f"because it serves: {MODEL}" in refusal(model="other")
+
+
+def test_several_models_and_none_named() -> None:
+    both = answering('{"data": [{"id": "a"}, {"id": "b"}]}')
+    assert "because it serves: a, b" in refusal(pages={"models": both}, model="")
+    assert look(pages={"models": both}, model="b").model == "b"
+
+
+@pytest.mark.parametrize("page", ["models", "version"])
+def test_a_web_page(page: str) -> None:
+    said = refusal(pages={page: HTML})
+    assert f"/{page} answers with a web page instead of JSON" in said
+    assert "Sign in" in said
+
+
+@pytest.mark.parametrize("body", ["", "OK", '{"data": "none"}', '{"things": []}', '["\xe9"]'])
+def test_other_json(body: str) -> None:
+    assert "does not answer as vLLM does" in refusal(pages={"models": answering(body)})
+
+
+def test_a_server_in_trouble() -> None:
+    assert "answers with status 503" in refusal(pages={"models": answering("{}", 503)})
+
+
+@pytest.mark.parametrize("body", ['{"models": [{"name": "a"}]}', '[{"id": "a"}]', '{"data": [{"id": "a"}]}'])
+def test_model_lists_of_other_servers(body: str) -> None:
+    assert look(pages={"models": answering(body)}, model="").model == "a"
+
+
+@pytest.mark.parametrize(
+    ("meta", "longest"),
+    [({"n_ctx": 4096, "n_ctx_train": 8192}, 4096), ({"n_ctx_train": 8192}, -1), ("x", -1)],
+)
+def test_the_context_of_llama_cpp(meta: Any, longest: int) -> None:
+    listed = json.dumps({"data": [{"id": "a", "meta": meta}]})
+    pages = {"models": answering(listed), "version": answering("{}", 404), "metrics": answering("{}", 404)}
+    found = look(pages=pages, model="")
+    assert found.max_model_len == longest
+    assert ("context-length" in found.lacks) == (longest < 0)
+
+
+def test_another_server_than_vllm() -> None:
+    pages = {"version": answering("{}", 404), "metrics": answering("{}", 501)}
+    found = look(pages=pages)
+    assert found.version == ""
+    assert {"version", "metrics"} <= set(found.lacks)
+    assert look(pages=pages, model="unlisted").model == "unlisted"
+
+
+def test_a_list_that_cannot_be_read_is_excused_by_a_name(heard: Recorder) -> None:
+    broken = {"models": answering("no cache", 500)}
+    foreign = broken | {"version": answering("{}", 404), "metrics": answering("{}", 404)}
+    assert "answers with status 500" in refusal(pages=foreign, model="")
+    assert look(pages=foreign, model="named").model == "named"
+    assert "answers with status 500" in " ".join(heard.warnings)
+    assert "answers with status 500" in refusal(pages=broken)  # vLLM lists what it serves
+
+
+def flaky(*statuses: int) -> Handler:
+    """Return a page that answers with each of *statuses* in turn."""
+    left = list(statuses)
+
+    async def answer(_: web.Request) -> web.Response:
+        status = left.pop(0) if left else statuses[-1]
+        return web.Response(text='{"version": "0.24.0"}\nvllm:x 1\n', status=status)
+
+    return answer
+
+
+def test_a_page_that_is_missing_once_is_not_lacking() -> None:
+    assert "metrics" not in look(pages={"metrics": flaky(404, 200)}).lacks
+    assert "metrics" in look(pages={"metrics": flaky(404)}).lacks
+
+
+def test_a_page_that_fails_is_not_lacking() -> None:
+    assert "/metrics cannot be read" in refusal(pages={"metrics": flaky(500)})
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.8.5.post1", "v0.11.0", "0.19.2rc1.dev3+gabc"])
+def test_an_older_vllm(version: str) -> None:
+    said = refusal(pages={"version": answering(json.dumps({"version": version}))})
+    assert f"runs vLLM {version}, because nothing before 0.20" in said
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.33.0", "1.0.0", "0.24.1.dev7+g123.cu130"])
+def test_a_newer_vllm(version: str) -> None:
+    assert look(pages={"version": answering(json.dumps({"version": version}))}).version == version
+
+
+@pytest.mark.parametrize("version", ["dev", "9" * 5000, "0." + "9" * 5000])
+def test_a_vllm_of_no_known_age_is_told_of(heard: Recorder, version: str) -> None:
+    assert look(pages={"version": answering(json.dumps({"version": version}))}).version == version
+    [said] = [said["message"] for said in heard.of("warning")]
+    assert version[:50] in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize("page", ["models", "version", "metrics"])
+def test_a_page_without_end_is_read_to_a_limit(page: str) -> None:
+    """Whatever it says, and even if it begins as it should."""
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"vllm:x 1\n" * 20_000)
+        return response
+
+    said = refusal(pages={page: flood})
+    assert f"/{page}" in said
+    assert f"{MOST_BYTES >> 20} MiB" in said
+
+
+@pytest.mark.parametrize("page", [answering("Not Found", 404), answering("python_info 1\n"), HTML])
+def test_no_counters(page: Handler) -> None:
+    found = look(pages={"metrics": page})
+    assert "metrics" in found.lacks
+    assert not found.metrics
+
+
+@pytest.mark.parametrize("page", ["models", "version", "metrics"])
+def test_a_server_that_loads_its_model_is_waited_for(page: str) -> None:
+    loading = answering('{"error": {"message": "Loading model", "code": 503}}', status=503)
+    for pages, wait in (({page: loading}, True), ({page: answering("{}", status=500)}, False)):
+        with pytest.raises(EndpointError) as caught:
+            look(pages=pages)
+        assert ("wait until its model is loaded" in caught.value.next_step) is wait

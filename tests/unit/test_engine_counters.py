@@ -1,0 +1,311 @@
+"""What happened between two snapshots, and where it contradicts itself."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.engine.metrics import (
+    CountersResetError,
+    SeriesAbsentError,
+    SpeculationAbsentError,
+    counter_delta,
+    hit_rate,
+    identities,
+    speculation,
+    step_time_ms,
+)
+from sparkwright.engine.observations import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
+
+BEFORE = MetricsSnapshot(
+    at=0,
+    drafts=1000,
+    draft_tokens=7000,
+    accepted=2000,
+    accepted_per_position=(800, 500, 300, 200, 100, 60, 40),
+    generation_tokens=3100,
+    prompt_tokens=5000,
+    requests=100,
+    prefix_queries=5000,
+    prefix_hits=1000,
+    preemptions=0,
+    running=0,
+    waiting=0,
+    kv_usage=0,
+    start_s=1.79e9,
+)
+REQUESTS, OUTPUT, PROMPT = 10, 100, 50
+DRAFTED = (400, 100, 60, 20, 10, 4, 2)  # accepted by position, of 394 drafts and 7 tokens each
+AFTER = msgspec.structs.replace(
+    BEFORE,
+    at=10**9,
+    drafts=BEFORE.drafts + 400,
+    draft_tokens=BEFORE.draft_tokens + 2800,
+    accepted=BEFORE.accepted + sum(DRAFTED),
+    accepted_per_position=tuple(a + b for a, b in zip(BEFORE.accepted_per_position, DRAFTED, strict=True)),
+    generation_tokens=BEFORE.generation_tokens + REQUESTS * OUTPUT,
+    prompt_tokens=BEFORE.prompt_tokens + REQUESTS * PROMPT,
+    requests=BEFORE.requests + REQUESTS,
+    prefix_queries=BEFORE.prefix_queries + REQUESTS * PROMPT,
+    prefix_hits=BEFORE.prefix_hits + 200,
+)
+"""400 drafts of 7 tokens with 596 accepted, 10 requests: 1006 tokens, of which 6 lie beyond ends."""
+
+
+def sample(number: int = 0, **changes: Any) -> Sample:
+    fields: dict[str, Any] = {
+        "prompt": f"p{number}",
+        "category": "code",
+        "started": 0,
+        "ended": 100,
+        "chunks": (Chunk(10, OUTPUT),),
+        "prompt_tokens": PROMPT,
+        "output_tokens": OUTPUT,
+        "counted_by": "usage",
+        "finish_reason": "length",
+    }
+    return Sample(**{**fields, **changes})
+
+
+SAMPLES = tuple(sample(number) for number in range(REQUESTS))
+
+
+def changed(**changes: Any) -> MetricsSnapshot:
+    return msgspec.structs.replace(AFTER, **changes)
+
+
+# Speculation ---------------------------------------------------------------------------------
+
+
+def test_speculation_is_what_came_in_between() -> None:
+    spec = speculation(BEFORE, AFTER)
+    assert (spec.drafts, spec.draft_tokens, spec.accepted) == (400, 2800, 596)
+    assert spec.per_position == DRAFTED
+    assert (spec.generation_tokens, spec.requests) == (1000, 10)
+    assert spec.k == 7
+    assert spec.acceptance_rate == pytest.approx(596 / 2800)
+    assert spec.mean_acceptance_length == pytest.approx(2.49)
+    assert spec.position_rates == pytest.approx((1, 0.25, 0.15, 0.05, 0.025, 0.01, 0.005))
+
+
+def test_the_mean_acceptance_length_is_one_plus_k_times_the_rate() -> None:
+    spec = speculation(BEFORE, AFTER)
+    assert spec.mean_acceptance_length == pytest.approx(1 + spec.k * spec.acceptance_rate)
+
+
+def test_without_a_draft_each_step_brings_one_token() -> None:
+    spec = speculation(BEFORE, msgspec.structs.replace(BEFORE, at=1))
+    assert (spec.acceptance_rate, spec.mean_acceptance_length, spec.k) == (0, 1, 0)
+    assert spec.position_rates == (0,) * 7
+
+
+counts = st.integers(0, 10**9)
+
+
+@given(counts, counts, st.lists(counts, max_size=8))
+def test_adding_the_same_to_both_snapshots_changes_nothing(
+    drafts: int, accepted: int, positions: list[int]
+) -> None:
+    zero = MetricsSnapshot(
+        at=0, drafts=0, draft_tokens=0, accepted=0, accepted_per_position=(0,) * len(positions)
+    )
+    grown = MetricsSnapshot(
+        at=1,
+        drafts=drafts,
+        draft_tokens=7 * drafts,
+        accepted=accepted,
+        accepted_per_position=tuple(positions),
+    )
+    later = MetricsSnapshot(
+        at=2,
+        drafts=2 * drafts,
+        draft_tokens=14 * drafts,
+        accepted=2 * accepted,
+        accepted_per_position=tuple(2 * count for count in positions),
+    )
+    assert speculation(zero, grown) == speculation(grown, later)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start_s": 1.79e9 + 1},
+        {"start_s": -1},
+        *({name: 1} for name in ("drafts", "draft_tokens", "accepted", "generation_tokens", "requests")),
+        *({name: 1} for name in ("prompt_tokens", "prefix_queries", "prefix_hits")),
+        {"prefix_hits": -1},
+        {"accepted_per_position": (0,) * 7},
+        {"accepted_per_position": ()},
+        {"accepted_per_position": (10**6,) * 6},
+    ],
+)
+def test_a_server_that_was_started_again_is_noticed_by_everything(changes: dict[str, Any]) -> None:
+    for compare in (speculation, hit_rate, lambda a, b: identities(a, b, SAMPLES)):
+        with pytest.raises(CountersResetError):
+            compare(BEFORE, changed(**changes))
+
+
+def test_a_restart_that_counts_beyond_is_noticed_by_its_start() -> None:
+    with pytest.raises(CountersResetError, match="start changed"):
+        speculation(BEFORE, changed(start_s=1.79e9 + 60))
+
+
+def test_snapshots_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="before the first"):
+        speculation(AFTER, BEFORE)
+
+
+def test_a_server_without_speculation_is_told_from_one_that_restarted() -> None:
+    plain = {"drafts": -1, "draft_tokens": -1, "accepted": -1, "accepted_per_position": ()}
+    before, after = msgspec.structs.replace(BEFORE, **plain), changed(**plain)
+    with pytest.raises(SpeculationAbsentError):
+        speculation(before, after)
+    with pytest.raises(CountersResetError):
+        speculation(BEFORE, after)
+
+
+def test_a_counter_that_begins_meanwhile_began_at_zero() -> None:
+    before = msgspec.structs.replace(BEFORE, prefix_queries=-1, prefix_hits=-1, accepted_per_position=())
+    assert counter_delta(before, AFTER, "prefix_hits") == AFTER.prefix_hits
+    assert speculation(before, AFTER).per_position == AFTER.accepted_per_position
+
+
+def test_hit_rate() -> None:
+    assert hit_rate(BEFORE, AFTER) == pytest.approx(200 / 500)
+    assert hit_rate(BEFORE, msgspec.structs.replace(BEFORE, at=1)) == 0
+    absent = {"prefix_hits": -1, "prefix_queries": -1}
+    with pytest.raises(SeriesAbsentError, match="vllm:prefix_cache_hits"):
+        hit_rate(msgspec.structs.replace(BEFORE, **absent), changed(**absent))
+
+
+# Step time -----------------------------------------------------------------------------------
+
+
+def test_step_time_of_published_rows_depends_on_the_engine_alone() -> None:
+    """Qwen3.6-27B with k = 12: tokens a second and acceptance of six categories, one table."""
+    rows = [(41.8, 34.5), (47.3, 41.7), (56.1, 50.0), (34.1, 27.3), (38.3, 31.3), (44.2, 37.2)]
+    times = [step_time_ms(1 + 12 * accept / 100, rate) for rate, accept in rows]
+    assert min(times) > 122.9
+    assert max(times) < 127.0
+
+
+@pytest.mark.parametrize(("mal", "rate"), [(0.9, 10), (2, 0), (2, -1), (float("nan"), 10), (2, float("nan"))])
+def test_no_step_time_of_what_cannot_be(mal: float, rate: float) -> None:
+    with pytest.raises(ValueError, match="no step time"):
+        step_time_ms(mal, rate)
+
+
+# Identities ----------------------------------------------------------------------------------
+
+
+def broken(after: MetricsSnapshot, samples: tuple[Sample, ...] = SAMPLES) -> list[str]:
+    return [identity.name for identity in identities(BEFORE, after, samples) if identity.broken]
+
+
+def test_a_healthy_run_breaks_nothing() -> None:
+    found = identities(BEFORE, AFTER, SAMPLES)
+    assert len(found) == 9
+    assert [identity for identity in found if identity.broken] == []
+    assert [identity.deviation for identity in found] == [0] * 9
+
+
+def test_steps_without_a_draft_explain_tokens_that_no_draft_brought() -> None:
+    after = changed(drafts=BEFORE.drafts + 350, draft_tokens=BEFORE.draft_tokens + 2450)
+    wrong = [identity.name for identity in identities(BEFORE, after, SAMPLES) if identity.broken]
+    assert GENERATED in wrong
+    for steps in (410, float("inf")):
+        found = identities(BEFORE, after, SAMPLES, steps=steps)
+        assert GENERATED not in [identity.name for identity in found if identity.broken]
+    few = changed(generation_tokens=AFTER.generation_tokens - 200)
+    found = identities(BEFORE, few, SAMPLES, steps=float("inf"))
+    assert GENERATED in [identity.name for identity in found if identity.broken]
+
+
+GENERATED = "generated tokens = accepted + drafts + requests"
+CLIENTS = "generated tokens = clients' own count"
+REQUEST_COUNT = "finished requests = clients' own count"
+PROMPTS = "prompt tokens = clients' own count"
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"generation_tokens": AFTER.generation_tokens + 50}, [CLIENTS, GENERATED]),
+        ({"generation_tokens": AFTER.generation_tokens - 200}, [CLIENTS, GENERATED]),
+        ({"generation_tokens": AFTER.generation_tokens + 20}, [CLIENTS]),
+        ({"prompt_tokens": AFTER.prompt_tokens + 20}, [PROMPTS]),
+        ({"requests": AFTER.requests + 1}, [REQUEST_COUNT]),
+        ({"prefix_hits": AFTER.prefix_hits + 301}, ["tokens found in the prefix cache <= looked up"]),
+        ({"accepted": AFTER.accepted + 1}, ["accepted tokens = their sum over positions"]),
+        (
+            {"draft_tokens": BEFORE.draft_tokens + 500},
+            ["accepted tokens <= drafted tokens"],
+        ),
+        ({"draft_tokens": AFTER.draft_tokens + 1}, ["drafted tokens <= drafts x positions"]),
+    ],
+)
+def test_a_bogus_counter_breaks_what_it_contradicts(changes: dict[str, float], names: list[str]) -> None:
+    assert broken(changed(**changes)) == names
+
+
+def test_acceptance_cannot_rise_from_position_to_position() -> None:
+    positions = list(AFTER.accepted_per_position)
+    positions[1] -= 90
+    positions[2] += 90
+    after = changed(accepted_per_position=tuple(positions))
+    assert broken(after) == ["acceptance falls from position to position"]
+
+
+def test_first_position_cannot_be_accepted_more_often_than_drafted() -> None:
+    after = changed(drafts=AFTER.drafts - 20, draft_tokens=AFTER.draft_tokens - 140)
+    assert broken(after) == ["acceptance falls from position to position"]
+
+
+def test_last_steps_may_reach_beyond_the_end_of_their_requests() -> None:
+    cut = 7 * REQUESTS - 6  # k tokens a request; six are in the figures already
+    fewer = REQUESTS * OUTPUT - cut
+    samples = tuple(
+        sample(i, output_tokens=fewer // REQUESTS + (i < fewer % REQUESTS)) for i in range(REQUESTS)
+    )
+    assert broken(changed(generation_tokens=BEFORE.generation_tokens + fewer), samples) == []
+
+
+def test_characters_counted_as_tokens_are_noticed() -> None:
+    samples = tuple(sample(number, output_tokens=430) for number in range(REQUESTS))
+    assert broken(AFTER, samples) == [CLIENTS]
+
+
+def test_somebody_else_on_the_server_is_noticed() -> None:
+    assert broken(AFTER, SAMPLES[:-2]) == [CLIENTS, PROMPTS, REQUEST_COUNT]
+
+
+def test_failed_requests_may_have_brought_more_than_was_seen() -> None:
+    failed = sample(0, failure=RequestFailure(kind=FailureKind.STALL, detail=""), output_tokens=0)
+    assert broken(AFTER, (failed, *SAMPLES[1:])) == []
+    assert broken(AFTER, (failed, *SAMPLES)) == []
+    double = tuple(itertools.chain(SAMPLES, SAMPLES))
+    assert broken(AFTER, (failed, *double)) == [CLIENTS, PROMPTS, REQUEST_COUNT]
+
+
+def test_what_is_not_exposed_is_not_checked() -> None:
+    absent = {
+        "prompt_tokens": -1,
+        "prefix_queries": -1,
+        "drafts": -1,
+        "draft_tokens": -1,
+        "accepted": -1,
+        "accepted_per_position": (),
+    }
+    before = msgspec.structs.replace(BEFORE, **absent)
+    found = identities(before, changed(**absent), SAMPLES)
+    assert [identity.name for identity in found] == [CLIENTS, REQUEST_COUNT]
+
+
+def test_an_idle_server_breaks_nothing() -> None:
+    found = identities(BEFORE, msgspec.structs.replace(BEFORE, at=1), ())
+    assert all(identity.deviation == 0 for identity in found)

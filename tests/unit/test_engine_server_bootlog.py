@@ -1,0 +1,264 @@
+"""What a server says while it starts is read from both dialects; errors are found and causes are named."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+from boot_logs import Boot
+
+from sparkwright.engine.observations import BootFacts, MetricsSnapshot
+from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.engine.server.failures import CAUSES, diagnose, excerpt, tail
+
+BOTH = pytest.mark.parametrize("dialect", ["0.24", "0.33"])
+RUNNERS = pytest.mark.parametrize("runner", ["v1", "v2"])
+ROUNDED = (8, 16, 24, 32, 64)
+
+
+@BOTH
+@RUNNERS
+def test_every_fact_of_a_boot_is_read(dialect: str, runner: str) -> None:
+    assert read_boot_log(Boot(dialect, runner).text) == BootFacts(
+        version=f"{dialect}.0",
+        runner=runner,
+        backends=("TRITON_ATTN", "FLASHINFER"),
+        quantization="modelopt",
+        eager=False,
+        kv_gib=35.7,
+        kv_tokens=547_729,
+        kv_dtype="fp8_e4m3",
+        max_concurrency=11.14,
+        weights_gib=17.94,
+        graph_gib=1.03,
+        graph_actual_gib=0.6,
+        utilization=0.7,
+        capture_sizes=ROUNDED,
+        graph_mode="FULL_AND_PIECEWISE",
+        planned_graphs="FULL_AND_PIECEWISE",
+        speculative_tokens=7,
+        speculative_method="dflash",
+        max_model_len=49_152,
+        max_num_seqs=64,
+    )
+
+
+@BOTH
+def test_a_boot_without_speculation_drafts_nothing(dialect: str) -> None:
+    facts = read_boot_log(Boot(dialect, k=0, captured=8).text)
+    assert (facts.speculative_tokens, facts.speculative_method) == (0, "")
+    assert facts.capture_sizes == (1, 2, 4, 8, 16, 24, 32, 64)
+
+
+@BOTH
+def test_a_negative_estimate_stays_negative(dialect: str) -> None:
+    assert read_boot_log(Boot(dialect, estimate="-35.69").text).graph_gib == -35.69
+
+
+def test_no_estimate_is_none_and_not_zero() -> None:
+    assert read_boot_log(Boot(runner="v2", estimate="").text).graph_gib is None
+    assert read_boot_log(Boot(estimate="0.0").text).graph_gib == 0.0
+
+
+@RUNNERS
+def test_capture_sizes_are_rounded_only_if_their_number_says_so(runner: str) -> None:
+    boot = Boot(runner=runner, estimate="")
+    assert read_boot_log(boot.text).capture_sizes == ROUNDED
+    unrounded = replace(boot, captured=8, mode="PIECEWISE")
+    assert read_boot_log(unrounded.text).capture_sizes == (1, 2, 4, 8, 16, 24, 32, 64)
+    unexplained = replace(boot, captured=6)
+    assert read_boot_log(unexplained.text).capture_sizes == (1, 2, 4, 8, 16, 24, 32, 64)
+
+
+@RUNNERS
+def test_capture_sizes_whose_number_is_not_told_are_unknown(runner: str) -> None:
+    untold = Boot(runner=runner, captured=0, mode="FULL_DECODE_ONLY", estimate="")
+    assert read_boot_log(untold.text).capture_sizes == ()
+    assert read_boot_log(replace(untold, k=0).text).capture_sizes == (1, 2, 4, 8, 16, 24, 32, 64)
+
+
+def test_without_graphs_there_are_no_sizes() -> None:
+    facts = read_boot_log(Boot(sizes=(), captured=0, mode="NONE", estimate="").text)
+    assert (facts.graph_mode, facts.capture_sizes, facts.graph_actual_gib) == ("NONE", (), -1)
+
+
+def test_what_the_worker_makes_of_the_graphs_mode_counts() -> None:
+    assert read_boot_log(Boot(downgraded="PIECEWISE").text).graph_mode == "PIECEWISE"
+
+
+def test_a_cache_of_the_models_own_type_is_named_by_it() -> None:
+    assert read_boot_log(Boot(kv="auto").text).kv_dtype == "bfloat16"
+
+
+def test_the_last_boot_in_a_log_counts() -> None:
+    facts = read_boot_log(Boot("0.24", k=3).text + Boot("0.33", k=7).text)
+    assert (facts.version, facts.speculative_tokens) == ("0.33.0", 7)
+
+
+def test_the_cards_memory_is_read_where_it_is_said() -> None:
+    said = "Free memory on device cuda:0 (55.1/119.68 GiB) on startup is less than desired GPU memory"
+    assert read_boot_log(f"ValueError: {said} utilization (0.9, 107.71 GiB).").total_gib == 119.68
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage\n\x00\xff", "Model loading took GiB", "KV cache size: , tokens"]
+)
+def test_what_is_not_said_is_absent(text: str) -> None:
+    facts = read_boot_log(text)
+    assert facts.kv_tokens == -1
+    assert facts.weights_gib == -1
+    assert facts.graph_gib is None
+    assert facts.speculative_tokens == -1
+
+
+def test_a_log_may_be_cut_anywhere() -> None:
+    text = Boot().text
+    for end in range(0, len(text), 97):
+        read_boot_log(text[:end])
+
+
+# From /metrics -----------------------------------------------------------------------------
+
+
+def test_metrics_know_capacity_better_than_the_log() -> None:
+    labels = {
+        "kv_cache_size_tokens": "1026730",
+        "kv_cache_max_concurrency": "20.9",
+        "cache_dtype": "nvfp4",
+        "gpu_memory_utilization": "0.65",
+        "num_gpu_blocks": "1",
+        "block_size": "16",
+    }
+    facts = facts_from_metrics(MetricsSnapshot(at=0, cache=labels), read_boot_log(Boot().text))
+    assert facts.kv_tokens == 1_026_730
+    assert facts.max_concurrency == 20.9
+    assert facts.kv_dtype == "nvfp4"
+    assert facts.utilization == 0.65
+    assert facts.weights_gib == 17.94
+
+
+def test_what_metrics_do_not_know_stays_as_the_log_said() -> None:
+    facts = read_boot_log(Boot(kv="auto").text)
+    unknown = {
+        "kv_cache_size_tokens": "None",
+        "cache_dtype": "auto",
+        "num_gpu_blocks": "9",
+        "block_size": "None",
+    }
+    assert facts_from_metrics(MetricsSnapshot(at=0), facts) == facts
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=unknown), facts) == facts
+
+
+def test_block_sizes_are_those_of_the_labels_and_the_aligned_one_of_a_hybrid_from_the_log() -> None:
+    line = "INFO 11-23 08:00:00 [interface.py:561] Setting attention block size to {} tokens to ensure that"
+    text = f"{Boot().text}\n{line.format(528)}\n{line.format(784)} attention page size is >= mamba page size."
+    assert read_boot_log(Boot().text).block_sizes == ()
+    assert read_boot_log(text).block_sizes == (784,)
+    labels = {"block_size": "16", "mamba_block_size": "None"}
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), read_boot_log(text)).block_sizes == (
+        16,
+        784,
+    )
+    labels["mamba_block_size"] = "784"
+    plain = read_boot_log(Boot().text)
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), plain).block_sizes == (16, 784)
+
+
+def test_blocks_tell_the_capacity_where_nothing_else_does() -> None:
+    labels = {"num_gpu_blocks": "100", "block_size": "16"}
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), BootFacts()).kv_tokens == 1600
+
+
+# Errors and causes -------------------------------------------------------------------------
+
+
+def test_a_healthy_boot_has_no_error_lines() -> None:
+    assert error_lines(Boot("0.24").text + Boot("0.33", "v2").text) == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(EngineCore pid=1) ERROR 07-01 10:00:00 [core.py:1233] EngineCore encountered a fatal error.",
+        "ERROR 07-01 10:00:00 [async_llm.py:599] something else",
+        "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)",
+        "\x1b[31m(Worker pid=2) CRITICAL 07-01 10:00:00 [a.py:1] x\x1b[0m",
+        "terminate called: CUDA error: an illegal memory access was encountered",
+        "Traceback (most recent call last):",
+    ],
+)
+def test_an_error_line_is_found_among_healthy_ones(line: str) -> None:
+    found = error_lines(f"{Boot().text}{line}\n")
+    assert len(found) == 1
+    assert "\x1b" not in found[0]
+
+
+def test_error_lines_are_bounded() -> None:
+    found = error_lines(("ERROR 07-01 10:00:00 [a.py:1] " + "x" * 1000 + "\n") * 300)
+    assert len(found) == 200
+    assert {len(line) for line in found} == {400}
+
+
+SAID = {
+    "port-in-use": "OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000)",
+    "not-installed": "Error while finding module specification (ModuleNotFoundError: No module named 'vllm')",
+    "no-card": "RuntimeError: Failed to infer device type, please set the environment variable",
+    "card-occupied": "ValueError: Free memory … is less than desired GPU memory utilization (0.9, 107 GiB).",
+    "cuda-out-of-memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "no-kv-memory": "ValueError: No available memory for the cache blocks. Try increasing",
+    "model-missing": "OSError: some/model is not a local folder and is not a valid model identifier",
+    "options-refused": "vllm: error: unrecognized arguments: --no-such-flag",
+    "kernel-fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "engine-init": "RuntimeError: Engine core initialization failed. See root cause above.",
+    "engine-died": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+}
+
+
+@pytest.mark.parametrize("name", [cause.name for cause in CAUSES])
+def test_each_known_cause_is_named(name: str) -> None:
+    cause = diagnose(f"{Boot().text}{SAID[name]}\n", 1)
+    assert cause.name == name
+    assert cause.next_step
+
+
+def test_the_root_cause_comes_before_what_followed_from_it() -> None:
+    said = (SAID["cuda-out-of-memory"], SAID["engine-init"])
+    cause = diagnose("\n".join(("(EngineCore pid=1) ERROR 07-01 10:00:00 [c.py:1] x", *said)), 1)
+    assert cause.name == "cuda-out-of-memory"
+    assert "Tried to allocate 2.00 GiB" in cause.because
+
+
+@pytest.mark.parametrize("status", [137, -signal.SIGKILL])
+def test_a_kill_that_left_no_word_is_named(status: int) -> None:
+    assert diagnose(Boot().text, status).name == "killed"
+    assert "137" in diagnose("", status).because
+
+
+def test_a_port_that_is_tried_anew_is_no_cause() -> None:
+    warning = "WARNING 07-01 10:00:00 [parallel.py:624] Address already in use. Retrying with a new port."
+    assert diagnose(warning, 3).name == "unknown"
+
+
+def test_an_unknown_end_says_how_it_ended() -> None:
+    assert "status 3" in diagnose("", 3).because
+    assert "SIGSEGV" in diagnose("", -signal.SIGSEGV).because
+    assert "SIGABRT" in diagnose("", 134).because
+    assert "status 255" in diagnose("", 255).because
+    assert "ValueError: no such thing" in diagnose("ValueError: no such thing", 1).because
+
+
+def test_the_tail_shows_the_end_of_progress_bars() -> None:
+    assert tail("a\nb 0%\rb 100%\n\x1b[1mc\x1b[0m\n", lines=2) == "b 100%\nc"
+
+
+def test_an_excerpt_ends_with_the_first_error_and_not_with_what_followed() -> None:
+    before = [f"INFO line {number}" for number in range(50)]
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: the first one"]
+    after = ["During handling of the above exception", "RuntimeError: the last one", "goodbye"]
+    log = "\n".join([*before, *trace, *after])
+    assert diagnose(log, 1).because.endswith("(ValueError: the first one)")
+    shown = excerpt(log).split("\n")
+    assert shown[-3:] == trace
+    assert len(shown) == 6
+    assert excerpt("\n".join(before)).split("\n") == before[-12:]

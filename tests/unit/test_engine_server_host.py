@@ -1,0 +1,380 @@
+"""The machine is sampled where it can be; generated models are complete; environments are made once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import zipfile
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
+from sparkwright.engine.server import host
+from sparkwright.engine.server.environment import (
+    Installed,
+    find_installed,
+    prepare_requirement,
+    prepare_wheel,
+)
+from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.tiny import write_tiny_models
+from sparkwright.engine.tiny.tokenizer import alphabet, tokenizer
+from sparkwright.recipes import Recipe, load_recipe, variant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int = 0) -> None:
+    """Put a program in place of ``nvidia-smi``."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{says}'\nexit {status}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+
+
+def sampled(pid: int | None = None) -> host.HostSample:
+    return asyncio.run(host.sample_host(pid))
+
+
+def test_a_sample_holds_what_the_card_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    card(monkeypatch, tmp_path, "2411, 38.42, 61")
+    sample = sampled(os.getpid())
+    assert (sample.gpu_clock_mhz, sample.gpu_power_w, sample.gpu_temperature_c) == (2411, 38.42, 61)
+    assert sample.memory_available_mib > 0
+    assert sample.server_rss_mib > 1
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "expected"),
+    [
+        ("[N/A], 4.1, [Not Supported]", 0, (-1, 4.1, -1)),
+        ("No devices were found", 6, (-1, -1, -1)),
+        ("", 0, (-1, -1, -1)),
+    ],
+)
+def test_what_a_card_does_not_say_is_absent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int, expected: tuple[float, ...]
+) -> None:
+    card(monkeypatch, tmp_path, says, status)
+    sample = sampled()
+    assert (sample.gpu_clock_mhz, sample.gpu_power_w, sample.gpu_temperature_c) == expected
+    assert sample.server_rss_mib == -1
+
+
+def test_without_a_card_all_but_memory_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sample = sampled(2**22 + 1)  # no process has such an id
+    assert (sample.gpu_clock_mhz, sample.server_rss_mib) == (-1, -1)
+    assert sample.memory_available_mib > 0
+    assert host.card_memory_gib() == -1
+    assert host.card_capability() == ""
+
+
+def test_memory_that_card_and_host_share_is_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    card(monkeypatch, tmp_path, "[N/A]")
+    assert host.card_memory_gib() == host._memory_total_gib() > 0
+    card(monkeypatch, tmp_path, "81559")
+    assert host.card_memory_gib() == pytest.approx(79.65, abs=0.01)
+
+
+def test_sampling_is_no_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sparkwright.base.events import Event, subscribe
+
+    card(monkeypatch, tmp_path, "1, 2, 3")
+    heard: list[Event] = []
+    with subscribe(heard.append):
+        sampled()
+    assert heard == []
+
+
+# Generated models --------------------------------------------------------------------------
+
+
+def encoded(text: str, model: dict) -> list[int]:
+    """Byte-level BPE as its definition has it, word by word: the merge of lowest rank first."""
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(model["merges"])}
+    tokens = []
+    for number, word in enumerate(text.split(" ")):
+        spelled = ("" if number == 0 else " ") + word
+        parts = [alphabet()[byte] for byte in spelled.encode()]
+        while pairs := [pair for pair in pairwise(parts) if pair in ranks]:
+            best = min(pairs, key=ranks.__getitem__)
+            at = next(i for i in range(len(parts) - 1) if (parts[i], parts[i + 1]) == best)
+            parts[at : at + 2] = ["".join(best)]
+        tokens += [model["vocab"][part] for part in parts]
+    return tokens
+
+
+def decoded(tokens: list[int], model: dict) -> str:
+    spelled = {number: token for token, number in model["vocab"].items()}
+    values = {character: byte for byte, character in enumerate(alphabet())}
+    return bytes(values[character] for token in tokens for character in spelled[token]).decode()
+
+
+TEXT = (
+    "When the answer to a question is not known, write down what you would need in order to find it. Most "
+    "people skip this step because it looks like work, and then they spend the rest of the day on it: 42 of "
+    "100 times, naïve or not. 日本語 too 🙂"
+)
+
+
+def test_every_text_has_tokens_and_every_token_a_text() -> None:
+    model = tokenizer(8192)["model"]
+    tokens = encoded(TEXT, model)
+    assert decoded(tokens, model) == TEXT
+    assert sorted(model["vocab"].values()) == list(range(8192))
+    assert len(model["merges"]) == 8192 - 256 - 4
+    english = TEXT[: TEXT.index("naïve")]
+    assert 2.5 < len(english) / len(encoded(english, model)) < 5, "lengths mean what they do with real ones"
+
+
+def test_every_merge_makes_a_token_of_two_that_exist() -> None:
+    model = tokenizer(4096)["model"]
+    for merge in model["merges"]:
+        left, right = merge.split(" ")
+        assert {left, right, left + right} <= model["vocab"].keys()
+
+
+def test_generated_models_fit_each_other(tmp_path: Path) -> None:
+    target, drafter = write_tiny_models(tmp_path / "models", max_model_len=4096)
+    first = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    second = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
+    words = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
+    assert second["architectures"][0].startswith("DFlash")
+    for key in ("hidden_size", "vocab_size", "head_dim", "max_position_embeddings"):
+        assert first[key] == second[key]
+    assert first["max_position_embeddings"] == 4096
+    assert len(words["model"]["vocab"]) == first["vocab_size"]
+    assert second["dflash_config"]["mask_token_id"] == first["vocab_size"] - 1
+    assert max(second["dflash_config"]["target_layer_ids"]) + 1 < first["num_hidden_layers"]
+    assert words["model"]["vocab"]["</s>"] == first["eos_token_id"]
+    assert "chat_template" in json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
+    before = (target / "config.json").read_bytes()
+    assert write_tiny_models(tmp_path / "models", max_model_len=4096) == (target, drafter)
+    assert (target / "config.json").read_bytes() == before
+
+
+# Environments and recipes ------------------------------------------------------------------
+
+
+def tiny_wheel(folder: Path, version: str, record: str = "", requires: str = "") -> Path:
+    """A wheel called vllm that has nothing but a version and, if any, a record of carries, a requirement."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"vllm-{version}-py3-none-any.whl"
+    info = f"vllm-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("vllm/__init__.py", "")
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+        metadata += f"Requires-Dist: {requires}\n" * bool(requires)
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        files = ["vllm/__init__.py", *(f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))]
+        if record:
+            files.append(f"{info}/sparkwright/carries.json")
+            wheel.writestr(files[-1], record)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in files))
+    return path
+
+
+def test_an_environment_is_made_once_for_the_same_wheel(tmp_path: Path) -> None:
+    wheel = tiny_wheel(tmp_path, "0.24.0")
+    python = prepare_wheel(wheel, tmp_path / "env")
+    assert find_installed(python) == Installed("0.24.0")
+    stamp = python.parent.parent / "ours"
+    stamp.touch()
+    assert prepare_wheel(wheel, tmp_path / "env") == python
+    assert stamp.exists(), "it was taken as it is"
+    prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
+    assert find_installed(python).version == "0.25.0"
+    assert not stamp.exists(), "it was made anew"
+
+
+def test_an_environment_for_a_requirement_is_made_once(tmp_path: Path) -> None:
+    wanted = f"vllm @ {tiny_wheel(tmp_path, '0.24.0').as_uri()}"
+    python = prepare_requirement(wanted, tmp_path / "env")
+    assert find_installed(python).version == "0.24.0"
+    stamp = tmp_path / "env" / "ours"
+    stamp.touch()
+    assert prepare_requirement(wanted, tmp_path / "env") == python
+    assert stamp.exists(), "it was taken as it is"
+    prepare_requirement(f"vllm @ {tiny_wheel(tmp_path, '0.25.0').as_uri()}", tmp_path / "env")
+    assert find_installed(python).version == "0.25.0"
+    assert not stamp.exists()
+    with pytest.raises(ServerError, match="no environment could be made with vllm @ file:///nowhere"):
+        prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
+
+
+def test_an_environment_that_was_begun_and_not_finished_is_made_anew(tmp_path: Path) -> None:
+    wheel = tiny_wheel(tmp_path, "0.24.0")
+    python = prepare_wheel(wheel, tmp_path / "env")
+    (tmp_path / "env" / ".sparkwright-wheel.json").unlink()
+    (tmp_path / "env" / "half").touch()
+    assert prepare_wheel(wheel, tmp_path / "env") == python
+    assert not (tmp_path / "env" / "half").exists()
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "precious").write_text("x", encoding="utf-8")
+    with pytest.raises(ServerError, match="no environment can be made"):
+        prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    assert (tmp_path / "env" / "precious").exists()
+
+
+def test_a_wheel_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
+    wheel = tmp_path / "vllm-0.24.0-py3-none-any.whl"
+    wheel.write_bytes(b"no zip")
+    with pytest.raises(ServerError, match="no environment could be made") as caught:
+        prepare_wheel(wheel, tmp_path / "env")
+    assert caught.value.because
+
+
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
+def test_without_a_network_only_what_is_cached_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
+) -> None:
+    if installer == "pip":
+        monkeypatch.setattr("sys.executable", sys._base_executable)  # type: ignore[attr-defined]
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env", offline=True)
+    assert find_installed(python) == Installed("0.24.0")
+    needy = tiny_wheel(tmp_path, "0.25.0", requires="no-such-distribution==9")
+    with pytest.raises(NotInStoreError) as caught:
+        prepare_wheel(needy, tmp_path / "env", offline=True)
+    assert caught.value.exit_code == 22
+    assert needy.name in caught.value.what
+    assert "no-such-distribution" in caught.value.because
+    broken = tmp_path / "vllm-0.26.0-py3-none-any.whl"
+    broken.write_bytes(b"no zip")
+    with pytest.raises(ServerError):
+        prepare_wheel(broken, tmp_path / "env", offline=True)
+
+
+def test_an_interpreter_without_vllm_says_so(tmp_path: Path) -> None:
+    from pathlib import Path as Place
+
+    with pytest.raises(ServerError, match="has no vLLM") as caught:
+        find_installed(Place(sys.executable))
+    assert "vllm" in caught.value.because
+    with pytest.raises(ServerError, match="has no vLLM"):
+        find_installed(tmp_path / "nothing")
+
+
+def carried(**outcomes: str) -> str:
+    """A wheel's record of carries, by the outcome of each."""
+    carries = [{"name": name.replace("_", "-"), "outcome": outcome} for name, outcome in outcomes.items()]
+    return json.dumps({"format": 1, "carries": carries})
+
+
+def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
+    record = carried(
+        tie_weights="applied",
+        uma_clamp="conflict-in-tests-or-docs",
+        nvfp4_kv_triton="superseded",
+        native_sm121a="left-out",
+    )
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
+    assert find_installed(python) == Installed(
+        "0.24.0+spark.01234567", frozenset({"tie-weights", "uma-clamp"})
+    )
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"carries": [{"name": "x"}]}'])
+def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> None:
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
+    with pytest.raises(ServerError, match="cannot be read") as caught:
+        find_installed(python)
+    assert caught.value.because
+    assert "sparkwright audit" in caught.value.next_step
+
+
+def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    card(monkeypatch, tmp_path, "9.0")
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    recipe = variant(load_recipe("smoke"), runner="v2", eager=True)
+    this = start_server(recipe, folder=tmp_path / "run", python=python, api_key="secret", port=8123)
+    argv, variables = this.launch.argv, this.launch.environment
+    assert argv[:5] == (str(python), "-m", "vllm.entrypoints.cli.main", "serve", argv[4])
+    assert json.loads(
+        (tmp_path / "run" / "tiny-models" / "target" / "config.json").read_text(encoding="utf-8")
+    )
+    assert argv[4] == str(tmp_path / "run" / "tiny-models" / "target")
+    speculative = json.loads(argv[argv.index("--speculative-config") + 1])
+    assert speculative["model"] == str(tmp_path / "run" / "tiny-models" / "drafter")
+    assert variables["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert variables["HF_HUB_OFFLINE"] == "1"
+    assert "secret" not in argv, "every user of a machine sees arguments"
+    assert this.endpoint.api_key == variables["VLLM_API_KEY"] == "secret"
+    assert (this.model, this.launch.facts.max_num_seqs, this.launch.facts.version) == ("smoke", 64, "0.24.0")
+
+
+def test_incompatible_options_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    recipe = Recipe(
+        format=1,
+        name="both",
+        title="Both",
+        model="a/b",
+        drafter="c/d",
+        flags={"kv-cache-dtype": "nvfp4"},
+        speculative={"method": "dflash", "num_speculative_tokens": 7},
+    )
+    with pytest.raises(IncompatibleOptionsError):
+        start_server(recipe, folder=tmp_path / "run", python=python)
+    assert not (tmp_path / "run").exists()
+    ours = tiny_wheel(tmp_path, "0.24.0+spark.01234567", carried(nvfp4_kv_triton="applied"))
+    start_server(recipe, folder=tmp_path / "run", python=prepare_wheel(ours, tmp_path / "ours"))
+
+
+@pytest.mark.parametrize(
+    ("cases", "mask"),
+    [
+        (
+            (
+                "--query-gpu=clocks_event*) echo 0x0000000000000004;;\n"
+                "*clocks_event*) echo '2411, 38.42, 61, 0x0000000000000024';;"
+            ),
+            0x24,
+        ),
+        ("*clocks_event*) echo 'not a valid field to query.'; exit 2;;\n*) echo '2411, 38.42, 61';;", -1),
+    ],
+    ids=["known", "unknown"],
+)
+def test_reasons_of_low_clocks_are_asked_of_drivers_that_know_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: str, mask: int
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    host._reasons_known.cache_clear()
+    try:
+        sample = sampled()
+    finally:
+        host._reasons_known.cache_clear()
+    assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, mask)
+
+
+def test_swap_and_pressure_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "memory"
+    page.write_text(
+        "some avg10=12.50 avg60=3.00 avg300=1.00 total=9\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
+    monkeypatch.setattr(host, "_PRESSURE", page)
+    sample = sampled()
+    assert sample.memory_pressure == 12.5
+    assert sample.swap_used_mib >= 0
+    monkeypatch.setattr(host, "_PRESSURE", tmp_path / "gone")
+    assert sampled().memory_pressure == -1
