@@ -158,13 +158,6 @@ def test_the_onset_of_decay_is_marked(good: Reader, bad: Reader) -> None:
     assert "onset" not in good.text
 
 
-def test_the_clients_own_error_is_told_and_drawn(good: Reader, bad: Reader) -> None:
-    assert "The client's own error" in good.text
-    assert "10 \N{MULTIPLICATION SIGN} the client's own error" in good.text
-    assert "0.940" in good.text  # TTFT p50 at c = 64
-    assert "client's own error" not in bad.text
-
-
 def test_sections_have_landmarks_and_one_main_heading(good: Reader) -> None:
     for tag in ("header", "nav", "main", "footer", "h1"):
         assert len(good.all(tag)) == 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.base.config import convert, to_builtins
+from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
 from sparkwright.verify.history import past_runs, read_past
@@ -67,17 +67,14 @@ def load_run(folder: Path) -> Run:
     Raises:
         ConfigError: there is none, or its journal is damaged.
     """
-    from sparkwright.engine.client.calibrate import Floor
-    from sparkwright.verify.suite import DURATION, FLOOR
+    from sparkwright.verify.suite import DURATION
 
     contents = read_journal(folder)
-    floors = convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
     return Run(
         manifest=_manifest(folder, contents),
         facts={place: boot.facts for place, boot in contents.boots.items()},
         observations=tuple(contents.measured.values()),
         findings=contents.findings,
-        floors=floors,
         lacks=contents.manifest.lacks,
         duration=contents.notes.get(DURATION, {}),
     )

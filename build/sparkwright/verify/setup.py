@@ -188,8 +188,6 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        # Steps of a search measure how late the client is, and a reference has no times.
-        timed=options.capacity is None and profile.checks != (REFERENCE,),
         rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
         dataset=_dataset(options),
     )
@@ -220,7 +218,6 @@ def plan_run(options: VerifyOptions) -> Estimate:
         },
         rates_of(options, lacks, made_up=made_up),
         speed=profile.speed,
-        levels=len(profile.levels) if options.capacity is None else 0,
     )
 
 

@@ -73,7 +73,6 @@ def render_html(run: Run) -> str:
             manifest=list(flat(run.manifest)),
             boots=_boots(run),
             files=list(_files(run)),
-            floors=_floor_table(run),
             worst=worst,
             definitions=DEFINITIONS,
         )
@@ -233,19 +232,3 @@ def _files(run: Run) -> Iterator[tuple[str, str, str]]:
     files = run.manifest.get("files", {})
     for label, path in files.items():
         yield clean(str(label)), clean(str(path)), f"./{quote(str(path).lstrip('/'))}"
-
-
-def _floor_table(run: Run) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the client's own error by concurrency."""
-    columns = ("c", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, %", "TPOT p99, %")
-    rows = tuple(
-        (
-            str(floor.concurrency),
-            number(floor.ttft_p50_ms),
-            number(floor.ttft_p99_ms),
-            number(floor.tpot_p50_percent),
-            number(floor.tpot_p99_percent),
-        )
-        for floor in run.floors
-    )
-    return columns, rows
