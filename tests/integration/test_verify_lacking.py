@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,11 +10,11 @@ import pytest
 from fault_matrix import REAL_TIME, SMALL
 
 from sparkwright.base.errors import EndpointError
-from sparkwright.engine.client.calibrate import simulator
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify import setup
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import load_run
+from sparkwright.verify.simulator.process import simulator
 from sparkwright.verify.suite import run_suite
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ def verified(folder: Path, *server: str, sizes: Any = SIZES, **options: Any) -> 
         async with simulator(folder, *QUICK, *server) as endpoint:
             chosen = VerifyOptions(url=endpoint.url, **({"model": endpoint.model} | options))
             suite, manifest = await setup.prepare(chosen, folder / "run", sizes=sizes)
-            # Times are not judged here, so that the client is not calibrated.
-            await run_suite(dataclasses.replace(suite, timed=False), folder / "run", manifest)
+            await run_suite(suite, folder / "run", manifest)
 
     asyncio.run(run())
     return load_run(folder / "run")

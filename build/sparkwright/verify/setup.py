@@ -47,9 +47,6 @@ from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
-from sparkwright.verify.protocol.check import ProtocolCheck
-from sparkwright.verify.protocol.options import CHECK as PROTOCOL
-from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
 from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.simulated import simulated
@@ -83,8 +80,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, own=_own_check(options))
-    _refuse_beside_protocol(options)
+    _require_known(profile, own=CAPACITY if options.capacity else "")
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -137,32 +133,11 @@ def _require_comparable(options: VerifyOptions) -> None:
     """
     if options.baseline_url and not options.url:
         raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
-    if options.reference and (options.compared or options.protocol or options.capacity):
+    if options.reference and (options.compared or options.capacity):
         raise ConfigError(
             "--reference and a comparison of speed exclude each other",
             because="that measures speed alone",
             next_step="use the reference in a run of its own: sparkwright verify reference use",
-        )
-
-
-def _own_check(options: VerifyOptions) -> str:
-    """Return the name of the check that is made instead of registered ones, or nothing."""
-    if options.protocol:
-        return PROTOCOL
-    return CAPACITY if options.capacity else ""
-
-
-def _refuse_beside_protocol(options: VerifyOptions) -> None:
-    """Do nothing unless a protocol and other checks were selected.
-
-    Raises:
-        ConfigError: they were.
-    """
-    if options.protocol and (options.checks or options.compared or options.capacity):
-        raise ConfigError(
-            "a protocol is carried out by itself",
-            because="--protocol excludes --checks and --against",
-            next_step="leave out one of them",
         )
 
 
@@ -213,9 +188,6 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        # Steps of a search measure how late the client is, a protocol's figures are averages of waits, and a
-        # reference has no times.
-        timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
         rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
         dataset=_dataset(options),
     )
@@ -246,19 +218,16 @@ def plan_run(options: VerifyOptions) -> Estimate:
         },
         rates_of(options, lacks, made_up=made_up),
         speed=profile.speed,
-        levels=len(profile.levels) if options.capacity is None else 0,
     )
 
 
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity or the protocol instead.
+    """Return the checks to run, or the search for the capacity instead.
 
     Raises:
         ConfigError: the file of prompts cannot be used, or is not what it was.
     """
     search = options.capacity
-    if options.protocol:
-        return [ProtocolCheck(parse_protocol(options.protocol))]
     if search is None:
         known = dict(ALL)
         if options.reference:
