@@ -18,11 +18,11 @@ from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.engine.capabilities import (
-    LOGPROBS,
     METRICS,
     PREFIX_CACHE,
     SPECULATION,
     TOOLS,
+    VLLM,
     refuse_lacking,
     require_known,
 )
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _TOOL_PARSER = "tool-call-parser"
+_ON_ANY_SERVER = frozenset({"arrivals", CAPACITY, "coherence", "crash", "sweep"})
 
 
 def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> None:
@@ -172,6 +173,8 @@ async def prepare(
     profile = profile_of(options, sizes)
     if options.url:
         fleet, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
+        if VLLM in lacks:
+            profile = _for_any_server(options, profile)
     elif options.simulator:
         fleet, server, identity = simulated(options, profile, folder)
         lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
@@ -306,13 +309,12 @@ async def _at_address(
                 found = await identify(
                     session, endpoint, known, read_log(log), deadlines=profile.deadlines, lacks=lacking
                 )
-                require_same_model(load_reference(Path(options.reference)), found, url, lacking)
+                require_same_model(load_reference(Path(options.reference)), found, url)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
-        elif METRICS in lacking and METRICS not in lacks:
-            refuse_lacking(lacking, (METRICS,), f"{url}, which the other server is compared with,")
-        elif LOGPROBS in lacking:
-            lacks[LOGPROBS] = lacking[LOGPROBS]
+        else:
+            needed = {VLLM, METRICS} - lacks.keys()
+            refuse_lacking(lacking, needed, f"{url}, which the other server is compared with,")
         endpoint = replace(endpoint, lacks=frozenset(lacking))
         own_log = log if arm == "main" else None
         starters[arm] = partial(_stand, endpoint, known, own_log)
@@ -321,6 +323,24 @@ async def _at_address(
         identity["main-lacks"] = ", ".join(sorted(lacks))
     what = f"vLLM {version}" if (version := identity["main-vllm"]) else "OpenAI-compatible server"
     return Starters(starters), f"{what} at {options.url}", identity, lacks
+
+
+def _for_any_server(options: VerifyOptions, profile: Profile) -> Profile:
+    """Return *profile* with the checks that ask for nothing but OpenAI's chats.
+
+    Raises:
+        ConfigError: others were selected.
+    """
+    left = [name for name in profile.checks if name not in _ON_ANY_SERVER]
+    if left and (options.checks or options.reference):
+        raise ConfigError(
+            f"{options.url} cannot be checked by {', '.join(left)}",
+            because="it is no vLLM",
+            next_step=f"give --checks, some of {', '.join(sorted(_ON_ANY_SERVER))}",
+        )
+    return msgspec.structs.replace(
+        profile, checks=tuple(name for name in profile.checks if name in _ON_ANY_SERVER)
+    )
 
 
 def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:

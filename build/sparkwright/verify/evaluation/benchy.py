@@ -48,7 +48,7 @@ def run_benchy(request: EvalRequest, folder: Path, cache: Path) -> Run:
         tests = [_figures(one) for one in json.loads(target.read_text(encoding="utf-8"))["benchmarks"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{target} cannot be read", because=repr(error)) from error
-    measured = {name: figures for name, figures in tests if figures}
+    measured: dict[str, float | str] = {name: figures for name, figures in tests if figures}
     finding = Finding(
         check=CHECK,
         name="llama-benchy measured every test",
