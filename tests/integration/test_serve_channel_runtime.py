@@ -14,20 +14,20 @@ from channel_kit import POLICY, ChannelWorld, now, pinned
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
+from sparkwright.engine.environment import OfferedWheel, choose_runtime
+from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.publish.companion_provenance import companion_statement
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
+from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.recipes import Recipe
-from sparkwright.serve.channel import open_channel
-from sparkwright.serve.flashinfer import CUBIN
-from sparkwright.serve.runtime_choice import OfferedWheel, choose_runtime
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.serve.runtime_choice import ServedRuntime
+    from sparkwright.engine.environment import ServedRuntime
     from sparkwright.store import Store
 
 MACHINE = companion_kit.TARGET.machine

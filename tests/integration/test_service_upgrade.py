@@ -18,7 +18,7 @@ from service_kit import vllm_wheel
 from sparkwright.base.errors import IncompatibleOptionsError, ServerEndedError, ServerError, UnknownNameError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ports import free_port
-from sparkwright.serve.runtime import ExactRequirements
+from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.serve.service import ServiceRecord, Slots, canary_failure, roll_back, upgrade
 from sparkwright.serve.service.upgrade import prepare
 

@@ -14,10 +14,10 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.companion.model import load_companion
+from sparkwright.engine.companions import LISTS, arch_of
 from sparkwright.lock import require_native
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
-from sparkwright.serve.companions import LISTS, arch_of
 
 if TYPE_CHECKING:
     from sparkwright.companion.inspection import CompanionAudit

@@ -15,9 +15,9 @@ from sparkwright.lock.runtime import beside
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.engine.environment import OfferedWheel, ServedRuntime
     from sparkwright.recipes import Recipe
     from sparkwright.serve.built import BuiltWheel
-    from sparkwright.serve.runtime_choice import OfferedWheel, ServedRuntime
 
 
 def newest_wheel(series: Sequence[str]) -> BuiltWheel:
@@ -72,9 +72,9 @@ def find_runtime(
         locked: require the lock of the wheel's series.
         then: what to do after a companion that is missing was built, such as "serve again".
     """
+    from sparkwright.engine.environment import choose_runtime
     from sparkwright.engine.server import card_capability
     from sparkwright.publish import dist_folder
-    from sparkwright.serve.runtime_choice import choose_runtime
 
     capability = card_capability()
     found = choose_runtime(
@@ -97,7 +97,7 @@ def _remedy(offered: OfferedWheel, recipe: Recipe, capability: str, *, locked: b
         return "leave out --unlocked: a companion is installed with the locked runtime alone"
     if _patchsets() is None:
         return "ask the channel's publisher for a companion for this recipe and card"
-    from sparkwright.serve.companions import build_command
+    from sparkwright.engine.companions import build_command
     from sparkwright.wheel.names import parse_name
 
     name = parse_name(offered.wheel.name)

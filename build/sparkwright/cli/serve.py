@@ -23,10 +23,10 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.engine.environment import OfferedWheel
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
     from sparkwright.serve.preflight import Hub
-    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
@@ -231,15 +231,15 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
     """Return the wheel that the user named, the newest of a channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.serve.runtime_choice import OfferedWheel
+    from sparkwright.engine.environment import OfferedWheel
 
     if asked["wheel"]:
         return OfferedWheel(Path(asked["wheel"]))
     series = (asked["series"],) if asked["series"] else recipe.series
     if asked["channel"]:
         from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
         from sparkwright.publish.seen import default_memory
-        from sparkwright.serve.channel import open_channel
 
         offer = open_channel(
             store, asked["channel"], machine(), *series, roots=pinned_roots(None),

@@ -21,8 +21,8 @@ from sparkwright.cli.verify import require_libraries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.engine.environment import OfferedWheel
     from sparkwright.recipes import Recipe
-    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.service import (
         ServiceOptions,
         ServicePlaces,
@@ -255,15 +255,15 @@ def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool
     """Return the named wheel, the newest of the channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.serve.runtime_choice import OfferedWheel
+    from sparkwright.engine.environment import OfferedWheel
     from sparkwright.store import open_store
 
     if asked["wheel"]:
         return OfferedWheel(Path(asked["wheel"]).absolute())
     if channel:
         from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
         from sparkwright.publish.seen import default_memory
-        from sparkwright.serve.channel import open_channel
 
         offer = open_channel(
             open_store(), channel, machine(), asked["series"], roots=pinned_roots(None),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import task
+from sparkwright.engine.flashinfer import installed_variables
+from sparkwright.engine.installed import read_installed
+from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements
 from sparkwright.engine.server import card_capability, find_installed, prepare_wheel
-from sparkwright.serve.flashinfer import installed_variables
 from sparkwright.serve.model import Installation
-from sparkwright.serve.preflight.engine import read_installed
-from sparkwright.serve.runtime import ExactRequirements, find_runtime, locked_requirements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkwright.serve.runtime import ExactRequirements
+    from sparkwright.engine.runtime import ExactRequirements
     from sparkwright.serve.service.manager import ServiceManager
     from sparkwright.serve.service.model import ServiceRecord
     from sparkwright.serve.service.slots import Slots

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkwright.serve.companions import choose_companion, choose_of_channel, with_companion
+from sparkwright.engine.companions import choose_companion, choose_of_channel, with_companion
+from sparkwright.engine.flashinfer import cubin_variables
 from sparkwright.serve.environment import wheel_requirements
-from sparkwright.serve.flashinfer import cubin_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sparkwright.engine.companions import CompanionChoice
+    from sparkwright.engine.runtime import ExactRequirements
+    from sparkwright.publish.offer import ChannelOffer
     from sparkwright.recipes import Recipe
-    from sparkwright.serve.channel import ChannelOffer
-    from sparkwright.serve.companions import CompanionChoice
-    from sparkwright.serve.runtime import ExactRequirements
 
 
 @dataclass(frozen=True)

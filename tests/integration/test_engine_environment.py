@@ -11,13 +11,13 @@ import pytest
 import wheelkit
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
+from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.engine.server import find_installed
 from sparkwright.lock.runtime import format_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.runtimes import runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.serve.environment import install_wheel, wheel_requirements
-from sparkwright.serve.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 
 if TYPE_CHECKING:
     from pathlib import Path
