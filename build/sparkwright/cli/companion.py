@@ -189,8 +189,8 @@ def check(
 
     On a machine without a card, --arch says which one is meant.
     """
+    from sparkwright.base.card import card_capability
     from sparkwright.companion.asking import find_modules
-    from sparkwright.engine.server import card_capability
 
     spec, capability = _spec(session), card_capability()
     target = _target(session, DEFAULT_PLATFORM, arch)

@@ -13,7 +13,7 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
-from sparkwright.cli.runtime import newest_wheel, runtime_of
+from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
 from sparkwright.cli.verify import require_libraries
@@ -329,15 +329,17 @@ def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) 
 def _prepared(
     places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
 ) -> str:
+    """Return the name of the wheel's environment, made beside the service's others."""
+    from sparkwright.engine.environment import prepare, sources_here
     from sparkwright.serve.service import Slots
-    from sparkwright.serve.service.upgrade import prepare
 
-    found = runtime_of(offered, recipe, locked=not asked["unlocked"], then="upgrade")
+    sources = sources_here(Slots(places.state).place(""))
     mask = os.umask(0o022)  # the service's user reads what root installs
     try:
-        return prepare(Slots(places.state), offered.wheel, found.requirements, offline=offline)
+        made = prepare(offered, recipe, sources, locked=not asked["unlocked"], offline=offline)
     finally:
         os.umask(mask)
+    return made.python.parents[1].name
 
 
 def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:
@@ -358,7 +360,8 @@ def _change(
     *,
     predict: bool = False,
 ) -> None:
-    from sparkwright.engine.server import card_capability, find_installed
+    from sparkwright.base.card import card_capability
+    from sparkwright.engine.server import find_installed
     from sparkwright.recipes import check_compatible
     from sparkwright.serve import service
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
