@@ -6,9 +6,9 @@ Open `run` first: `run_preflight` collects the findings, `inspect_start` the mem
 the KV cache.
 """
 
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.serve.preflight.budget import BudgetRow
 from sparkwright.serve.preflight.checkpoint import find_folder
-from sparkwright.serve.preflight.engine import EngineFacts
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
 from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
 from sparkwright.serve.preflight.hub import Hub
