@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Serve a tiny Qwen3 with a DFlash drafter on one GPU, at many concurrencies, on both model runners.
+"""Serve a tiny Qwen3 with a DFlash drafter on one GPU or two, at many concurrencies, on both model runners.
 
 Proves that an installed vLLM wheel of 0.24 or 0.33 boots and serves: it needs a GPU, torch and that wheel,
 downloads nothing and imports nothing of this project but its tiny models. Each run is a process and an
@@ -11,6 +11,7 @@ engine::
     python3 tests/gpu/serve_pair.py --version 0.24.0+spark.12.5e6f7a8b --out /tmp/native \
         --carries tie-weights native-sm121a --native _C_stable_libtorch _moe_C_stable_libtorch
     python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs             # the files alone
+    python3 tests/gpu/serve_pair.py --version 0.33.0+spark.4.c950f766 --out /tmp/two --cards 2 --cache nvfp4
 
 What is checked, and fails the script:
 
@@ -23,7 +24,9 @@ What is checked, and fails the script:
 - at each level c: every request gives exactly the tokens asked for, ended by length; c requests ran at once;
   vLLM's counters rose by exactly what the synthetic acceptance (two of three drafted tokens) predicts; the
   engine serves one more request afterwards;
-- the process comes to its end, and its log holds no sign of a GPU fault or a dead engine.
+- the process comes to its end, and its log holds no sign of a GPU fault or a dead engine;
+- with ``--cards 2``: two workers booted alike, on two different cards of this host. Custom all-reduce, which
+  two hosts never use, is off: with it 0.24.0 fails while graphs are captured, stock and patched.
 
 ``OUT`` receives ``lines.jsonl`` (one line a boot, level and end), ``kernels.jsonl``, ``report.json``,
 ``table.txt`` and each run's log. The exit status is 0 when everything passed, 1 otherwise.
@@ -46,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from pair import install
 from pair.install import Check
-from pair.models import write_models
+from pair.models import write_models, write_window_drafter
 from pair.sessions import session
 
 if TYPE_CHECKING:
@@ -69,6 +72,8 @@ RUNNERS = {
 }
 RUNS = [f"{runner}-{mode}" for runner in RUNNERS for mode in ("eager", "graphs")]
 KERNEL_SECONDS = 300
+WINDOW = 64
+ALIKE = ("runner", "drafter", "rejection_sampler", "attention", "cudagraph_mode", "capture_sizes", "captured")
 BAD_SIGNS = re.compile(
     r"illegal memory access|device-side assert|CUDA error|out of memory"
     r"|EngineDeadError|EngineCore encountered|block_table must have shape|batch_size must be equal",
@@ -129,6 +134,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-num-seqs", type=int, default=65, help="65 requests are no capture size's worth"
     )
+    parser.add_argument("--cards", type=int, choices=[1, 2], default=1, help="tensor parallelism")
+    parser.add_argument("--cache", default="auto", help="dtype of the KV cache, such as nvfp4")
+    parser.add_argument("--windows", action="store_true", help="a drafter with sliding windows")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
     parser.add_argument(
         "--boot-seconds", type=int, default=420, help="time for a boot, on top of the levels'"
@@ -170,13 +178,30 @@ def on_cpu(variables: dict[str, str]) -> dict[str, str]:
     return found | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
+CALM = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
+    "NCCL_NVLS_ENABLE": "0",  # multicast needs a daemon that lent machines may lack
+}
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what an engine is asked for beside the pair: its cache, and two cards."""
+    engine: dict[str, Any] = {"kv_cache_dtype": args.cache}
+    attention = {"attention_backend": "TRITON_ATTN"} if args.cache != "auto" else {}
+    if args.cards > 1:
+        engine |= {"tensor_parallel_size": args.cards, "distributed_executor_backend": "mp"}
+        engine["disable_custom_all_reduce"] = True
+    return {"engine": engine | attention, "speculative": attention}
+
+
 def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: install.Installed) -> int | None:
     """Run one engine to its end, passing its lines on; return its exit status, or None after a time-out."""
     spec = {
         "run": run.name,
         "eager": run.eager,
         "target": str(scratch / "target"),
-        "drafter": str(scratch / "drafter"),
+        "drafter": str(scratch / ("windows" if args.windows else "drafter")),
+        **engine_options(args),
         "levels": args.levels,
         "max_num_seqs": args.max_num_seqs,
         "gpu_memory_utilization": args.gpu_memory_utilization,
@@ -193,7 +218,7 @@ def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: instal
     log = args.out / f"{run.name}.log"
     with lines.open(encoding="utf-8") as stream:
         stream.seek(0, os.SEEK_END)
-        with session(words, log, environment(run, scratch)) as child:
+        with session(words, log, environment(run, scratch) | CALM) as child:
             while (status := child.poll()) is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 sys.stdout.write(stream.read())
@@ -235,6 +260,7 @@ def boot_checks(
         ),
         Check("first request", line["canary"], f"booted in {line['seconds']} s"),
     ]
+    checks += card_checks(line, args.cards)
     if run.runner == "v1" and "dflash-query-buffers" in args.carries:
         full = args.max_num_seqs * QUERY_LEN
         padded = min((size for size in sizes if size >= full and not run.eager), default=full)
@@ -244,6 +270,17 @@ def boot_checks(
             Check("drafter's rows", enough, f"{rows}; a full batch of {full} is padded to {padded}")
         )
     return checks
+
+
+def card_checks(boot: dict[str, Any], count: int) -> list[Check]:
+    """Judge that so many cards booted alike."""
+    views = [boot["view"], *boot["others"]]
+    cards = [view["card"] for view in views]
+    differing = [name for name in ALIKE if any(view[name] != views[0][name] for view in views)]
+    return [
+        Check("cards", len(views) == len(set(cards)) == count, f"{len(views)}: {', '.join(cards)}"),
+        Check("alike", not differing, ", ".join(differing) or "all booted the same"),
+    ]
 
 
 def _mapped_check(binaries: dict[str, Any], installed: install.Installed) -> Check:
@@ -345,7 +382,8 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory(prefix="serve-pair-") as folder:
         scratch = Path(folder)
-        write_models(scratch)
+        _, drafter = write_models(scratch)
+        write_window_drafter(drafter, "windows", WINDOW)
         if args.native:
             checks["kernels"] = kernel_checks(args.out / "kernels.jsonl", compute(args.out, scratch))
         for run in map(Run, args.runs):

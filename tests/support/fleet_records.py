@@ -43,7 +43,7 @@ def view(**changes: Any) -> dict[str, Any]:
     layers["model.layers.6.self_attn.attn"] = layer("FLASH_ATTN", "auto")  # a drafter's own
     return {
         "runner": RUNNER, "drafter": PROPOSER, "layers": layers, "captured": 9, "prefix_cache": True,
-        "card": "a", **changes,
+        **changes,
     }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def seen(*, counted: dict[str, int] | None = None, **changes: Any) -> dict[str, 
     found = {
         "stage": "end",
         "vllm": V24,
-        "views": [view()],
+        "view": view(),
         "levels": levels,
         "cold": cold,
         "boot_seconds": 9.0,

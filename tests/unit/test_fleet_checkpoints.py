@@ -12,22 +12,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_fleet
 from fleet import matrix, quantised, tensors
-from fleet.drafters import drafter, speculative
 from fleet.engine import NEAREST
 from fleet.matrix import Cell
-from fleet.shapes import SHAPES, checkpoint
+from fleet.shapes import SHAPES, checkpoint, drafter, rows, speculative
 from pair.models import VOCABULARY
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_an_engine_is_told_what_its_cell_says_and_finds_its_checkpoint(shape: str, tmp_path: Path) -> None:
-    cell = Cell(shape, "ngram", "nvfp4", eager=False, synthetic=True, cards=2)
+    cell = Cell(shape, "ngram", "nvfp4", eager=False, synthetic=True)
     asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", "0.24.0"])
     spec = serve_fleet.specification(cell, asked, tmp_path, tmp_path / "seen.json")
     engine = spec["engine"]
-    assert (engine["kv_cache_dtype"], engine["enforce_eager"], engine["tensor_parallel_size"]) == (
-        "nvfp4", False, 2,
-    )  # fmt: skip
+    assert (engine["kv_cache_dtype"], engine["enforce_eager"]) == ("nvfp4", False)
     assert engine["speculative_config"]["rejection_sample_method"] == "synthetic"
     json.dumps(spec)
     one = checkpoint(shape)
@@ -51,7 +48,7 @@ def test_drafters_fit_their_targets(shape: str) -> None:
 
 
 def test_speculation_is_asked_for_by_its_own_rules(tmp_path: Path) -> None:
-    asked = {"synthetic": False, "asked": {"attention_backend": "TRITON_ATTN"}}
+    asked = {"synthetic": False, "backend": "TRITON_ATTN"}
     assert speculative("dense", "none", tmp_path, **asked) is None
     windows = speculative("dense", "windows", tmp_path, **asked) or {}
     assert (windows["method"], windows["attention_backend"]) == ("dflash", "TRITON_ATTN")
@@ -61,24 +58,14 @@ def test_speculation_is_asked_for_by_its_own_rules(tmp_path: Path) -> None:
     assert "gemma4-mtp" in (speculative("gemma4", "mtp", tmp_path, **asked) or {})["model"]
 
 
-@pytest.mark.parametrize(
-    ("version", "kind", "cache", "wanted"),
-    [
-        ("0.33.0", "dflash", "nvfp4", ("TRITON_ATTN", None)),
-        ("0.33.0", "ngram", "nvfp4", (None, None)),
-        ("0.33.0", "dflash", "fp8", ("TRITON_ATTN", None)),
-        ("0.24.0", "dflash", "nvfp4", ("TRITON_ATTN", None)),
-        ("0.24.0", "ngram", "nvfp4", (None, None)),
-    ],
-)
-def test_a_drafter_is_asked_for_a_cache_that_it_can_read(
-    version: str, kind: str, cache: str, wanted: tuple[str | None, str | None], tmp_path: Path
-) -> None:
-    asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", version])
-    cell = Cell("dense", kind, cache, runner="v2")
-    spec = serve_fleet.specification(cell, asked, tmp_path, tmp_path / "seen.json")
-    found = spec["engine"]["speculative_config"]
-    assert (found.get("attention_backend"), found.get("kv_cache_dtype")) == wanted
+def test_layers_and_experts_of_a_table_get_their_own_weights_and_others_none() -> None:
+    table = "norm D 1.0; L.a Q 3; full:L.b= 2 head; L.mlp.experts.E.up 1 D"
+    found = rows(table, "model.layers.", ["full", "linear"], Q=7)
+    assert found["norm.weight"] == tensors.Tensor((512,), "1.0")
+    assert found["model.layers.1.a.weight"] == tensors.Tensor((7, 3))
+    assert found["model.layers.0.b"] == tensors.Tensor((2,), "head")
+    assert "model.layers.1.b" not in found
+    assert len([name for name in found if "experts.7.up" in name]) == 2
 
 
 def test_tables_let_four_tokens_be_answers_alone() -> None:
@@ -191,14 +178,3 @@ def test_both_runners_find_the_auxiliary_layers_of_an_eagle3_head() -> None:
         assert head is not None
         layers = head.config["eagle_aux_hidden_state_layer_ids"]
         assert len(set(layers)) * 512 == head.tensors["fc.weight"].shape[1]
-
-
-def test_tokens_of_images_have_the_numbers_that_the_configuration_names() -> None:
-    one = checkpoint("image")
-    words = (one.files or {})["tokenizer.json"]
-    numbers = {token["content"]: token["id"] for token in words["added_tokens"]}
-    named = [one.config[name] for name in ("boi_token_index", "eoi_token_index", "image_token_index")]
-    assert named == [numbers[f"<{name}>"] for name in ("start_of_image", "end_of_image", "image_soft_token")]
-    every = {**words["model"]["vocab"], **numbers}
-    assert sorted(every.values()) == list(range(VOCABULARY))
-    assert {"\n", "\n\n"} <= numbers.keys()

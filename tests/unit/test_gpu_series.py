@@ -1,4 +1,4 @@
-"""What the scripts for a GPU take from two series of vLLM: names, forms of caches, backends."""
+"""What the scripts for a GPU take from two series of vLLM: forms of caches, backends."""
 
 from __future__ import annotations
 
@@ -11,89 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import nvfp4_kv
 from nvfp4 import serve
-from pair import caches, names
-
-SOURCE = """
-from dataclasses import dataclass
-
-class Base:
-    def schedule(self, throttle: bool = False) -> None: ...
-
-class Scheduler(Base):
-    kind: str = "plain"
-
-    def __init__(self) -> None:
-        self.requests: dict[str, int] = {}
-        self.pool, self.groups = 1, 2
-
-    @property
-    def block_hash(self) -> int:
-        return 1
-
-def make_hash(one: int, *, group_id: int) -> int:
-    return one
-
-counter = 1
-if True:
-    late = 2
-"""
-WANTED = {
-    "vllm/one.py": (
-        "Scheduler.requests",
-        "Scheduler.pool",
-        "Scheduler.kind",
-        "Scheduler.block_hash",
-        "Scheduler.schedule",
-        "Scheduler.schedule(throttle)",
-        "make_hash(group_id)",
-        "counter",
-        "late",
-    )
-}
-
-
-def tree(folder: Path, source: str) -> Path:
-    (folder / "vllm").mkdir(exist_ok=True)
-    (folder / "vllm" / "one.py").write_text(source)
-    return folder
-
-
-def test_a_tree_with_every_name_has_no_fault(tmp_path: Path) -> None:
-    assert names.missing(tree(tmp_path, SOURCE), WANTED) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "planted", "lost"),
-    [
-        ("self.requests:", "self._requests:", ["Scheduler.requests"]),
-        ("self.pool,", "self.block_pool,", ["Scheduler.pool"]),
-        ("kind: str", "sort: str", ["Scheduler.kind"]),
-        ("def block_hash", "def hash", ["Scheduler.block_hash"]),
-        ("def schedule", "def plan", ["Scheduler.schedule", "Scheduler.schedule(throttle)"]),
-        ("(self, throttle:", "(self, throttled:", ["Scheduler.schedule(throttle)"]),
-        ("class Scheduler(Base)", "class Scheduler", ["Scheduler.schedule", "Scheduler.schedule(throttle)"]),
-        ("group_id: int", "group: int", ["make_hash(group_id)"]),
-        ("counter = 1", "counts = 1", ["counter"]),
-        ("        self.requests: dict[str, int] = {}", "        other.requests = {}", ["Scheduler.requests"]),
-    ],
-)
-def test_a_planted_rename_is_found(tmp_path: Path, line: str, planted: str, lost: list[str]) -> None:
-    assert SOURCE.count(line) == 1
-    found = names.missing(tree(tmp_path, SOURCE.replace(line, planted)), WANTED)
-    assert found == [f"vllm/one.py has no {name}" for name in lost]
-
-
-def test_a_file_that_moved_is_found(tmp_path: Path) -> None:
-    assert names.missing(tmp_path, WANTED) == ["vllm/one.py is not there"]
-
-
-def test_every_name_is_one_that_a_script_reads() -> None:
-    folder = Path(__file__).parents[1] / "gpu"
-    files = [*folder.glob("*.py"), *(folder / "pair").glob("*.py"), *(folder / "nvfp4").glob("*.py")]
-    text = "".join(file.read_text() for file in files if file.name != "names.py")
-    wanted = {name for series in names.NAMES.values() for some in series.values() for name in some}
-    unread = [name for name in wanted if name.partition("(")[0].rpartition(".")[2] not in text]
-    assert unread == []
+from pair import caches
 
 
 class Fake:
@@ -119,18 +37,6 @@ def test_caches_of_both_series_have_one_form() -> None:
 def test_a_cache_of_another_form_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         caches.sides(Fake(*shape), 420, 16)
-
-
-def test_layers_of_one_allocation_have_the_regions_that_they_lie_in() -> None:
-    # Two layers behind each other, each with ten blocks of 64 bytes.
-    assert caches.region(0, 64, 10, 10) == caches.Region(0, 64)
-    assert caches.region(640, 64, 10, 10) == caches.Region(640, 64)
-    # Two layers side by side in each block of 128 bytes: one region.
-    assert caches.region(64, 128, 10, 10) == caches.region(0, 128, 10, 10) == caches.Region(0, 128)
-    # A layer with two blocks for each of the manager's.
-    assert caches.region(0, 32, 20, 10) == caches.Region(0, 64)
-    with pytest.raises(ValueError, match="no multiple"):
-        caches.region(0, 64, 15, 10)
 
 
 class Row(list[int]):

@@ -54,18 +54,6 @@ def test_sigterm_ends_a_script_with_its_engines(tmp_path: Path, how: str, engine
     assert not (tmp_path / "three.log").exists(), "no engine is begun"
 
 
-RATES = """
-import sys
-from pathlib import Path
-import compare_rates
-from world_of_models import fake_models
-folder = Path(sys.argv[1])
-fake_models()
-compare_rates.__file__ = str(folder / "worker.py")
-sys.argv = ["compare_rates.py", "--tree", "a=/a", "--tree", "b=/b", "--out", str(folder), "--runs",
-            "v1-eager", "v2-eager", "--levels", "1"]
-sys.exit(compare_rates.main())
-"""
 FAKE_MODELS = """
 import sys, types
 def fake_models():
@@ -109,16 +97,6 @@ def end_by_sigterm(folder: Path, script: str, logs: list[Path], *words: str) -> 
         child.terminate()
     assert child.wait(60) == 143
     return [int(log.read_text().split()[0]) for log in logs]
-
-
-def test_sigterm_ends_the_two_engines_of_compare_rates(tmp_path: Path) -> None:
-    engine = "import os, sys\nos.dup2(2, 1)\n" + ENGINE
-    (tmp_path / "worker.py").write_text(engine)
-    logs = [tmp_path / f"v1-eager-{name}.log" for name in "ab"]
-    engines = end_by_sigterm(tmp_path, RATES, logs)
-    assert all(wait_until(lambda one=one: ended(one)) for one in engines)
-    assert not (tmp_path / "table.md").exists(), "a killed engine is no outcome"
-    assert not list(tmp_path.glob("v2-*")), "no engine is begun"
 
 
 @pytest.mark.parametrize("names", [["one", "two", "three"], ["outer"]], ids=["engines", "a part's engines"])

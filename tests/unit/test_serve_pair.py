@@ -184,6 +184,9 @@ def boot(installed: install.Installed, run: str = "v1-graphs", **view: Any) -> d
         "captured": 30,
         "graph_memory_estimate": 1 << 30,
         "drafter_rows": {"positions": 512, "_slot_mapping_buffer": 512},
+        "card": "a",
+        "attention": {},
+        "cudagraph_mode": "FULL",
     }
     carried = install.carried_files(installed).items()
     modules = {path: [str(installed.root / path), digest] for path, digest in carried}
@@ -197,6 +200,7 @@ def boot(installed: install.Installed, run: str = "v1-graphs", **view: Any) -> d
         "run": run,
         "seconds": 9.0,
         "view": seen | view,
+        "others": [],
         "modules": modules,
         "binaries": binaries,
         "canary": True,
@@ -205,6 +209,7 @@ def boot(installed: install.Installed, run: str = "v1-graphs", **view: Any) -> d
 
 def options(out: Path, **given: Any) -> argparse.Namespace:
     defaults = {"version": VERSION, "carries": CARRIES, "levels": [1, 17], "max_num_seqs": 65}
+    defaults |= {"cards": 1, "cache": "auto", "windows": False}
     return argparse.Namespace(out=out, **defaults | given)
 
 
@@ -241,6 +246,34 @@ def test_a_healthy_boot_passes_on_both_runners(tmp_path: Path) -> None:
 def test_each_fault_of_a_boot_is_found(tmp_path: Path, view: dict[str, Any], check: str) -> None:
     installed = lay_out(tmp_path)
     assert check_boot(installed, boot(installed, **view)) == [check]
+
+
+@pytest.mark.parametrize(
+    ("others", "wrong"),
+    [
+        ([{"card": "b"}], []),
+        ([], ["cards"]),
+        ([{"card": "a"}], ["cards"]),
+        ([{"card": "b", "captured": 0}], ["alike"]),
+        ([{"card": "b"}, {"card": "c"}], ["cards"]),
+    ],
+)
+def test_two_cards_have_to_boot_alike(tmp_path: Path, others: list[dict[str, Any]], wrong: list[str]) -> None:
+    line = boot(lay_out(tmp_path))
+    line["others"] = [line["view"] | other for other in others]
+    assert failed(serve_pair.card_checks(line, 2)) == wrong
+
+
+def test_an_engine_on_two_cards_does_without_custom_all_reduce() -> None:
+    asked = serve_pair.engine_options(options(Path(), cards=2, cache="nvfp4"))
+    assert asked["engine"] == {
+        "kv_cache_dtype": "nvfp4", "attention_backend": "TRITON_ATTN", "tensor_parallel_size": 2,
+        "distributed_executor_backend": "mp", "disable_custom_all_reduce": True,
+    }  # fmt: skip
+    assert serve_pair.engine_options(options(Path())) == {
+        "engine": {"kv_cache_dtype": "auto"},
+        "speculative": {},
+    }
 
 
 def test_a_module_from_elsewhere_or_with_other_contents_is_found(tmp_path: Path) -> None:

@@ -148,6 +148,17 @@ def test_answers_may_part_at_near_ties(seed: int) -> None:
     assert found[TASKS].verdict is Verdict.PASS
 
 
+def test_how_far_probabilities_are_apart_is_told_beside_one_servers_own_distance() -> None:
+    old, same, other = (
+        finished(answered(Talker(release=name, noise=noise)))
+        for name, noise in (("0.24", 0.1), ("0.33", 0.1), ("0.33", 0.6))
+    )
+    assert compared(old, same)[ANSWERS].measured["mean distance nat"] == 0
+    measured = compared(old, other)[ANSWERS].measured
+    assert float(measured["mean distance nat"]) > 0.0003
+    assert measured["mean distance of one server nat"] == 0
+
+
 @SEED
 def test_answers_that_part_far_from_a_tie_fail(seed: int) -> None:
     old = finished(answered(Talker(seed=seed, release="0.24")))

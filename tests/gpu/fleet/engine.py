@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from importlib.metadata import version
@@ -17,8 +16,7 @@ from typing import Any
 
 from pair.scoring import TOKENS
 
-from fleet.images import IMAGE_SIDE, START
-from fleet.load import Asked, prefix, requests, seeing
+from fleet.load import Asked, prefix, requests
 
 METRICS = {
     "vllm:spec_decode_num_drafts": "drafts",
@@ -58,29 +56,15 @@ def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any
         )
         for one in asked
     ]  # fmt: skip
-    prompts = [
-        TokensPrompt(prompt_token_ids=[1, START, *one.prompt], multi_modal_data={"image": picture(one.image)})
-        if one.image
-        else TokensPrompt(prompt_token_ids=one.prompt)
-        for one in asked
-    ]
+    prompts = [TokensPrompt(prompt_token_ids=one.prompt) for one in asked]
     found = []
     for output in engine.generate(prompts, wanted, use_tqdm=False):
         told = output.outputs[0]
         line: dict[str, Any] = {"tokens": list(told.token_ids), "cached": output.num_cached_tokens or 0}
-        line["prompt"] = len(output.prompt_token_ids or ())
         if near:
             line["near"] = [_near(place) for place in told.logprobs]
         found.append(line)
     return found
-
-
-def picture(seed: str) -> Any:
-    """Return an image of noise."""
-    from PIL import Image
-
-    size = (IMAGE_SIDE, IMAGE_SIDE)
-    return Image.frombytes("RGB", size, random.Random(f"fleet-image-{seed}").randbytes(3 * size[0] * size[1]))
 
 
 def _near(place: dict[int, Any]) -> dict[str, float]:
@@ -107,12 +91,11 @@ def main(spec: dict[str, Any]) -> None:
     seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
     # The release's name is in the sources; which build of it is installed, only its distribution says.
     seen |= {"wheel": version("vllm"), "folder": str(Path(vllm.__file__).parent)}
-    seen["views"] = engine.collective_rpc("fleet_view")
+    seen["view"] = engine.collective_rpc("fleet_view")[0]
     write("boot")
     for level in spec["levels"]:
         before, began = counters(engine), time.monotonic()
-        asked = seeing(requests(level)) if spec["images"] else requests(level)
-        answers = answer(engine, asked, near=spec["near"])
+        answers = answer(engine, requests(level), near=spec["near"])
         after = counters(engine)
         seen["levels"][str(level)] = {
             "answers": answers,
@@ -121,8 +104,7 @@ def main(spec: dict[str, Any]) -> None:
         }
         write(f"level {level}")
     for name in ("cold", "warm"):
-        last = seeing([prefix()]) if spec["images"] else [prefix()]
-        seen[name] = answer(engine, last, near=spec["near"])[0]
+        seen[name] = answer(engine, [prefix()], near=spec["near"])[0]
     write("end")
     sys.stdout.flush()
     os._exit(0)  # the engine may live in this process; what it does on its way out is not in question

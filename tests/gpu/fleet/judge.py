@@ -9,13 +9,12 @@ from typing import Any
 
 from pair.scoring import TOKENS
 
-from fleet.images import IMAGE_TOKENS
-from fleet.load import expected, prefix, requests, seeing
+from fleet.load import expected, prefix, requests
 from fleet.matrix import CACHES, Cell, Expectation
 
-__all__ = ["ALLOWED", "GROSS", "RARE", "Compared", "compared", "faults", "lacking", "outcome", "pooled"]
+__all__ = ["ALLOWED", "Compared", "compared", "faults", "outcome", "pooled", "reason", "table", "too_many"]
 
-ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0, "turbo": 1.0}
+ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0}
 """Nats that the first other token of an answer may be below the reference's, by cache.
 
 The reference has the same cache. A coarser format needs more: another rounding of a key or a value may fall
@@ -27,7 +26,7 @@ WIDER = {"hybrid": 0.4}
 Over 581 places its answers in bfloat16 are up to 0.20 nats from those in float32, and those of two engines
 may be on either side.
 """
-RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1, "turbo": 0.1}
+RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1}
 """Largest share of compared tokens that may be others at all: near ties."""
 GROSS = 0.5
 """Share of compared tokens, of all levels, from which a format's answers are not those of 16 bits at all.
@@ -41,12 +40,6 @@ _WHERE = r"^(?:\[rank\d+\]:|\(\w+ pid=\d+\)(?: ERROR [^\]]*\])?)?\s*"  # what lo
 # An error by its class, or as pydantic says it on the line that follows.
 CLEAN = re.compile(
     _WHERE + r"((?:(?:\w+\.)*\w*(?:Error|Exception)\b|(?:Value|Assertion) error,).*)", re.MULTILINE
-)
-# Triton's kernels are plain functions there; operators of CUDA are missing or refuse.
-NO_KERNEL = re.compile(
-    r"'function' object is not subscriptable|'_OpNamespace' '\w+' object has no attribute|for the CPU"
-    r"|on (the )?CPU\b|not (supported|implemented).*\bcpu\b|\bcpu\b.*not (supported|implemented)",
-    re.IGNORECASE,
 )
 CRASH = re.compile(
     r"illegal memory access|device-side assert|CUDA error|out of memory|Segmentation fault|core dumped"
@@ -91,6 +84,15 @@ def compared(answers: list[dict[str, Any]], right: list[dict[str, Any]]) -> Comp
     return Compared(tokens, others, worst)
 
 
+def too_many(some: Compared, cache: str) -> bool:
+    """Return whether more tokens are others than near ties explain.
+
+    A single one in few compared tokens says nothing of a share; 1.64 deviations more: one of twenty.
+    """
+    usual = RARE[cache] * some.tokens
+    return not some.tokens or some.others > max(1, usual + 1.64 * math.sqrt(usual))
+
+
 def allowed(cell: Cell) -> float:
     """Return how far the first other token of an answer may be below the reference's, in nats."""
     return max(ALLOWED[cell.cache], WIDER.get(cell.shape, 0.0))
@@ -132,11 +134,6 @@ def outcome(line: dict[str, Any]) -> str:
     return "refused" if reason(line) else "crashed"
 
 
-def lacking(line: dict[str, Any], device: str) -> bool:
-    """Return whether a cell ended because the CPU has no such kernel, which says nothing of the cell."""
-    return device == "cpu" and outcome(line) != "served" and bool(NO_KERNEL.search(line["tail"]))
-
-
 def reason(line: dict[str, Any]) -> str:
     """Return the last error that a log names, in one line."""
     found = [match.group(1).strip() for match in CLEAN.finditer(line["tail"])]
@@ -160,8 +157,8 @@ def faults(
         line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
         right: what the reference's engine wrote; None if it did not come to its end.
         wanted: what must come of the cell.
-        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, ``made``,
-            and of the target ``layers``.
+        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and of the
+            target ``layers``.
         plain: what the reference with a cache of 16 bits wrote, if the cell is to be compared with it too.
     """
     came = outcome(line)
@@ -204,19 +201,11 @@ def _refusal_faults(line: dict[str, Any], wanted: Expectation) -> list[str]:
 
 
 def _view_faults(cell: Cell, seen: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Check runner, drafter, backends, caches and graphs of every worker."""
-    found = []
+    """Check runner, drafter, backends, caches and graphs."""
     # A version without its local part stands for every wheel of the release.
-    if asked["version"] not in (seen["vllm"], seen["vllm"].partition("+")[0], seen.get("wheel")):
-        found.append(f"vLLM is {seen['vllm']} instead of {asked['version']}")
-    if len(seen["views"]) != cell.cards:
-        found.append(f"{len(seen['views'])} workers instead of {cell.cards}")
-    cards = {view["card"] for view in seen["views"]}
-    if asked["device"] == "cuda" and len(cards) != len(seen["views"]):
-        found.append(f"{len(seen['views'])} workers on {len(cards)} cards")
-    for view in seen["views"]:
-        found += _runner_faults(cell, view, asked) + _layer_faults(cell, view, asked)
-    return found
+    right = asked["version"] in (seen["vllm"], seen["vllm"].partition("+")[0], seen.get("wheel"))
+    found = [] if right else [f"vLLM is {seen['vllm']} instead of {asked['version']}"]
+    return found + _runner_faults(cell, seen["view"], asked) + _layer_faults(cell, seen["view"], asked)
 
 
 def _runner_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> list[str]:
@@ -225,11 +214,8 @@ def _runner_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> l
         name, module = RUNNERS[cell.runner]
         if not (view["runner"].endswith(name) and module in view["runner"]):
             found.append(f"the runner is {view['runner']}")
-        made = asked.get("made") or ("none" if cell.eager else "both")
-        if (made in ("graphs", "both")) != bool(view["captured"]):
+        if cell.eager == bool(view["captured"]):
             found.append(f"{view['captured']} graphs were captured")
-        if made in ("graphs", "code") and (made == "code") != bool(view["compiled"]):
-            found.append(f"{view['compiled']} parts of the models were compiled")
     part = PROPOSERS.get(cell.drafter)
     if (part is None) == bool(view["drafter"]) or (part and part not in view["drafter"].lower()):
         found.append(f"the drafter is {view['drafter'] or 'none'}")
@@ -242,8 +228,8 @@ def target_layers(view: dict[str, Any], count: int) -> dict[str, dict[str, Any]]
     """Return the target's layers of attention: a drafter's come after its last, or under another prefix."""
     found = {}
     for name, one in view["layers"].items():
-        place = re.match(r"(language_model\.)?model\.layers\.(\d+)\.", name)
-        if place and int(place[2]) < count and one["kind"] in ("Attention", "MLAAttention"):
+        place = re.match(r"model\.layers\.(\d+)\.", name)
+        if place and int(place[1]) < count and one["kind"] in ("Attention", "MLAAttention"):
             found[name] = one
     return found
 
@@ -259,28 +245,12 @@ def _layer_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> li
     stored = {one["cache"] for one in own.values()}
     dtype = CACHES[cell.cache]
     alike = {"auto", "bfloat16"} if dtype == "auto" else {dtype, f"{dtype}_e4m3"}
-    # Upstream keeps the first and last layers of its own formats in 16 bits.
-    alike |= {"auto", "bfloat16"} if cell.cache == "turbo" and len(stored) > 1 else set()
     found += [f"caches are {', '.join(sorted(stored))} instead of {dtype}"] if stored - alike else []
     if cell.shape == "gptoss" and asked["device"] == "cuda" and not all(one["sinks"] for one in own.values()):
         found.append("layers have no sinks")
     if cell.shape == "gemma4" and {one["size"] for one in own.values()} != {256, 512}:
         found.append(f"heads are of {sorted({one['size'] for one in own.values()})}")
-    return found + _drafter_faults(view, own, asked.get("drafter", {}))
-
-
-def _drafter_faults(view: dict[str, Any], own: dict[str, Any], asked: dict[str, str]) -> list[str]:
-    """Check the backend and the cache of a drafter that was asked for a cache of its own."""
-    if "kv_cache_dtype" not in asked:
-        return []
-    layers = [one for name, one in view["layers"].items() if name not in own and one["kind"] == "Attention"]
-    if not layers:
-        return ["no layer of the drafter was seen"]
-    alike = {asked["kv_cache_dtype"]} | ({"auto"} if asked["kv_cache_dtype"] == "bfloat16" else set())
-    others = {one["cache"] for one in layers} - alike
-    found = [f"the drafter's caches are {', '.join(sorted(others))}"] if others else []
-    others = {one["backend"] for one in layers} - {asked["attention_backend"]}
-    return found + ([f"the drafter's layers are served by {', '.join(sorted(others))}"] if others else [])
+    return found
 
 
 def _level_faults(cell: Cell, seen: dict[str, Any], levels: list[int]) -> list[str]:
@@ -294,21 +264,8 @@ def _level_faults(cell: Cell, seen: dict[str, Any], levels: list[int]) -> list[s
         lengths = [len(one["tokens"]) for one in line["answers"]]
         if lengths != [one.output for one in requests(level)]:
             found.append(f"c={level}: answers of {lengths} tokens")
-        found += [f"c={level}: {fault}" for fault in _image_faults(cell, line["answers"], level)]
         found += [f"c={level}: {fault}" for fault in _counter_faults(cell, line["counters"], level)]
     return found
-
-
-def _image_faults(cell: Cell, answers: list[dict[str, Any]], level: int) -> list[str]:
-    """Check that images became tokens of their prompts."""
-    if cell.shape != "image":
-        return []
-    blind = [
-        place
-        for place, (one, asked) in enumerate(zip(answers, seeing(requests(level)), strict=False))
-        if bool(asked.image) != (one["prompt"] >= len(asked.prompt) + IMAGE_TOKENS)
-    ]
-    return [f"requests {blind} have no image in their prompts, or one too many"] if blind else []
 
 
 def _counter_faults(cell: Cell, counted: dict[str, int], level: int) -> list[str]:
@@ -364,8 +321,53 @@ def _shortfalls(cell: Cell, answers: list[dict[str, Any]], right: list[dict[str,
     some, found = compared(answers, right), []
     if not some.worst <= allowed(cell):  # what is no number is no less than anything
         found.append(f"a token is {some.worst:.3f} nats below the reference's, {allowed(cell)} allowed")
-    # A single other token in few compared ones says nothing of a share; 1.64 deviations: one of twenty.
-    usual = RARE[cell.cache] * some.tokens
-    if not some.tokens or some.others > max(1, usual + 1.64 * math.sqrt(usual)):
+    if too_many(some, cell.cache):
         found.append(f"{some.others} of {some.tokens} compared tokens are others")
     return found
+
+
+# The matrix as people read it ----------------------------------------------------------------------------
+
+Row = tuple[Cell, dict[str, Any], dict[str, Any] | None, dict[str, Any] | None, list[str]]
+"""A cell, its record, what its reference's engine wrote, the same of 16 bits, and its faults."""
+
+
+def _beside(seen: dict[str, Any], right: dict[str, Any] | None) -> str:
+    some = pooled(seen, right) if right else None
+    return f"{some.others}/{some.tokens} ({some.worst:.2f})" if some else ""
+
+
+def _row(row: Row) -> str:
+    cell, line, right, plain, found = row
+    seen, came = line.get("seen") or {}, outcome(line)
+    served = came == "served"
+    verdict = "not run to its end" if came == "out of time" else "FAIL" if found else "pass"
+    counted = [one["counters"] for one in seen["levels"].values()] if served else []
+    drafted, accepted = (sum(one.get(name, 0) for one in counted) for name in ("drafted", "accepted"))
+    says = "; ".join(found) or ("" if served else reason(line))
+    columns = [
+        cell.name, came, verdict, str(seen.get("boot_seconds", "")), f"{line['seconds']:.0f}",
+        _beside(seen, right) if served else "", _beside(seen, plain) if served else "",
+        f"{accepted}/{drafted}" if drafted else "", str(seen["warm"]["cached"]) if served else "",
+        says.replace("|", "\\|")[:300],
+    ]  # fmt: skip
+    return f"| {' | '.join(columns)} |"
+
+
+def table(rows: list[Row], asked: int) -> str:
+    """Return the matrix of *asked* cells as Markdown, and the tally under it."""
+    failed = sum(bool(found) for *_, found in rows)
+    late = sum(outcome(line) == "out of time" for _, line, *_ in rows)
+    wheels = sorted({(line.get("seen") or {}).get("wheel", "") for _, line, *_ in rows} - {""})
+    return "\n".join(
+        [
+            f"wheel: {', '.join(wheels)}\n",
+            "| cell | outcome | verdict | boot s | s | others | of 16 bits | accepted | cached | says |",
+            "|---|---|---|---:|---:|---|---|---|---:|---|",
+            *map(_row, rows),
+            (
+                f"\n{len(rows) - failed - late} passed, {failed} failed, {late} out of time,"
+                f" {asked - len(rows)} not run"
+            ),
+        ]
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pair.load import ACCEPTED, DRAFTED
 from pair.models import VOCABULARY
 
-__all__ = ["LEVELS", "Asked", "drafts_of", "expected", "prefix", "requests", "seeing"]
+__all__ = ["LEVELS", "Asked", "drafts_of", "expected", "prefix", "requests"]
 
 LEVELS = (1, 8, 64)
 PREFIX, PREFIX_OUTPUT = 1500, 24
@@ -16,11 +16,10 @@ PREFIX, PREFIX_OUTPUT = 1500, 24
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: token ids of its prompt, tokens to generate, and the seed of an image that comes first."""
+    """A request: token ids of its prompt, and tokens to generate."""
 
     prompt: list[int]
     output: int
-    image: str = ""
 
 
 def requests(level: int) -> list[Asked]:
@@ -32,11 +31,6 @@ def requests(level: int) -> list[Asked]:
         prompt = [source.randrange(3, VOCABULARY - 1) for _ in range(length)]
         found.append(Asked(prompt, 40 - client % 17))
     return found
-
-
-def seeing(asked: list[Asked]) -> list[Asked]:
-    """Return requests with an image before the text, but for every third."""
-    return [replace(one, image=str(place)) if place % 3 != 1 else one for place, one in enumerate(asked)]
 
 
 def prefix() -> Asked:

@@ -9,7 +9,6 @@ equal wherever they are written. Only `write_checkpoint` needs numpy.
 from __future__ import annotations
 
 import json
-import math
 import threading
 import zlib
 from dataclasses import dataclass
@@ -20,22 +19,7 @@ from pair.scoring import TOKENS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "EMBED",
-    "EXPERT",
-    "HEAD",
-    "MATRIX",
-    "ONES",
-    "ROUTER",
-    "SHARP",
-    "TIED",
-    "TIED_NORM",
-    "ZEROS",
-    "Checkpoint",
-    "Tensor",
-    "kept_checkpoint",
-    "write_checkpoint",
-]
+__all__ = ["HEAD", "MATRIX", "TIED", "TIED_NORM", "Checkpoint", "Tensor", "kept_checkpoint"]
 
 MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
 ROUTER, EXPERT = "router", "expert"
@@ -44,7 +28,6 @@ ROUTER, EXPERT = "router", "expert"
 # of answers. Without both, answers in bfloat16 differ by up to 2 nats from those in float32.
 _SIZES = {MATRIX: 1.0, ROUTER: 4.0, EXPERT: 0.25}
 TIED_NORM = 20.0  # weight of the last norm before a tied head, which gives logits their size back
-ONES, ZEROS, SHARP = "1.0", "0.0", "1.5"
 _WRITING = threading.Lock()
 _TYPES = {"BF16": "<u2", "F32": "<f4", "U8": "u1", "F8_E4M3": "u1"}
 
@@ -65,13 +48,11 @@ class Checkpoint:
         config: content of ``config.json``.
         tensors: what the weights file holds, before quantisation.
         quantised: form of its linear layers: ``""``, ``modelopt`` or ``compressed-tensors``.
-        files: further files by name, JSON.
     """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     quantised: str = ""
-    files: dict[str, Any] | None = None
 
 
 def values(name: str, tensor: Tensor) -> Any:
@@ -106,12 +87,11 @@ def rounded(array: Any) -> Any:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write ``config.json``, the weights and further files into *folder*; return it."""
+    """Write ``config.json`` and the weights into *folder*; return it."""
     from fleet.quantised import packed
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in {"config.json": checkpoint.config, **(checkpoint.files or {})}.items():
-        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=1), encoding="utf-8")
     header, arrays, offset = {}, [], 0
     for name, tensor in sorted(checkpoint.tensors.items()):
         for part, (kind, array) in packed(checkpoint.quantised, name, tensor).items():
@@ -137,8 +117,3 @@ def kept_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     with _WRITING:
         whole = (folder / "model.safetensors").is_file()
         return folder if whole else write_checkpoint(folder, checkpoint)
-
-
-def weight_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes of a checkpoint's tensors in 16 bits."""
-    return sum(2 * math.prod(tensor.shape) for tensor in checkpoint.tensors.values())

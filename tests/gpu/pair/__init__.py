@@ -1,10 +1,7 @@
-"""A tiny target and its drafter on one GPU: what `serve_pair.py` is made of.
+"""A tiny target and its drafter on one GPU: what the scripts for a card share.
 
-`models` writes the two model folders, `load` says what is asked of the server and what must
-come of it, `install` checks the installed wheel, `engine` is the process that serves, and
-`worker` looks into vLLM's worker. `kernels` is a process that lets compiled kernels compute. For
-`draft_attention.py`, `attention` lets attention backends compute, `judge` says what must come of it, and
-`draft` looks into the drafter and compares drafters. For `lossless_pair.py`, `scoring` has the cases and what
-must come of them, and `lossless_engine` is the process that serves. Only `engine`, `lossless_engine`,
-`worker`, `kernels`, `attention` and `draft` import vLLM.
+`models` writes the model folders, `load` says what is asked of the server and what must come of it, `install`
+checks the installed wheel, `sessions` starts engines that end with their script. `engine` is the process that
+serves, `worker` looks into vLLM's worker, `kernels` lets compiled kernels compute. `scoring` and
+`lossless_engine` belong to `lossless_pair.py`; `caches`, `draft_compare` and `draft_engine` to `draft_kv.py`.
 """

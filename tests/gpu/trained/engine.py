@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Row = dict[str, Any]
-NEAR = 3.0
-"""Nats below the best token, up to which a reference keeps others."""
-ALONE = 4
-"""Prompts that are asked one after the other."""
 BESIDE = 8
 """Prompts that are asked beside a long request."""
 
@@ -55,8 +50,7 @@ class Asking:
         """Let the engine do one step, and note what came of it."""
         for output in self.engine.llm_engine.step():
             row, told = self.live[output.request_id], output.outputs[0]
-            new = len(told.token_ids) - len(row["tokens"])
-            if new:
+            if new := len(told.token_ids) - len(row["tokens"]):
                 row["steps"].append(new)
             row["tokens"], row["cached"] = list(told.token_ids), output.num_cached_tokens or 0
             if output.finished:
@@ -64,17 +58,10 @@ class Asking:
                     row["near"] = [near(place) for place in told.logprobs]
                 del self.live[output.request_id]
 
-    def finish(self) -> None:
-        """Step until no request is left."""
+    def wave(self, prompts: list[list[int]]) -> list[Row]:
+        """Ask all *prompts* at once; return their rows."""
+        rows = [self.add(prompt) for prompt in prompts]
         while self.live:
-            self.step()
-
-    def wave(self, prompts: list[list[int]], together: int) -> list[Row]:
-        """Ask all *prompts*, so many *together*; return their rows."""
-        rows, waiting = [], list(prompts)
-        while waiting or self.live:
-            while waiting and len(self.live) < together:
-                rows.append(self.add(waiting.pop(0)))
             self.step()
         return rows
 
@@ -89,63 +76,43 @@ class Asking:
         # A step needs room for the drafts that it verifies and for the queries of those that follow.
         while self.live and begin + len(long["tokens"]) < longest - 2 * drafts:
             self.step()
-        rows = [self.add(one) for one in prompts]
-        self.finish()
-        return rows
+        return self.wave(prompts)
 
 
 def near(place: dict[int, Any]) -> dict[str, float]:
     """Return how far below the best one tokens are at a place, in nats."""
     best = max(one.logprob for one in place.values())
-    gaps = {str(token): round(best - one.logprob, 4) for token, one in place.items()}
-    return {token: gap for token, gap in gaps.items() if not gap > NEAR}
-
-
-class Record:
-    """The record of one engine: a file that is rewritten after each stage."""
-
-    def __init__(self, out: Path) -> None:
-        self.out, self.seen = out, {"stage": "start", "waves": {}}
-        self.write("start")
-
-    def write(self, stage: str) -> None:
-        """Write all that was seen, up to a *stage*."""
-        self.seen["stage"] = stage
-        part = self.out.with_suffix(".part")
-        part.write_text(json.dumps(self.seen), encoding="utf-8")
-        part.replace(self.out)
-
-    def wave(self, name: str, engine: Any, ask: Callable[[], list[Row]]) -> None:
-        """Ask, and note the rows, by how much the counters rose, and the seconds."""
-        before, began = counters(engine), time.monotonic()
-        rows = ask()
-        after, took = counters(engine), round(time.monotonic() - began, 2)
-        told = {one: after[one] - before.get(one, 0) for one in after}
-        self.seen["waves"][name] = {"rows": rows, "counters": told, "seconds": took}
-        self.write(name)
+    return {str(token): round(best - one.logprob, 4) for token, one in place.items()}
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Boot, ask at each level, cold and from the prefix cache, and beside a long request; write what came."""
-    record, started = Record(Path(spec["out"])), time.monotonic()
+    """Boot, ask cold, from the prefix cache, and beside a long request; write what came after each wave."""
+    seen: dict[str, Any] = {"stage": "start", "waves": {}}
+    out, started = Path(spec["out"]), time.monotonic()
     import vllm
 
     engine = vllm.LLM(**spec["engine"])
-    record.seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
-    record.seen["view"] = engine.collective_rpc("trained_view")[0]
-    record.write("boot")
-    asking = Asking(engine, spec)
-    for level in spec["levels"]:
-        prompts = spec["prompts"][: max(level, ALONE)]
-        engine.reset_prefix_cache()
-        for heat in ("cold", "warm"):
-            record.wave(f"{level} {heat}", engine, partial(asking.wave, prompts, level))
-    if spec["beside"]:
-        prompts = spec["prompts"][:BESIDE]
-        engine.reset_prefix_cache()
-        record.wave("beside", engine, partial(asking.beside, prompts))
-        record.wave("beside warm", engine, partial(asking.wave, prompts, BESIDE))
-    record.write("end")
+    seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
+    seen |= {"view": engine.collective_rpc("trained_view")[0], "stage": "boot"}
+    out.write_text(json.dumps(seen), encoding="utf-8")
+    asking, first = Asking(engine, spec), spec["prompts"][:BESIDE]
+    waves: dict[str, Callable[[], list[Row]]] = {
+        "cold": lambda: asking.wave(spec["prompts"]),
+        "warm": lambda: asking.wave(spec["prompts"]),
+        "beside": lambda: asking.beside(first),
+        "beside warm": lambda: asking.wave(first),
+    }
+    for stage in [*waves][: 4 if spec["beside"] else 2]:
+        if stage in ("cold", "beside"):
+            engine.reset_prefix_cache()
+        before = counters(engine)
+        rows = waves[stage]()
+        told = {name: value - before.get(name, 0) for name, value in counters(engine).items()}
+        seen["waves"][stage] = {"rows": rows, "counters": told}
+        seen["stage"] = stage
+        out.write_text(json.dumps(seen), encoding="utf-8")
+    seen["stage"] = "end"
+    out.write_text(json.dumps(seen), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
 

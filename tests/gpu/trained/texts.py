@@ -5,15 +5,12 @@ What the engines are asked comes from modules that no training prompt is cut fro
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
-import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
-from kv_quality.texts import MODULES, QUESTIONS, prose, sources
-from kv_quality.training import SUBJECTS, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +21,12 @@ LONGEST, SHORTEST = 1400, 48
 """Tokens of a training prompt."""
 ASKED_LONGEST, ASKED_SHORTEST = 1750, 300
 """Tokens of a prompt of the engines."""
+MODULES = (
+    "argparse", "ast", "asyncio.base_events", "bdb", "calendar", "cmd", "codecs", "collections",
+    "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime", "difflib", "dis", "doctest",
+    "enum", "filecmp", "fnmatch", "ftplib",
+)  # fmt: skip
+"""Modules that the engines are asked about."""
 WISHES = (
     "Explain this code.",
     "Repeat this code with comments.",
@@ -31,13 +34,6 @@ WISHES = (
     "Summarize the following text.",
     "What is this about?",
 )
-CHARACTERS = 3
-"""About how many a token has, at the least."""
-
-
-def held_out() -> set[str]:
-    """Return the top-level names of the modules that the engines are asked about."""
-    return {name.split(".", 1)[0] for name in MODULES}
 
 
 def taught() -> str:
@@ -45,21 +41,24 @@ def taught() -> str:
 
     The second half of the language reference belongs to it, the first half to `asked`.
     """
-    folder, found = Path(os.__file__).parent, []
-    for file in sorted(folder.rglob("*.py")):
-        top = file.relative_to(folder).parts[0].removesuffix(".py")
-        if top in held_out() or top in {"site-packages", "dist-packages", "test", "idlelib", "pydoc_data"}:
-            continue
-        found.append(file.read_text(encoding="utf-8", errors="replace"))
+    folder = Path(os.__file__).parent
+    left_out = {name.partition(".")[0] for name in MODULES}
+    left_out |= {"site-packages", "dist-packages", "test", "idlelib", "pydoc_data"}
+    found = [
+        file.read_text(encoding="utf-8", errors="replace")
+        for file in sorted(folder.rglob("*.py"))
+        if file.relative_to(folder).parts[0].removesuffix(".py") not in left_out
+    ]
     return "\n\n".join(found) + reference()[1]
 
 
 def reference() -> tuple[str, str]:
     """Return the two halves of the language reference; nothing where an installation has none."""
     try:
-        text = prose()
+        from pydoc_data.topics import topics
     except ImportError:
         return "", ""
+    text = "\n\n".join(topics[name] for name in sorted(topics))
     return text[: len(text) // 2], text[len(text) // 2 :]
 
 
@@ -78,35 +77,24 @@ def cut(tokenizer: Any, text: str, begin: int, tokens: int) -> str:
     return str(tokenizer.decode(some))
 
 
-def length(draw: random.Random, shortest: int, longest: int) -> int:
-    """Return a length, each octave as likely as another."""
-    return int(shortest * (longest / shortest) ** draw.random())
-
-
 def lessons(tokenizer: Any, seed: int) -> Iterator[list[int]]:
     """Yield training prompts without an end: half of them conversations, half texts to be continued."""
     draw, text = random.Random(seed), taught()
     while True:
-        if draw.random() < 0.15:
-            yield rendered(tokenizer, draw.choice(TASKS).format(draw.choice(SUBJECTS)), "")
-            continue
         begin = draw.randrange(max(1, len(text) - 6 * LONGEST))
-        piece = cut(tokenizer, text, begin, length(draw, SHORTEST, LONGEST))
+        tokens = int(SHORTEST * (LONGEST / SHORTEST) ** draw.random())  # each octave as likely as another
+        piece = cut(tokenizer, text, begin, tokens)
         yield rendered(tokenizer, draw.choice(WISHES) if draw.random() < 0.5 else "", piece)
 
 
 def asked(tokenizer: Any, count: int) -> list[list[int]]:
     """Return *count* prompts for the engines, of held-out text, longer ones beside shorter ones."""
     draw, found = random.Random("asked"), []
-    texts = [one for one in (sources(), reference()[0]) if one]
+    sources = "\n\n".join(inspect.getsource(import_module(name)) for name in MODULES)
+    texts = [one for one in (sources, reference()[0]) if one]
     for number in range(count):
         text = texts[number % len(texts)]
         size = int(ASKED_SHORTEST * (ASKED_LONGEST / ASKED_SHORTEST) ** ((7 * number % count + 0.5) / count))
         piece = cut(tokenizer, text, draw.randrange(len(text) - 6 * size), size)
-        wish = (
-            f"{QUESTIONS[number % len(QUESTIONS)]} Then: {WISHES[number % len(WISHES)]}"
-            if number % 8 == 7
-            else WISHES[number % len(WISHES)]
-        )
-        found.append(rendered(tokenizer, wish if number % 2 else "", piece))
+        found.append(rendered(tokenizer, WISHES[number % len(WISHES)] if number % 2 else "", piece))
     return found

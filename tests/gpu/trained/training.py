@@ -1,8 +1,7 @@
-"""Train DFlash drafters on the answers that their target gives greedily; bounded by time, and resumable."""
+"""Train DFlash drafters on the answers that their target gives greedily, and foresee what is accepted."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -19,15 +18,17 @@ from trained.model import BLOCK, Drafter, export, shape_of
 from trained.texts import lessons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Plan", "Target", "features", "greedy", "make_data", "train"]
+__all__ = ["Plan", "Target", "drafts_of", "features", "greedy", "predicted", "train", "walk"]
 
 FADE = 0.8
 """Weight of a drafted place to the one before it."""
-SAVED_EACH, SHOWN = 60.0, 50
-"""Seconds between two checkpoints; steps that a stated loss is the mean of."""
+SHOWN = 50
+"""Steps that a stated loss is the mean of."""
+Data = list[tuple[list[int], int]]
+"""Texts, and how many tokens of each are its prompt."""
 
 
 @dataclass(frozen=True)
@@ -110,49 +111,29 @@ def features(target: Target, ids: torch.Tensor, layers: Sequence[int]) -> torch.
     return torch.cat([states[layer + 1] for layer in layers], dim=-1)
 
 
-def batches(target: Target, plan: Plan, seed: int) -> Iterator[list[list[int]]]:
-    """Yield prompts to be answered together, of about one length, without an end."""
-    source, draw = lessons(target.tokenizer, seed), random.Random(seed)
+def answered(target: Target, plan: Plan) -> Data:
+    """Let the target answer training prompts, those of about one length together, for its share of time."""
+    source, began = lessons(target.tokenizer, seed=1), time.monotonic()
+    found: Data = []
     while True:
         some = sorted((next(source) for _ in range(max(4, plan.together // 512))), key=len)
-        groups: list[list[list[int]]] = [[]]
-        for one in some:
-            if (len(one) + plan.answer) * (len(groups[-1]) + 1) > plan.together:
-                groups.append([])
-            groups[-1].append(one)
-        groups = [group for group in groups if group]
-        draw.shuffle(groups)
-        yield from groups
+        while some:
+            group = [some.pop()]
+            while some and (len(group[0]) + plan.answer) * (len(group) + 1) <= plan.together:
+                group.append(some.pop())
+            replies = greedy(target, group, plan.answer)
+            found += [
+                ([*one, *reply], len(one))
+                for one, reply in zip(group, replies, strict=True)
+                if len(reply) > BLOCK
+            ]
+            spent = time.monotonic() - began
+            say(f"answers: {len(found)} after {spent:.0f} s")
+            if spent > plan.share * plan.seconds and len(found) >= plan.batch:
+                return found
 
 
-def make_data(target: Target, plan: Plan, file: Path) -> list[tuple[list[int], int]]:
-    """Return texts and the lengths of their prompts; let the target answer for its share of the seconds.
-
-    Where *file* exists, its answers are returned, and no more are generated.
-    """
-    if file.exists():
-        return [(row["tokens"], row["prompt"]) for row in map(json.loads, file.read_text().splitlines())]
-    began, found = time.monotonic(), []
-    for prompts in batches(target, plan, seed=1):
-        replies = greedy(target, prompts, plan.answer)
-        found += [
-            ([*one, *reply], len(one))
-            for one, reply in zip(prompts, replies, strict=True)
-            if len(reply) > BLOCK
-        ]
-        spent = time.monotonic() - began
-        say(f"answers: {len(found)} after {spent:.0f} s")
-        if spent > plan.share * plan.seconds and len(found) >= plan.batch:
-            break
-    part = file.with_suffix(".part")
-    part.write_text("".join(json.dumps({"tokens": text, "prompt": at}) + "\n" for text, at in found))
-    part.replace(file)
-    return found
-
-
-def batch_of(
-    data: Sequence[tuple[list[int], int]], plan: Plan, draw: random.Random, device: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch_of(data: Data, plan: Plan, draw: random.Random, device: str) -> tuple[torch.Tensor, ...]:
     """Return a step's padded texts, anchors, confirmed tokens and wanted tokens."""
     some = draw.sample(data, min(plan.batch, len(data)))
     longest = max(len(text) for text, _ in some)
@@ -162,8 +143,7 @@ def batch_of(
         ids[row, : len(text)] = torch.tensor(text)
         anchors[row] = torch.tensor(draw.choices(range(prompt, len(text) - BLOCK + 1), k=plan.anchors))
     wanted = torch.stack([ids.gather(1, anchors + ahead) for ahead in range(1, BLOCK)], dim=-1)
-    confirmed = ids.gather(1, anchors)
-    return ids.to(device), anchors.to(device), confirmed.to(device), wanted.to(device)
+    return tuple(one.to(device) for one in (ids, anchors, ids.gather(1, anchors), wanted))
 
 
 class Pupil:
@@ -171,15 +151,13 @@ class Pupil:
 
     def __init__(self, target: Target, plan: Plan, window: int | None) -> None:
         torch.manual_seed(0)
-        self.plan, self.target = plan, target
-        shape = shape_of(target.model.config, plan.layers, plan.mask, window)
-        drafter = Drafter(shape)
+        self.target, self.window = target, window
+        drafter = Drafter(shape_of(target.model.config, plan.layers, plan.mask, window))
         drafter.begin_as(target.model)
         self.drafter = drafter.to(target.device)
         self.optimizer = torch.optim.AdamW(
             self.drafter.parameters(), lr=plan.peak, betas=(0.9, 0.95), weight_decay=0.01
         )
-        self.losses: list[float] = []
 
     def step(self, batch: tuple[torch.Tensor, ...], states: torch.Tensor, rate: float) -> torch.Tensor:
         """Learn from a batch; return the loss."""
@@ -207,17 +185,21 @@ def rate(plan: Plan, share: float) -> float:
     return plan.peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
 
 
-def train(target: Target, plan: Plan, folder: Path) -> dict[str, Any]:
-    """Train the drafters, and export them to ``full`` and ``window`` under *folder*; return figures."""
-    data = make_data(target, plan, folder / "answers.jsonl")
+def train(target: Target, plan: Plan, folder: Path, data: Data | None = None) -> list[list[float]]:
+    """Train the drafters, and export them to ``full`` and ``window`` under *folder*; return their losses.
+
+    Args:
+        target: the model that is drafted for.
+        plan: the settings.
+        folder: where the drafters go.
+        data: texts to learn from; by default answers of the target.
+    """
+    data = data or answered(target, plan)
     pupils = [Pupil(target, plan, window) for window in plan.windows]
-    file, spent, steps = folder / "state.pt", 0.0, 0
+    limit, draw = (1 - plan.share) * plan.seconds, random.Random(7)
+    began, steps = time.monotonic(), 0
     curve: list[list[float]] = []
-    if file.exists():
-        spent, steps, curve = _restore(pupils, file, target.device)
-    draw = random.Random(steps + 7)
-    limit = (1 - plan.share) * plan.seconds
-    began, saved, losses = time.monotonic() - spent, time.monotonic(), []
+    losses: list[list[torch.Tensor]] = []
     while (spent := time.monotonic() - began) < limit and steps < plan.steps:
         batch = batch_of(data, plan, draw, target.device)
         states = features(target, batch[0], pupils[0].drafter.shape.features)
@@ -225,43 +207,53 @@ def train(target: Target, plan: Plan, folder: Path) -> dict[str, Any]:
         losses.append([one.step(batch, states, now) for one in pupils])
         steps += 1
         if steps % SHOWN == 0:
-            curve.append(
-                [
-                    steps,
-                    round(spent, 1),
-                    *(round(mean(map(float, some)), 3) for some in zip(*losses, strict=True)),
-                ]
-            )
+            curve.append([round(mean(map(float, some)), 3) for some in zip(*losses, strict=True)])
             losses = []
-            say(f"step {steps}, {spent:.0f} s: {curve[-1][2:]}")
-        if time.monotonic() - saved > SAVED_EACH:
-            _keep(pupils, file, spent, steps, curve)
-            saved = time.monotonic()
-    _keep(pupils, file, spent, steps, curve)
+            say(f"step {steps}, {spent:.0f} s: {curve[-1]}")
     for pupil in pupils:
-        export(pupil.drafter, folder / name_of(pupil.drafter.shape.window))
-    return {
-        "steps": steps, "seconds": round(spent, 1), "curve": curve, "texts": len(data),
-        "answer_tokens": sum(len(text) - prompt for text, prompt in data),
-        "parameters": sum(one.numel() for one in pupils[0].drafter.parameters()),
-    }  # fmt: skip
+        export(pupil.drafter, folder / ("full" if pupil.window is None else "window"))
+    return curve
 
 
-def name_of(window: int | None) -> str:
-    """Return what a drafter is called."""
-    return "full" if window is None else "window"
+def walk(tokens: Sequence[int], prompt: int, drafts: Sequence[Sequence[int]]) -> list[int]:
+    """Return how many tokens each step of an answer confirms: the right drafts, and one of the target's own.
+
+    The last step, which the answer's end may cut, is left out.
+
+    Args:
+        tokens: prompt and answer.
+        prompt: tokens of the prompt; the answer's first token comes from the prefill.
+        drafts: from each place of the answer on.
+    """
+    steps, at = [], prompt
+    while at < len(tokens) - 1:
+        right = 0
+        for place, draft in enumerate(drafts[at - prompt]):
+            if at + 1 + place >= len(tokens) or draft != tokens[at + 1 + place]:
+                break
+            right += 1
+        steps.append(right + 1)
+        at += right + 1
+    return steps[:-1]
 
 
-def _keep(pupils: list[Pupil], file: Path, spent: float, steps: int, curve: list[list[float]]) -> None:
-    part = file.with_suffix(".part")
-    states = [(one.drafter.state_dict(), one.optimizer.state_dict()) for one in pupils]
-    torch.save({"states": states, "spent": spent, "steps": steps, "curve": curve}, part)
-    part.replace(file)
+@torch.inference_mode()
+def drafts_of(target: Target, drafter: Drafter, tokens: Sequence[int], prompt: int) -> list[list[int]]:
+    """Return the drafts from each place of an answer on."""
+    ids = torch.tensor(list(tokens), device=target.device)[None]
+    context = drafter.store(features(target, ids, drafter.shape.features))
+    anchors = torch.arange(prompt, len(tokens) - 1, device=target.device)[None]
+    found: Any = drafter.draft(ids[0, anchors[0]][None], anchors, context, target.embedding, target.head)
+    return [[int(token) for token in row] for row in found[0].tolist()]
 
 
-def _restore(pupils: list[Pupil], file: Path, device: str) -> tuple[float, int, list[list[float]]]:
-    known = torch.load(file, map_location=device)
-    for one, (weights, moments) in zip(pupils, known["states"], strict=True):
-        one.drafter.load_state_dict(weights)
-        one.optimizer.load_state_dict(moments)
-    return known["spent"], known["steps"], known["curve"]
+def predicted(
+    target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Return the steps of each answer, as `walk` counts them; prompts without an answer are left out."""
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=False):
+        tokens = [*prompt, *answer]
+        drafts = drafts_of(target, drafter, tokens, len(prompt)) if len(answer) > 1 else []
+        found.append(walk(tokens, len(prompt), drafts))
+    return found

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks.common import describe
+from sparkwright.verify.checks.distance import distances
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.statistics import mcnemar, one_sided_excess
 from sparkwright.verify.upgrade.speed import CHECK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkwright.engine.cell import Cell
     from sparkwright.engine.observations import Observation
@@ -43,7 +46,7 @@ def _answers(matched: MatchedCells) -> Finding:
         name="greedy answers are the same up to near ties",
         definition="At the first token where an answer leaves the one before the upgrade: by how much less"
         " likely it was for the server before than its own. One server at two batch sizes gives the effect of"
-        " rounding.",
+        " rounding. The mean distance of the probabilities up to there is a lower bound of their divergence.",
         verdict=verdict,
         cause=cause,
         measured=measured,
@@ -63,6 +66,8 @@ def _compared_answers(
     try:
         pairings = [pair(old[level], new[level]) for level in sorted(old)]
         usual = [gap for level in sorted(old)[1:] for gap in pair(old[min(old)], old[level]).gaps]
+        apart = _distance((old[level], new[level]) for level in sorted(old))
+        usually = _distance((old[min(old)], old[level]) for level in sorted(old)[1:])
     except NoLogprobsError as error:
         return Verdict.NOT_APPLICABLE, str(error), {}
     gaps = [gap for pairing in pairings for gap in pairing.gaps]
@@ -72,6 +77,8 @@ def _compared_answers(
         "answers that differ": sum(gap > 0 for gap in gaps),
         "largest gap nat": round(max(gaps, default=0.0), 4),
         "largest of one server nat": round(max(usual, default=0.0), 4),
+        "mean distance nat": round(apart, 5),
+        "mean distance of one server nat": round(usually, 5),
     }
     odd = [one for pairing in pairings for one in pairing.found if one.gap > limit]
     if odd:
@@ -80,6 +87,12 @@ def _compared_answers(
     p = one_sided_excess([gap > 0 for gap in usual], [gap > 0 for gap in gaps]) if usual and gaps else 1.0
     more = f", more than one server's at two batch sizes (p = {p:.4f})" if p < SURE else ""
     return Verdict.PASS, f"{shown}{more}, all of them at near ties", measured
+
+
+def _distance(pairs: Iterable[tuple[Observation, Observation]]) -> float:
+    """Return the mean distance of the probabilities of each token that both sides of a pair continue."""
+    found = [distances(old, new).values() for old, new in pairs]
+    return fmean([*chain.from_iterable(chain.from_iterable(found))] or [0.0])
 
 
 def _odd(odd: Sequence[Difference], total: int) -> str:
