@@ -16,6 +16,7 @@ from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
 from sparkwright.verify.protocol.options import CHECK as PROTOCOL
 from sparkwright.verify.protocol.options import parse_protocol
+from sparkwright.verify.simulator.settings import DIALECT
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
@@ -86,7 +87,7 @@ class VerifyOptions(Model, frozen=True):
     against_recipe: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
-    dialect: str = "0.24"
+    dialect: str = DIALECT
     speculative_tokens: int = 7
     checks: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
 from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.profile import PROFILES, Deadlines, Profile
+from sparkwright.verify.simulator.settings import DIALECT
 
 THROUGHPUT, GOODPUT = "throughput", "goodput"
 
@@ -68,7 +69,7 @@ class TuneOptions(Model, frozen=True):
     python: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
-    dialect: str = "0.24"
+    dialect: str = DIALECT
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     methods: dict[str, Drafting] = field(default_factory=dict)
     strategy: Literal["halving", "grid"] = "halving"
