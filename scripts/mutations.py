@@ -11,6 +11,7 @@ carry without mutations of the series is an error, but for those that change how
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections import deque
 from dataclasses import dataclass, replace
@@ -183,21 +184,28 @@ def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result 
         else:
             trees += [(carry, one, mutated_tree(job, report, carry, one)) for one in mutations]
     begun: deque[tuple[Carry, Mutation, str, Callable[[], Proof]]] = deque()
+    left: set[str] = set()
 
     def end() -> Result:
         carry, mutation, tree, finish = begun.popleft()
         proof = finish()
         forget_tree(job, tree)
+        left.discard(tree)
         return Result(series, carry.name, mutation, proof)
 
-    with ProbePool(job.store, most=2) as pool:
-        prover = replace(job.prover(report), pristine=report.tree, pool=pool)
-        for carry, mutation, tree in trees:
-            begun.append((carry, mutation, tree, begin(prover, tree, report, carry)))
-            if len(begun) == _BEGUN:
+    try:
+        with ProbePool(job.store, most=2) as pool:
+            prover = replace(job.prover(report), pristine=report.tree, pool=pool)
+            for carry, mutation, tree in trees:
+                left.add(tree)
+                begun.append((carry, mutation, tree, begin(prover, tree, report, carry)))
+                if len(begun) == _BEGUN:
+                    yield end()
+            while begun:
                 yield end()
-        while begun:
-            yield end()
+    finally:  # when the pool's runs are over, which import from them
+        for tree in left:
+            forget_tree(job, tree)
 
 
 def begin(prover: Prover, tree: str, report: MergeReport, carry: Carry) -> Callable[[], Proof]:
@@ -264,4 +272,5 @@ def counts(results: Sequence[Result | Unbroken]) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an end at which mutated trees are removed too
     sys.exit(main())

@@ -91,7 +91,7 @@ CONTROLS = (
     Case("a prompt of several programs", (Request(16, 100, 0, tuple(range(10, 18))), PLAIN)),
 )
 DEFECTS = (
-    Case("two drafts rejected", (Request(26, 4, 2, (1, 2, 3)), PLAIN)),
+    Case("two drafts rejected", (Request(26, 4, 2, (3, 1, 2)), PLAIN)),  # in block 1, the first of its own
     Case("two drafts rejected by the second request", (PLAIN, Request(26, 4, 2, (1, 2, 3)))),
     Case("every draft rejected", (Request(31, 4, 3, (11, 12, 13)), Request(47, 4, 3, (20, 21, 22, 23)))),
     Case(

@@ -28,6 +28,7 @@ from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.process import read_truth, simulator
 from sparkwright.verify.simulator.server import listening
+from sparkwright.verify.simulator.settings import DIALECT, VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -168,7 +169,7 @@ def test_servers_that_are_refused(tmp_path: Path, fault: str, message: str) -> N
         async with simulated(tmp_path, *faults) as endpoint, open_session(endpoint) as session:
             return (await check_endpoint(session, endpoint, Deadlines())).version
 
-    assert asyncio.run(run()) == "0.24.0"
+    assert asyncio.run(run()) == VERSIONS[DIALECT]
     with pytest.raises(EndpointError, match=message):
         asyncio.run(run(fault))
 

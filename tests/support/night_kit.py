@@ -14,6 +14,7 @@ from sparkwright.nightly.model import (
     Night,
     NightBuild,
     NightRehearsal,
+    NightTests,
     NightVerdict,
     PinMove,
     PullChange,
@@ -205,6 +206,7 @@ def hostile() -> Night:
         at=target(origin=EVIL),
         build=NightBuild(status="failed", reason=EVIL),
         rehearsal=NightRehearsal(status="failed", reason=EVIL, report="javascript:alert(1)"),
+        tests=NightTests(status="failed", reason=EVIL, flaky=(EVIL,)),
         pins=(PinMove(name=EVIL, before=EVIL, after=EVIL, declared_in=EVIL),),
         archs=(ArchMove(name=EVIL, declared_in=EVIL, added=(EVIL,), removed=(EVIL,)),),
     )

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from sparkwright.nightly import words
 from sparkwright.nightly.markdown import code, render_markdown
-from sparkwright.nightly.model import Judgement, NightVerdict, Standing, standing_of
+from sparkwright.nightly.model import Judgement, NightTests, NightVerdict, Standing, standing_of
 from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit
 
@@ -128,6 +128,15 @@ def test_what_the_page_says_of_an_eventful_night():
         "upstream has no wheel of that commit for aarch64",
     ):  # fmt: skip
         assert said in page.text, said
+
+
+def test_flaky_tests_of_upstream_are_named_where_there_are_any():
+    name = "tests/v1/core/test_cache.py::test_state"
+    for flaky in ((name,), ()):
+        tests = NightTests(status="passed", passed=48, flaky=flaky)
+        one = night_kit.night(night_kit.found(tests=tests))
+        for told in (html(one).text, markdown(one)[0]):
+            assert (f"flaky: {name}" in told.replace("`", ""), "flaky" in told) == (bool(flaky), bool(flaky))
 
 
 def test_strips_have_a_bar_a_night_and_a_text_that_says_the_same():

@@ -178,7 +178,9 @@ def test_results_are_kept_for_each_tree(gate: Gates, monkeypatch: pytest.MonkeyP
     assert gate({CACHE: FIXED}).run() == found
 
 
-def test_the_key_changes_with_code_tests_and_packages(gate: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_changes_with_code_tests_choice_and_packages(
+    gate: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def key(merged: dict[str, Content], pristine: dict[str, Content] = PACKAGE) -> str:
         return gate(merged, pristine).key()
 
@@ -190,7 +192,17 @@ def test_the_key_changes_with_code_tests_and_packages(gate: Gates, monkeypatch: 
     ]
     assert key({CACHE: FIXED, "csrc/kernel.cu": "// not Python\n"}) == keys[0]
     monkeypatch.setattr(upstream_tests, "test_requirements", lambda: "pytest==1\n")
-    assert len({*keys, key({CACHE: FIXED})}) == 5
+    keys.append(key({CACHE: FIXED}))
+    monkeypatch.setattr(upstream_tests, "choice_source", lambda: "def choose_tests(): ...\n")
+    assert len({*keys, key({CACHE: FIXED})}) == 6
+
+
+def test_another_choice_runs_no_file_again(gate: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gate({CACHE: HEALTHY}).run()
+    monkeypatch.setattr(upstream_tests, "choice_source", lambda: "def choose_tests(): ...\n")
+    monkeypatch.setattr(UpstreamGate, "_run", lambda *_, **__: pytest.fail("it ran again"))
+    again = gate({CACHE: HEALTHY}).run()
+    assert (again.passed, again.key != found.key) == (found.passed, True)
 
 
 def test_files_can_be_named(gate: Gates) -> None:

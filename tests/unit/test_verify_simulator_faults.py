@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from simulator_kit import Bench, prompt, settings
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.lock import read_lock
+from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
 from sparkwright.verify.simulator.language import text_of
@@ -16,6 +20,7 @@ from sparkwright.verify.simulator.log import (
     failing_lines,
 )
 from sparkwright.verify.simulator.settings import plan_memory
+from sparkwright.verify.tune.options import TuneOptions
 
 HEALTHY = 0.41  # acceptance rate of code with seven drafted tokens
 
@@ -312,6 +317,13 @@ def test_a_start_that_fails_says_why(fault: str, text: str) -> None:
 
 def test_a_request_that_cannot_fit_fails_the_start() -> None:
     assert any("max seq len" in line.text for line in failing_lines(settings(kv_tokens=4096)))
+
+
+def test_the_default_dialect_is_that_of_the_default_series() -> None:
+    lock = read_lock(Path(__file__).resolve().parents[2] / "upstream.lock")
+    assert (settings().dialect, VerifyOptions().dialect, TuneOptions(recipe="one").dialect) == (
+        lock.series,
+    ) * 3
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])

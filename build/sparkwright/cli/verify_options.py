@@ -9,6 +9,7 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.options import Names, Numbers, Rates
+from sparkwright.verify.simulator.settings import DIALECT
 
 if TYPE_CHECKING:
     from sparkwright.verify.options import VerifyOptions
@@ -48,7 +49,7 @@ OPTIONS = (
     click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
     click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Break the simulator so."),
     click.option(
-        "--dialect", default="0.24", show_default=True, help="Which vLLM the simulator speaks like."
+        "--dialect", default=DIALECT, show_default=True, help="Which vLLM the simulator speaks like."
     ),
     click.option("--runner", type=click.Choice(["v1", "v2"]), help="Ask for this model runner."),
     click.option("--eager", is_flag=True, help="Serve without CUDA graphs."),

@@ -244,7 +244,8 @@ class _Run:
         if not found.files:
             return NightTests(status="skipped", reason="none touches what the patchset changes")
         status: Literal["failed", "passed"] = "failed" if found.regressions else "passed"
-        return NightTests(status=status, reason=", ".join(found.regressions), passed=found.passed)
+        reason = ", ".join(found.regressions)
+        return NightTests(status=status, reason=reason, passed=found.passed, flaky=found.flaky)
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""

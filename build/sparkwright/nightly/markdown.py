@@ -115,7 +115,8 @@ def _made(found: TargetNight) -> Iterator[str]:
         yield f"- Wheel {build.status}{_because(build.reason)}"
     took = f" in {human_seconds(rehearsal.seconds)}" if rehearsal.seconds else ""
     passed = f", {found.tests.passed} pass on both trees" if found.tests.passed else ""
-    yield f"- Upstream's tests {found.tests.status}{passed}{_because(found.tests.reason)}"
+    flaky = f"; flaky: {', '.join(map(code, found.tests.flaky))}" if found.tests.flaky else ""
+    yield f"- Upstream's tests {found.tests.status}{passed}{_because(found.tests.reason)}{flaky}"
     yield f"- Rehearsal {rehearsal.status}{took}{_because(rehearsal.reason)}"
     if found.kernels.status != "skipped":
         yield f"- Triton kernels {found.kernels.status}{_because(found.kernels.reason)}"

@@ -318,11 +318,13 @@ class NightTests(Model, frozen=True):
         status: ``failed`` where one passes on the target's tree and fails on the merged one.
         reason: why they were skipped, or which fail.
         passed: how many pass on both trees.
+        flaky: tests that differed between the trees, and did not differ again.
     """
 
     status: Literal["passed", "failed", "skipped"]
     reason: str = ""
     passed: int = 0
+    flaky: tuple[str, ...] = ()
 
 
 class TargetNight(Model, frozen=True):

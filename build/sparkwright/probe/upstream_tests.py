@@ -154,6 +154,11 @@ def test_requirements() -> str:
     return resources.files("sparkwright.probe").joinpath("upstream_requirements.txt").read_text("utf-8")
 
 
+def choice_source() -> str:
+    """Return the code that chooses which of upstream's tests run."""
+    return resources.files("sparkwright.probe").joinpath("upstream_choice.py").read_text("utf-8")
+
+
 def _child_folder() -> Path:
     return Path(str(resources.files("sparkwright.probe").joinpath("upstream_child")))
 
@@ -235,12 +240,12 @@ class UpstreamGate:
     _folders: dict[str, Path] = field(default_factory=dict)
 
     def key(self) -> str:
-        """Return digest of all that the result hangs on: both trees' code and tests, and how they are run."""
+        """Return digest of all that the result hangs on: both trees' code and tests, which run, and how."""
         nodes = [self.repository.objects.node(tree) for tree in (self.pristine, self.merged)]
         trees = [
             [node[name].blob if name in node else None for name in (_PACKAGE, "tests")] for node in nodes
         ]
-        return digest_of([self._how, trees])
+        return digest_of([self._how, choice_source(), trees])
 
     @property
     def _how(self) -> list[Any]:

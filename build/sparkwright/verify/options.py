@@ -14,6 +14,7 @@ from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.simulator.settings import DIALECT
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
@@ -84,7 +85,7 @@ class VerifyOptions(Model, frozen=True):
     against_recipe: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
-    dialect: str = "0.24"
+    dialect: str = DIALECT
     speculative_tokens: int = 7
     checks: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()

@@ -67,7 +67,24 @@ def test_each_mutation_gets_its_word(script: Any, world: World, monkeypatch: pyt
     assert results[0].line == "1.2 clamp: noticed: drops the bound (clamp(99) is not 10)"
     assert "SyntaxError" in results[1].line
     assert mutate(script, world, monkeypatch, *entries) == results
-    assert not [folder for folder in world.store.trees.iterdir() if "return return" in folder.name]
+
+
+def test_an_interrupted_run_leaves_no_mutated_tree(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def laid_out() -> set[str]:
+        return {folder.name for folder in world.store.trees.iterdir()}
+
+    mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
+    others = laid_out()
+    mutations = [entry(f"adds {number}", "min(value", f"{number} + min(value") for number in range(1, 5)]
+    (world.root / "carries" / "clamp" / "mutations.toml").write_text("\n".join(mutations))
+    with open_job(world.root) as job:
+        running = script.mutate(job, "1.2", ["clamp"])
+        next(running)
+        assert len(laid_out() - others) == 2
+        running.close()
+    assert laid_out() == others
 
 
 @pytest.mark.parametrize(

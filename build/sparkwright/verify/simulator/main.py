@@ -20,7 +20,13 @@ from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
 from sparkwright.verify.simulator.server import listening
-from sparkwright.verify.simulator.settings import VERSIONS, Settings, StepCosts, fit_max_model_len
+from sparkwright.verify.simulator.settings import (
+    DIALECT,
+    VERSIONS,
+    Settings,
+    StepCosts,
+    fit_max_model_len,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -149,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--log", type=click.Path(path_type=Path), help="File for its log; else standard error.")
 @click.option("--truth", type=click.Path(path_type=Path), help="File for a JSON line about each request.")
 @click.option(
-    "--dialect", default="0.24", type=click.Choice(list(VERSIONS)), help="The vLLM release to imitate."
+    "--dialect", default=DIALECT, type=click.Choice(list(VERSIONS)), help="The vLLM release to imitate."
 )
 @click.option("--speed", default=1.0, help="Simulated seconds in a real one.")
 @click.option("--seed", default=0, help="Seed of every random draw.")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
+DIALECT: Final[Dialect] = "0.33"  # of the default series
 ServerShape = Literal["vllm", "other"]
 VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
 # Acceptance of other methods of drafting over that of DFlash; those that are not listed accept as much.
@@ -85,7 +86,7 @@ class Settings:
             closes a connection after a stream.
     """
 
-    dialect: Dialect = "0.24"
+    dialect: Dialect = DIALECT
     model: str = "simulated/Qwen3.6-27B-NVFP4"
     host: str = "127.0.0.1"
     port: int = 0

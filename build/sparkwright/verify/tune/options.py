@@ -13,6 +13,7 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.profile import PROFILES, Profile
+from sparkwright.verify.simulator.settings import DIALECT
 
 THROUGHPUT, GOODPUT = "throughput", "goodput"
 
@@ -69,7 +70,7 @@ class TuneOptions(Model, frozen=True):
     python: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
-    dialect: str = "0.24"
+    dialect: str = DIALECT
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     methods: dict[str, Drafting] = field(default_factory=dict)
     strategy: Literal["halving", "grid"] = "halving"
