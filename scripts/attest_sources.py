@@ -3,9 +3,10 @@
     python scripts/attest_sources.py _C_stable_libtorch --code sm_120f sm_120 --source cutlass=CLONE@v4.7.0
 
 A source is a clone with a commit or tag, or a folder; a second one of the same name is laid over the first,
-as for headers out of a wheel. `--arches` has to be upstream's own list: it is right when as many units are
-for each architecture as the binary has images. First, and after every change of the compiler, the control:
-units that read no candidate are equal, and with `--planted FILE OLD NEW` the one that reads FILE is not.
+as for headers out of a wheel. Each verdict is kept in the store, so that an interrupted run goes on.
+`--arches` has to be upstream's own list: it is right when as many units are for each architecture as the
+binary has images. First, and after every change of the compiler, the control: units that read no candidate
+are equal, and with `--planted FILE OLD NEW` the one that reads FILE is not.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of
 from sparkwright.git import open_repository
-from sparkwright.native.attest import attest_unit, read_images, summary
+from sparkwright.native.attest import Verdict, attest_unit, read_images, summary
 from sparkwright.native.build import Builder, configured
 from sparkwright.native.model import Inputs, SourceTree, Target
 from sparkwright.native.sources import gather_sources, keep_source, read_clone, read_copy
@@ -34,13 +37,16 @@ from sparkwright.upstream import fetch_artifact
 
 if TYPE_CHECKING:
     from sparkwright.git import FileEntry
-    from sparkwright.native.attest import Image, Verdict
+    from sparkwright.native.attest import Image
     from sparkwright.native.model import Unit
     from sparkwright.pipeline.job import Job
 
 ROOT = Path(__file__).parents[1]
 ARCHES = "8.0 8.7 8.9 9.0 10.0 11.0 12.0"
 """The list that gives as many units for each architecture as 0.33.0's aarch64 wheel has images."""
+_KIND = "attested-unit"
+_RULES = 1
+"""Part of a verdict's key: raised when the comparison changes."""
 
 
 def main() -> int:
@@ -84,7 +90,7 @@ def _attest(job: Job, args: argparse.Namespace) -> list[Verdict]:
     images = {
         code: _images(job, args, code, inputs.toolchain.cuobjdump) for code in {code for _, code in chosen}
     }
-    verdicts = []
+    verdicts, wheel = [], lock.wheels[args.machine].sha256
     with open_workspace(job.store, job.repository, known.tree, inputs.toolchain) as work:
         if args.planted:
             name, old, new = args.planted
@@ -94,8 +100,13 @@ def _attest(job: Job, args: argparse.Namespace) -> list[Verdict]:
             (work.root / name).write_text(text.replace(old, new), encoding="utf-8")
         environment = configure_environment(inputs.toolchain, target, work.root, lock)
         for unit, code in chosen:
-            (work.root / unit.output).parent.mkdir(parents=True, exist_ok=True)
-            verdicts.append(one := attest_unit(unit, code, work, environment, images[code]))
+            asked = [_RULES, known.tree, to_builtins(unit), code, inputs.toolchain.key, wheel, args.planted]
+            one = _known(job, key := digest_of(asked))
+            if one is None:
+                (work.root / unit.output).parent.mkdir(parents=True, exist_ok=True)
+                one = attest_unit(unit, code, work, environment, images[code])
+                job.store.put_record(_KIND, key, asdict(one))
+            verdicts.append(one)
             read = ", ".join(f"{count} of {name}" for name, count in one.read.items())
             print(
                 f"{one.outcome:12} {code:8} {one.kernels:5} {one.seconds:6.1f} s  {one.unit}  "
@@ -103,6 +114,12 @@ def _attest(job: Job, args: argparse.Namespace) -> list[Verdict]:
             )
             sys.stdout.flush()
     return verdicts
+
+
+def _known(job: Job, key: str) -> Verdict | None:
+    """Return the verdict that an earlier run kept under *key*."""
+    record = job.store.find_record(_KIND, key)
+    return None if record is None else Verdict(**record)
 
 
 def _candidates(job: Job, words: list[str]) -> dict[str, SourceTree]:

@@ -55,7 +55,11 @@ class Case:
 
 
 def record_of(
-    *, asked: dict[str, int] | None = None, left_out: tuple[LeftOut, ...] | None = None, arch: str = "12.1a"
+    *,
+    asked: dict[str, int] | None = None,
+    left_out: tuple[LeftOut, ...] | None = None,
+    arch: str = "12.1a",
+    attested: str = "",
 ) -> dict[str, Any]:
     extension = Extension(
         target="_C", key="the-key", sha256="0" * 64, size=1,
@@ -66,7 +70,7 @@ def record_of(
         left_out = (LeftOut(member=FA3, because="none of its 1 kernels runs on 12.1a", evidence=("a",)),)
     return kernels_record(
         Target(HERE, arch), "toolchain", compiled={C: extension, SPIN: spin}, upstream={RS: BECAUSE},
-        left_out=left_out,
+        left_out=left_out, attested={C: attested},
     )  # fmt: skip
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 from kit import UpstreamRepository, make_tree
-from native_kit import CU, HERE, OTHER, make_wheel, native_tables, offer_toolkit, tree_of, with_native
+from native_kit import (
+    CU,
+    HERE,
+    OTHER,
+    lock_text,
+    make_wheel,
+    native_tables,
+    offer_toolkit,
+    tree_of,
+    with_native,
+)
 from small_release import make_release
 
 from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError
 from sparkwright.lock import Dependency, check_native
-from sparkwright.lock.native import Binary, ExtensionSpec, SourcePin
+from sparkwright.lock.bump import rewrite
+from sparkwright.lock.native import Binary, Candidate, ExtensionSpec, SourcePin
 from sparkwright.native.bump.dependencies import NextSources
 from sparkwright.native.bump.proposal import propose_native
 from sparkwright.native.bump.targets import next_extensions
@@ -277,3 +288,15 @@ def test_a_proposal_keeps_measurements_with_the_release_that_they_are_of(lock, a
     assert check_native(msgspec.structs.replace(new, native=once.native)) == []
     back = propose_native(access, lock, once.native, CMAKE)
     assert (back.native.release, back.native.measured, back.native.is_measured) == ("1.2.0", "", True)
+
+
+def test_a_candidate_goes_with_the_release_whose_wheel_attests_it(lock, access):
+    candidate = Candidate(ref="v4.4.0", tree="7" * 40, attested={"_C": (2, 2)})
+    inner = msgspec.structs.replace(lock.native.sources["inner"], candidate=candidate)
+    old = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "inner": inner})
+    assert propose_native(access, lock, old, CMAKE).native.candidates == {"inner": candidate}
+    new = msgspec.structs.replace(lock, release=msgspec.structs.replace(lock.release, version="1.3.0"))
+    moved = propose_native(access, new, old, CMAKE).native
+    assert moved.candidates == {}
+    before, after = (msgspec.structs.replace(lock, native=native) for native in (old, moved))
+    assert "v4.4.0" not in rewrite(lock_text(before), after).text

@@ -13,7 +13,7 @@ from small_release import make_release
 from upstream_kit import make_access
 
 from sparkwright.base.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
-from sparkwright.lock.native import SourcePin
+from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.sources import find_sources, gather_sources
 
 pytest_plugins = ["package_access"]
@@ -222,6 +222,50 @@ def test_a_mounted_source_is_looked_for_inside_its_host(lock, access, remote, tr
     fresh = make_access(tmp_path / "fresh")
     assert "v4.4.2" in gather_sources(wanted, fresh, wanted=["inner"], environment=bare)["inner"].origin
     fresh.repository.close()
+
+
+# Candidates --------------------------------------------------------------------------------
+
+OLDER = {**FILES, "include/a.h": "// a of the candidate\n"}
+
+
+@pytest.fixture
+def candidate(access):
+    return Candidate(ref="v4.4.1", tree=make_tree(access.repository, OLDER), attested={"_C": (2, 2)})
+
+
+@pytest.fixture
+def older(tmp_path):
+    """The environment of a user who has the candidate's files."""
+    return {"VLLM_CUTLASS_SRC_DIR": str(write(tmp_path / "older", OLDER))}
+
+
+def test_a_candidate_is_taken_where_the_pin_cannot_be_had(lock, access, candidate, older, tmp_path):
+    wanted = pin(lock, None, candidate=candidate)
+    assert not cutlass(wanted, access).at_hand  # neither fetched nor in the store
+    found = cutlass(wanted, access, older)
+    assert (found.tree, found.is_candidate) == (candidate.tree, True)
+    assert found.missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
+    assert find_sources(wanted, access, environment=older)["cutlass"] == found
+    # From now on the store has it, also where the lock names a pin that does not answer.
+    assert find_sources(wanted, access, environment=NOBODY)["cutlass"].is_candidate
+    gone = pin(lock, "f" * 40, repository=(tmp_path / "gone").as_uri(), candidate=candidate)
+    assert cutlass(gone, access).is_candidate
+
+
+def test_a_candidate_is_left_alone_where_the_pin_can_be_had(lock, access, tree, candidate, older):
+    assert cutlass(pin(lock, None, candidate=candidate), access, older).is_candidate
+    found = cutlass(pin(lock, tree, candidate=candidate), access)
+    assert (found.tree, found.is_candidate, found.missing) == (tree, False, "")
+    with pytest.raises(DigestError, match="not the source that the lock pins"):
+        cutlass(pin(lock, tree, candidate=candidate), access, older)
+
+
+def test_another_tree_than_the_candidates_is_refused(lock, access, candidate, older):
+    other = msgspec.structs.replace(candidate, tree="e" * 40)
+    with pytest.raises(DigestError, match=f"{candidate.tree}, not {'e' * 40}") as caught:
+        cutlass(pin(lock, None, candidate=other), access, older)
+    assert "check out v4.4.1 there" in caught.value.next_step
 
 
 # Stand-ins, the lock --------------------------------------------------------------

@@ -43,12 +43,22 @@ def test_the_version_as_built_is_the_one_that_an_audit_expects(
     job = job_of()
     upstream = {f"vllm/{name}.so": "no source" for name in stock if name not in left_out}
     state: Any = SimpleNamespace(
-        stock_extensions=dict.fromkeys(stock, "no source"), binaries=SimpleNamespace(upstream=upstream)
+        stock_extensions=dict.fromkeys(stock, "no source"),
+        attested={},
+        binaries=SimpleNamespace(upstream=upstream),
     )
     assert version_of(job, state) == version
     # The audit counts in the wheel's record.
     compiled = len(EXTENSIONS) - len(stock)
     assert native_version(job, [name for name in stock if name not in left_out], compiled) == version
+
+
+def test_an_attested_extension_is_never_one_of_the_pins() -> None:
+    whole: Any = SimpleNamespace(stock_extensions={}, attested={"_moe_C": "2 of 2"}, binaries=None)
+    assert version_of(job_of(), whole) == f"{BASE}mixed.5.sm121a.1a2b3c4d.attested.moe"
+    whole.stock_extensions = {"_vllm_fa2_C": "no source"}
+    assert version_of(job_of(), whole) == f"{BASE}mixed.4.sm121a.1a2b3c4d.attested.moe.stock.fa2"
+    assert Version(version_of(job_of(), whole)) < Version(native_version(job_of(), ()))
 
 
 def test_of_one_build_more_compiled_extensions_are_newer() -> None:

@@ -52,6 +52,16 @@ def test_a_healthy_native_wheel_passes_every_check(case: Case) -> None:
     assert {one["member"] for one in told["binaries"]} == {C, RS, SPIN}
 
 
+def test_a_candidate_for_a_pinned_source_is_named(case: Case, tmp_path: Path) -> None:
+    claim = "cutlass v4.7.0 in place of v4.7.1 is attested for 2 of 2 units"
+    wheel = rebuilt(case, tmp_path, case.plan.providers[C].path, attested=claim)
+    for path, said in ((wheel, True), (case.wheel, False)):
+        (check,) = [one for one in audit(path, case.expectation).checks if one.name == "kernels-native"]
+        assert check.detail.endswith(f"; {C}: {claim}") == said
+        (bill,) = [data for name, data in wheelkit.unpack(path).items() if name.endswith(".cdx.json")]
+        assert (claim.encode() in bill) == said
+
+
 def test_without_libraries_at_hand_that_is_said(case: Case) -> None:
     native = replace(case.expectation.native, surroundings=None)  # type: ignore[type-var]
     report = audit(case.wheel, replace(known(case), native=native))

@@ -137,6 +137,8 @@ class BuildSpec:
         described = self._described(self.deciding)
         if self.arch is not None and self.lock.native is not None:
             described["kernels"] = {"arch": self.arch, **_compiled_from(self.lock.native)}
+            if candidates := self.lock.native.candidates:
+                described["kernels"]["candidates"] = {name: one.tree for name, one in candidates.items()}
         return described
 
     def _described(self, carries: Sequence[Carry]) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def _job(session: Session, target: TargetOptions, wheel: Path) -> tuple[Job, str
     job = session.job(replace(target, kernels="native", arch=target.arch or record.arch), full=full)
     extensions = require(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
-    return job, native_version(job, stock, len(record.compiled)), record
+    attested = {name for name, spec in extensions.items() if spec.member in record.attested}
+    return job, native_version(job, stock, len(record.compiled), attested), record
 
 
 def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expectation:

@@ -182,6 +182,7 @@ def _kernels(job: Job, state: BuildState) -> dict[str, Any]:
     return {
         "arch": job.spec.arch,
         "compiled": {name: one.key for name, one in state.extensions.items()},
+        "attested": state.attested,
         "from-upstream": state.stock_extensions,
         "left-out": state.binaries.left_out,
         "not-native": foreign_extensions(state.extensions, job.target.arch),
@@ -191,6 +192,8 @@ def _kernels(job: Job, state: BuildState) -> dict[str, Any]:
 def _show_kernels(job: Job, state: BuildState) -> None:
     click.echo(f"kernels  compiled for {job.spec.arch}: {', '.join(state.extensions) or 'none'}")
     for name, why in foreign_extensions(state.extensions, job.target.arch).items():
+        click.echo(f"         {name}: {why}")
+    for name, why in state.attested.items():
         click.echo(f"         {name}: {why}")
     for name, why in state.stock_extensions.items():
         click.echo(f"         {name} is from upstream's wheel: {why}")

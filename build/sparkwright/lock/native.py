@@ -67,6 +67,31 @@ class Toolkit(Model, frozen=True):
     link_only: tuple[Annotated[str, Meta(pattern=r"^lib[\w.+-]+\.so(\.[0-9]+)*\Z")], ...] = ()
 
 
+class Candidate(Model, frozen=True):
+    """A source in place of a pinned one that cannot be had, for the extensions that it is attested for.
+
+    Attributes:
+        ref: the commit or tag that `tree` was taken from.
+        tree: as of `SourcePin`.
+        attested: by extension, the number of units whose device code is that of upstream's binary, and of all
+            that make kernels of this source.
+    """
+
+    ref: str
+    tree: TreeId
+    attested: dict[str, tuple[int, int]]
+
+    def covers(self, extension: str) -> bool:
+        """Tell if every unit of *extension* that reads this source is attested."""
+        equal, units = self.attested.get(extension, (0, 0))
+        return 0 < equal == units
+
+    def claim(self, extension: str) -> str:
+        """Return the attestation of *extension*, in words."""
+        equal, units = self.attested.get(extension, (0, 0))
+        return f"attested for {equal} of {units} units" if units else "not attested"
+
+
 class SourcePin(Model, frozen=True):
     """A dependency's source, by content: the tree is the same wherever it is fetched from.
 
@@ -83,6 +108,7 @@ class SourcePin(Model, frozen=True):
         stand_in: files that CMake looks for, written empty when the source cannot be fetched.
         trust: ``plain-files`` where `tree` was taken from files without a history, so that nothing shows that
             they are those of `ref`.
+        candidate: compiled instead where this one cannot be had.
     """
 
     ref: str
@@ -94,6 +120,7 @@ class SourcePin(Model, frozen=True):
     mount: str = ""
     stand_in: tuple[str, ...] = ()
     trust: Literal["", "plain-files"] = ""
+    candidate: Candidate | None = None
 
 
 class ExtensionSpec(Model, frozen=True):
@@ -172,6 +199,11 @@ class NativePin(Model, frozen=True):
     def unverified(self) -> dict[str, str]:
         """The sources whose tree nothing shows to be that of their commit or tag, each with that."""
         return {name: pin.ref for name, pin in self.sources.items() if pin.trust}
+
+    @property
+    def candidates(self) -> dict[str, Candidate]:
+        """The sources that stand for pinned ones that cannot be had, by the pins' names."""
+        return {name: pin.candidate for name, pin in self.sources.items() if pin.candidate is not None}
 
     @property
     def unreached(self) -> dict[str, tuple[str, ...]]:

@@ -81,7 +81,7 @@ class SourceTree(Model, frozen=True):
         tree: git id of its tree in the store's repository.
         origin: where it was fetched from, in words, such as ``flashinfer-python 0.6.9``.
         at_hand: whether it is the real source; otherwise `tree` only lets CMake configure.
-        missing: the reason that it is not available.
+        missing: the reason that the pinned source is not available.
     """
 
     name: str
@@ -89,6 +89,11 @@ class SourceTree(Model, frozen=True):
     origin: str
     at_hand: bool = True
     missing: str = ""
+
+    @property
+    def is_candidate(self) -> bool:
+        """True for the lock's candidate in place of the pinned source."""
+        return self.at_hand and bool(self.missing)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ fetched prevents only the extensions that need it: a stand-in lets CMake configu
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from sparkwright.base.errors import (
     ConfigError,
@@ -123,7 +125,7 @@ def find_sources(
         here = _from_folder(access, source, environment) or _from_store(access, source)
         if here is None and source.pin.tree is not None:
             return None
-        found[source.name] = here or _stand_in(access, source, source.unknown)
+        found[source.name] = here or _instead(access, source, environment, source.unknown)
     return found
 
 
@@ -146,7 +148,7 @@ def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> 
     if found is not None:
         return found
     if source.pin.tree is None:
-        return _stand_in(access, source, source.unknown)
+        return _instead(access, source, environment, source.unknown)
     failures: list[str] = []
     for bring in (_from_package, _from_git):
         try:
@@ -157,7 +159,21 @@ def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> 
             failures.append(str(error))
     if source.override:
         failures.append(f"{source.override} names no local copy")
-    return _stand_in(access, source, "; ".join(failures))
+    return _instead(access, source, environment, "; ".join(failures))
+
+
+def _instead(access: Access, source: _Wanted, environment: Mapping[str, str], why: str) -> SourceTree:
+    """Return the candidate for a source that cannot be had, if it is here, or an empty stand-in.
+
+    It is never fetched: where its remote answers, so does the pin's.
+    """
+    if (candidate := source.pin.candidate) is not None:
+        pin = structs.replace(source.pin, ref=candidate.ref, tree=candidate.tree)
+        other = replace(source, pin=pin)
+        found = _from_folder(access, other, environment) if source.pin.tree is None else None
+        if found := found or _from_store(access, other):
+            return structs.replace(found, missing=why)
+    return _stand_in(access, source, why)
 
 
 def _stand_in(access: Access, source: _Wanted, why: str) -> SourceTree:

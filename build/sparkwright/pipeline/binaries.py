@@ -43,6 +43,7 @@ class ChooseBinaries:
                 "tree": state.report.tree,
                 "extensions": {name: one.sha256 for name, one in sorted(state.extensions.items())},
                 "stock": sorted(state.stock_extensions.items()),
+                "attested": sorted(state.attested.items()),
                 "arch": job.spec.arch,
                 "full": job.options.full,
             }
@@ -91,6 +92,7 @@ def _choose(job: Job, state: BuildState) -> Binaries:
         job.target,
         toolchain.key,
         compiled=compiled,
+        attested={member: state.attested.get(name, "") for member, name in members.items()},
         upstream=stock,
         left_out=slim.left_out,
         packages=toolchain.packages,

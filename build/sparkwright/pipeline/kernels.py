@@ -19,9 +19,9 @@ from sparkwright.pipeline.state import BuildState, require
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.lock.native import ExtensionSpec, NativePin
+    from sparkwright.lock.native import NativePin
     from sparkwright.native.build import Builder, UnitCompiler
-    from sparkwright.native.model import Inputs, SourceTree
+    from sparkwright.native.model import Extension, Inputs, SourceTree
     from sparkwright.pipeline.job import Job
     from sparkwright.pipeline.step import Step
 
@@ -49,7 +49,12 @@ class GatherSources:
 
     def key(self, job: Job, state: BuildState) -> str | None:
         del state
-        return digest_of({name: pin.tree for name, pin in _pin(job).sources.items()})
+        return digest_of(
+            {
+                name: [pin.tree, pin.candidate and pin.candidate.tree]
+                for name, pin in _pin(job).sources.items()
+            }
+        )
 
     def find(self, job: Job, state: BuildState) -> bool:
         from sparkwright.native.sources import find_sources, gather_sources
@@ -98,17 +103,40 @@ def _way_to_sources(job: Job) -> str:
 
 def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str]:
     """Return the extensions that cannot be compiled, and why."""
-    reasons = {name: _why_not(native, spec, sources) for name, spec in native.extensions.items()}
+    reasons = {name: _why_not(native, name, sources) for name in native.extensions}
     return {name: why for name, why in reasons.items() if why}
 
 
-def _why_not(native: NativePin, spec: ExtensionSpec, sources: Mapping[str, SourceTree]) -> str:
-    """Return why the extension of *spec* cannot be compiled; empty if it can."""
+def _why_not(native: NativePin, extension: str, sources: Mapping[str, SourceTree]) -> str:
+    """Return why *extension* cannot be compiled; empty if it can."""
+    wanted = _sources_of(native, extension, sources)
+    reasons = [source.missing for source in wanted if not source.at_hand]
+    reasons += [
+        f"{source.missing}; {_claim(native, source.name, extension)}"
+        for source in wanted
+        if source.is_candidate and not require(native.sources[source.name].candidate).covers(extension)
+    ]
+    return "; ".join(reasons)
+
+
+def _attested(native: NativePin, extension: str, sources: Mapping[str, SourceTree]) -> str:
+    """Return what attests the candidates that *extension* is compiled from; empty for pinned sources."""
+    wanted = _sources_of(native, extension, sources)
+    return "; ".join(_claim(native, source.name, extension) for source in wanted if source.is_candidate)
+
+
+def _sources_of(native: NativePin, extension: str, sources: Mapping[str, SourceTree]) -> list[SourceTree]:
     from sparkwright.native.extensions import sources_of
 
-    wanted = sources_of(spec, native.sources)
-    lost = (source for name, source in sources.items() if name in wanted and not source.at_hand)
-    return "; ".join(source.missing for source in lost)
+    wanted = sources_of(native.extensions[extension], native.sources)
+    return [source for name, source in sources.items() if name in wanted]
+
+
+def _claim(native: NativePin, source: str, extension: str) -> str:
+    # Part of the record in the wheel.
+    pin = native.sources[source]
+    candidate = require(pin.candidate)
+    return f"{source} {candidate.ref[:12]} in place of {pin.ref[:12]} is {candidate.claim(extension)}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +171,6 @@ class CompileExtension:
     """One extension, compiled and linked; or the reason for taking upstream's."""
 
     extension: str
-    spec: ExtensionSpec
 
     @property
     def name(self) -> str:
@@ -153,7 +180,7 @@ class CompileExtension:
     def key(self, job: Job, state: BuildState) -> str | None:
         if state.report is None or state.sources is None:
             return None
-        if why := _why_not(_pin(job), self.spec, state.sources):
+        if why := _why_not(_pin(job), self.extension, state.sources):
             return digest_of([self.extension, why])
         if state.toolchain is None:
             return None
@@ -163,10 +190,10 @@ class CompileExtension:
         from sparkwright.native.build import forecast
         from sparkwright.native.extensions import find_extension
 
-        why = _why_not(_pin(job), self.spec, require(state.sources))
+        why = _why_not(_pin(job), self.extension, require(state.sources))
         if not why and state.toolchain is not None:
             if found := find_extension(job.store, self.key(job, state) or ""):
-                state.extensions[self.extension] = found
+                self._take(job, state, found)
                 return True
             told = forecast(builder_of(job), inputs_of(job, state), self.extension)
             if told is not None and not told.units:
@@ -186,7 +213,7 @@ class CompileExtension:
         if units := configured(builder, inputs).configuration.units_of(self.extension):
             if why := not_native(device_code(units), job.target.arch):
                 warn(f"{self.extension}: {why}")  # before the hours that compiling takes
-            state.extensions[self.extension] = build_extension(builder, inputs, self.extension)
+            self._take(job, state, build_extension(builder, inputs, self.extension))
             return
         if job.options.require_native:
             raise MissingSourceError(
@@ -195,6 +222,11 @@ class CompileExtension:
                 next_step="leave out --require-native, or choose another architecture",
             )
         state.stock_extensions[self.extension] = _nothing_for(job)
+
+    def _take(self, job: Job, state: BuildState, built: Extension) -> None:
+        state.extensions[self.extension] = built
+        if attested := _attested(_pin(job), self.extension, require(state.sources)):
+            state.attested[self.extension] = attested
 
     def detail(self, job: Job, state: BuildState) -> str:
         """Return the work that is left, for a plan, as far as earlier builds allow an estimate."""

@@ -49,9 +49,10 @@ class FoundWheel:
 class BuildState:
     """Results of the steps so far; a step fills in its own and reads earlier ones.
 
-    A compiled extension enters `extensions` once its step is done; `stock_extensions` are those that
-    are taken from upstream's wheel instead, with the reason. Of all that other machines proved, whatever the
-    verdict, `judged` has the proofs.
+    A compiled extension enters `extensions` once its step is done, and `attested` with what attests its
+    sources if these are not the pinned ones; `stock_extensions` are those that are taken from upstream's
+    wheel instead, with the reason. Of all that other machines proved, whatever the verdict, `judged` has the
+    proofs.
     """
 
     pristine: Pristine | None = None
@@ -59,6 +60,7 @@ class BuildState:
     toolchain: Toolchain | None = None
     extensions: dict[str, Extension] = field(default_factory=dict)
     stock_extensions: dict[str, str] = field(default_factory=dict)
+    attested: dict[str, str] = field(default_factory=dict)
     stock_wheel: bool = False
     binaries: Binaries | None = None
     report: MergeReport | None = None

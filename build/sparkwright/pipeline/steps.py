@@ -26,7 +26,7 @@ def steps_for(job: Job) -> list[Step]:
         Merge(),  # merge every carry onto the pristine tree, and onto those sources
         *(Prove(carry) for carry in job.spec.carries),  # show that each carry is needed and works
         PrepareToolchain() if native else None,  # lay out compilers, headers and libraries
-        *(CompileExtension(name, extension) for name, extension in extensions.items()),  # compile and link
+        *(CompileExtension(name) for name in extensions),  # compile and link
         FetchStockWheel(),  # fetch upstream's wheel, the origin of unchanged files and binaries
         ChooseBinaries() if native else None,  # decide which binaries are compiled, upstream's or left out
         Assemble(),  # write the wheel into the store

@@ -31,7 +31,8 @@ class BinaryKernels(Model, frozen=True):
         kernels: ``compiled`` for a natively built one, ``upstream`` for one out of upstream's wheel.
         key: the native key of a compiled one.
         asked: number of its units that are compiled for each device code: ``sm_121a``, ``compute_89``.
-        because: the reason to use upstream's although native inputs may have changed.
+        because: the reason to use upstream's although native inputs may have changed; of a compiled one,
+            what attests sources that are not the pinned ones.
     """
 
     member: str
@@ -109,6 +110,11 @@ class KernelsRecord(Model, frozen=True):
         """The reasons to use upstream's binaries, by member."""
         return {one.member: one.because for one in self.binaries if one.kernels == "upstream"}
 
+    @property
+    def attested(self) -> dict[str, str]:
+        """What attests the sources of compiled binaries that are not the pinned ones, by member."""
+        return {member: one.because for member, one in self.compiled.items() if one.because}
+
 
 def kernels_record(
     target: Target,
@@ -116,6 +122,7 @@ def kernels_record(
     *,
     compiled: Mapping[str, Extension],
     upstream: Mapping[str, str],
+    attested: Mapping[str, str] | None = None,
     left_out: Sequence[LeftOut] = (),
     packages: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -126,11 +133,18 @@ def kernels_record(
         toolchain: key of the toolchain.
         compiled: the extensions compiled here, by member.
         upstream: the reason that each other binary is upstream's, by member.
+        attested: what attests compiled extensions whose sources are not the pinned ones, by member.
         left_out: the binaries that `plan_slim` leaves out.
         packages: SHA-256 of the toolchain's packages by file name.
     """
     ours = [
-        BinaryKernels(member=member, kernels="compiled", key=one.key, asked=dict(sorted(one.arches.items())))
+        BinaryKernels(
+            member=member,
+            kernels="compiled",
+            key=one.key,
+            asked=dict(sorted(one.arches.items())),
+            because=(attested or {}).get(member, ""),
+        )
         for member, one in compiled.items()
     ]
     theirs = [

@@ -68,6 +68,8 @@ def kernels_native(subject: AuditSubject, inspected: InspectedBinaries) -> Audit
     detail = f"{len(record.compiled)} binaries compiled for {record.arch}: {_shares(compiled)}"
     if without := _without_native(record.compiled, inspected, record.arch):
         detail += f"; nothing in {', '.join(without)} is for {record.arch} itself"
+    for member, why in sorted(record.attested.items()):
+        detail += f"; {member}: {why}"
     return judge(name, faults, detail)
 
 

@@ -200,13 +200,16 @@ class _Parts:
     def _binary(self, binary: RecordedBinary) -> Component:
         from cyclonedx.model.component import Component, ComponentType
 
+        attested = self.record.kernels.attested if self.record.kernels else {}
         return Component(
             name=binary.member,
             version=self.record.point.version,
             type=ComponentType.FILE,
             bom_ref=f"binary:{binary.member}",
             hashes=_sha256(binary.sha256),
-            properties=_properties({"provider": binary.provider, "from": binary.origin}),
+            properties=_properties(
+                {"provider": binary.provider, "from": binary.origin, "attested": attested.get(binary.member)}
+            ),
         )
 
     def _sources(self) -> Iterator[Component]:

@@ -17,7 +17,7 @@ from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
 from sparkwright.cli.wheel import native_hint
 from sparkwright.git import open_repository
-from sparkwright.lock.native import SourcePin
+from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.extensions import record_extension
 from sparkwright.native.model import Extension, Target
 from sparkwright.pipeline import open_checkout
@@ -190,6 +190,38 @@ class TestNative:
             ran = compiling.call("wheel", "--kernels", "native", "--require-native", "--offline")
             assert ran.status == MissingSourceError.exit_code, ran.said
             assert next_step in ran.err
+
+    @pytest.mark.parametrize(
+        ("attested", "says"),
+        [((2, 2), ""), ((1, 2), "is attested for 1 of 2 units"), (None, "is not attested")],
+    )
+    def test_an_extension_with_an_unattested_unit_stays_upstreams(
+        self, compiling: World, tmp_path: Path, attested: tuple[int, int] | None, says: str
+    ) -> None:
+        (tmp_path / "older" / "include").mkdir(parents=True)
+        (tmp_path / "older" / "include" / "a.h").write_text("// older")
+        scratch = open_repository(tmp_path / "scratch")
+        tree = make_tree(scratch, {"include/a.h": "// older"})
+        scratch.close()
+        compiling.environment["VLLM_CUTLASS_SRC_DIR"] = str(tmp_path / "older")
+        candidate = Candidate(ref="v4.4.1", tree=tree, attested={"_C": attested} if attested else {})
+        lock = compiling.release.lock
+        assert lock.native is not None
+        points = []
+        cutlass = msgspec.structs.replace(lock.native.sources["cutlass"], tree=None)
+        for pin in (cutlass, msgspec.structs.replace(cutlass, candidate=candidate)):
+            native = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "cutlass": pin})
+            compiling.pin(dataclasses.replace(compiling.release, lock=with_native(lock, native)))
+            compiling.good("merge")
+            planned = [
+                compiling.good("plan", "--kernels", one, "--json").json for one in ("upstream", "native")
+            ]
+            points.append([found["point"] for found in planned])
+        (step,) = [step for step in planned[1]["steps"] if step["name"] == "compile _C"]
+        assert step["detail"].startswith("upstream's own: ") == bool(says)
+        assert says in step["detail"]
+        # With upstream's kernels the build spec is the same, with compiled ones another.
+        assert [one == other for one, other in zip(*points, strict=True)] == [True, False]
 
     def test_a_plan_is_of_the_wheel_that_is_asked_for(self, compiling: World, tmp_path: Path) -> None:
         def key(*words: str) -> str:

@@ -39,6 +39,7 @@ def propose_native(
     """Return the tables *old* moved to the release that *lock* pins.
 
     Binaries and costs stay those of the release that they were measured on, until something is compiled.
+    A candidate is attested by the wheel of its own release, and goes with that.
 
     Args:
         access: where packages and sources come from.
@@ -55,12 +56,15 @@ def propose_native(
     toolkit, toolkit_decisions = next_toolkit(access, old.toolkit, lock.release.torch)
     sources = NextSources(access, lock, texts, copies or {}).move(old.sources)
     extensions, extension_decisions = next_extensions(lock, sources, old.extensions)
+    pins = sources.pins
+    if old.release != lock.release.version:
+        pins = {name: structs.replace(pin, candidate=None) for name, pin in pins.items()}
     measured = old.measured or old.release
     native = structs.replace(
         old,
         release=lock.release.version,
         toolkit=toolkit,
-        sources=sources.pins,
+        sources=pins,
         extensions=extensions,
         oldest_gxx=oldest_gxx(texts),
         measured="" if measured == lock.release.version else measured,
