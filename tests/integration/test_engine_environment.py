@@ -22,12 +22,14 @@ from sparkwright.engine.environment import (
 )
 from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.engine.server import find_installed
-from sparkwright.lock.runtime import format_runtime, read_runtime
+from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.runtimes import runtimes_in
+from sparkwright.publish.index import describe
+from sparkwright.publish.runtimes import promoted_runtime, runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
+from sparkwright.verify.setup import environment_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +141,23 @@ def test_unlocked_it_is_another_environment(
     assert installed.requirements.runtime == ""
     assert list(installed.python.parents[1].glob("lib/python*/site-packages/alpha-1.9.dist-info"))
     assert installed.python != plan_environment(OfferedWheel(wheel), RECIPE, sources).python
+
+
+def test_verify_measures_what_is_served(
+    store: Store, wheel: Path, patchsets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(store.home))
+    (patchsets.parent / "upstream.lock").touch()
+    monkeypatch.chdir(patchsets.parent)
+    verified, identity = environment_of(str(wheel), RECIPE, "wheel", offline=True)
+    assert verified == prepare(wheel, RECIPE, offline=True)
+    locked = read_runtime(next(patchsets.iterdir())).digest
+    assert (identity["wheel-runtime"], identity["wheel"]) == (locked, wheelkit.sha256(wheel))
+    promoted = promoted_runtime(wheel, describe(wheel)[0], patchsets)
+    assert parse_runtime(promoted.decode(), "promoted").digest == locked
+    unlocked, other = environment_of(str(wheel), RECIPE, "wheel", locked=False, offline=True)
+    assert unlocked.python != verified.python
+    assert "wheel-runtime" not in other
 
 
 def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> None:
