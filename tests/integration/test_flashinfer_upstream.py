@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkwright.engine.flashinfer import CUBIN, cubin_variables
+from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.pipeline import BuildOptions, open_job
-from sparkwright.serve.flashinfer import CUBIN, cubin_variables
-from sparkwright.serve.runtime import ExactRequirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

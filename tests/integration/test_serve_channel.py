@@ -14,8 +14,8 @@ from channel_kit import ChannelWorld, now, pinned, small_wheel
 
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
 from sparkwright.publish.evidence import attach
+from sparkwright.publish.offer import open_channel
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.serve.channel import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

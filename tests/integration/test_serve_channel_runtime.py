@@ -14,20 +14,20 @@ from channel_kit import POLICY, ChannelWorld, now, pinned
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
+from sparkwright.engine.environment import OfferedWheel, Sources, plan_environment
+from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.publish.companion_provenance import companion_statement
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
+from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.recipes import Recipe
-from sparkwright.serve.channel import open_channel
-from sparkwright.serve.flashinfer import CUBIN
-from sparkwright.serve.runtime_choice import OfferedWheel, choose_runtime
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.serve.runtime_choice import ServedRuntime
+    from sparkwright.engine.environment import Environment
     from sparkwright.store import Store
 
 MACHINE = companion_kit.TARGET.machine
@@ -55,18 +55,17 @@ class Offered:
     wheel: Path
     companion: Path
 
-    def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> ServedRuntime:
+    def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> Environment:
         """What is served with far from any checkout."""
         root = pinned(self.world.folder / "pinned.json")
         memory = SeenChannels(self.world.folder / "seen.json")
         place = str(self.world.published / "channels/nightly")
         offer = open_channel(self.store, place, MACHINE, "", roots=[root], memory=memory, now=now())
-        return choose_runtime(
+        return plan_environment(
             OfferedWheel(offer.wheel, offer),
             Recipe(format=1, name=recipe, title="R", model="m"),
+            Sources(self.store),
             capability=capability,
-            folders=(),
-            patchsets=None,
             environment={"PATH": str(self.world.folder)},
             locked=locked,
         )

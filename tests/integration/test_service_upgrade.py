@@ -18,9 +18,10 @@ from service_kit import vllm_wheel
 from sparkwright.base.errors import IncompatibleOptionsError, ServerEndedError, ServerError, UnknownNameError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ports import free_port
-from sparkwright.serve.runtime import ExactRequirements
+from sparkwright.engine.environment import Sources, prepare
+from sparkwright.recipes import load_recipe
 from sparkwright.serve.service import ServiceRecord, Slots, canary_failure, roll_back, upgrade
-from sparkwright.serve.service.upgrade import prepare
+from sparkwright.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,10 +80,15 @@ class Service:
     )
     events: list[Event] = field(default_factory=list)
 
+    def install(self, wheel: Path) -> str:
+        """Make the environment of a wheel and return its name."""
+        sources = Sources(open_store(self.folder / "store"), folder=self.slots.place(""))
+        return prepare(wheel, load_recipe("smoke"), sources, locked=False).python.parents[1].name
+
     def upgrade(self, version: str, *faults: str, preflight: Any = lambda _: None) -> None:
         built = vllm_wheel(self.folder / "wheels", version, *faults)
         with subscribe(self.events.append):
-            name = prepare(self.slots, built, ExactRequirements(), offline=False)
+            name = self.install(built)
             self.record = upgrade(
                 self.slots, self.record, name, self.manager, wheel=built.name, preflight=preflight
             )
@@ -175,7 +181,7 @@ def test_a_refused_wheel_and_one_that_cannot_be_installed_change_nothing(service
     broken = service.folder / "vllm-3.0-py3-none-any.whl"
     broken.write_bytes(b"no wheel")
     with pytest.raises(ServerError, match="no environment could be made"):
-        prepare(service.slots, broken, ExactRequirements(), offline=False)
+        service.install(broken)
     assert len(service.manager.starts) == 1  # it served all the time
     assert service.serves == "1.0"
 

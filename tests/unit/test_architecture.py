@@ -46,6 +46,18 @@ def test_packages_import_downwards_only(copied: Path) -> None:
     assert "sparkwright.git.refs -> sparkwright.merge" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [("verify/measure", "wheel.names"), ("rehearsal/run", "verify.suite"), ("serve/run", "verify.measure")],
+)
+def test_verify_is_known_by_name_to_the_command_line_alone(copied: Path, module: str, imported: str) -> None:
+    with (copied / "build" / "sparkwright" / f"{module}.py").open("a") as stream:
+        stream.write(f"\n\ndef late():\n    import sparkwright.{imported} as late\n    return late\n")
+    done = lint_imports(copied)
+    assert done.returncode == 1
+    assert f"sparkwright.{module.replace('/', '.')} -> sparkwright.{imported}" in done.stdout
+
+
 def test_a_cycle_in_the_pipeline_fires(copied: Path) -> None:
     with (copied / "build" / "sparkwright" / "pipeline" / "state.py").open("a") as stream:
         stream.write("\n\ndef late():\n    from sparkwright.pipeline import steps\n    return steps\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkwright.base.card import _memory_total_gib, card_capability, card_memory_gib
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
 from sparkwright.engine.server import host
 from sparkwright.engine.server.environment import (
@@ -71,17 +72,17 @@ def test_without_a_card_all_but_memory_is_absent(monkeypatch: pytest.MonkeyPatch
     sample = sampled(2**22 + 1)  # no process has such an id
     assert (sample.gpu_clock_mhz, sample.server_rss_mib) == (-1, -1)
     assert sample.memory_available_mib > 0
-    assert host.card_memory_gib() == -1
-    assert host.card_capability() == ""
+    assert card_memory_gib() == -1
+    assert card_capability() == ""
 
 
 def test_memory_that_card_and_host_share_is_the_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     card(monkeypatch, tmp_path, "[N/A]")
-    assert host.card_memory_gib() == host._memory_total_gib() > 0
+    assert card_memory_gib() == _memory_total_gib() > 0
     card(monkeypatch, tmp_path, "81559")
-    assert host.card_memory_gib() == pytest.approx(79.65, abs=0.01)
+    assert card_memory_gib() == pytest.approx(79.65, abs=0.01)
 
 
 def test_sampling_is_no_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

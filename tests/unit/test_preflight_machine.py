@@ -14,16 +14,16 @@ from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
 from sparkwright.base.errors import ArchiveError, ServerError
-from sparkwright.engine.server import host as verify_host
-from sparkwright.recipes import load_recipe
-from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
-from sparkwright.serve.preflight.engine import (
+from sparkwright.engine.installed import (
     REGISTRY,
     files_digest,
     read_installed,
     read_wheel,
     runs_on,
 )
+from sparkwright.engine.server import host as verify_host
+from sparkwright.recipes import load_recipe
+from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
 from sparkwright.serve.preflight.host import cache_folders, is_taken, parse_card, writable
 from sparkwright.serve.preflight.machine_checks import check_wheel
 

@@ -178,6 +178,7 @@ def promote_wheel(
 ) -> ChannelState:
     """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
     from sparkwright.base.digests import sha256_file
+    from sparkwright.lock.runtime import parse_runtime
     from sparkwright.publish.attestations import read_attestations
     from sparkwright.publish.companion_provenance import provenance_of
     from sparkwright.publish.evidence import FOLDER, require_evidence, stated_series
@@ -186,12 +187,13 @@ def promote_wheel(
 
     policy, sha256 = policy_of(session, channel), sha256_file(wheel)
     folder = evidence or dist_folder(session.checkout.root).absolute() / FOLDER
-    found = require_evidence(wheel, sha256, channel, policy, folder)
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
     provenance = _of_wheel(written, sha256) if written.is_file() else provenance_of(wheel, sha256=sha256)
     entry, _ = describe(wheel, {wheel.name: sha256})
     runtime = promoted_runtime(wheel, entry, session.checkout.patchsets)
+    digest = parse_runtime(runtime.decode(), f"the runtime of {wheel.name}").digest if runtime else ""
+    found = require_evidence(wheel, sha256, channel, policy, folder, runtime=digest)
     if not runtime and entry.project == "vllm":
         warn(
             f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",

@@ -197,7 +197,7 @@ def _write_requirements(
 
     from sparkwright.base.digests import sha256_file
     from sparkwright.publish.mirror import FolderMirror
-    from sparkwright.serve.channel import newest_fitting, signed_runtime
+    from sparkwright.publish.offer import newest_fitting, signed_runtime
     from sparkwright.store import storing, write_atomically
 
     if len(verified) != 1:

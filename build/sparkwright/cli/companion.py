@@ -14,10 +14,10 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.companion.model import load_companion
+from sparkwright.engine.companions import LISTS, arch_of
 from sparkwright.lock import require_native
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
-from sparkwright.serve.companions import LISTS, arch_of
 
 if TYPE_CHECKING:
     from sparkwright.companion.inspection import CompanionAudit
@@ -189,8 +189,8 @@ def check(
 
     On a machine without a card, --arch says which one is meant.
     """
+    from sparkwright.base.card import card_capability
     from sparkwright.companion.asking import find_modules
-    from sparkwright.engine.server import card_capability
 
     spec, capability = _spec(session), card_capability()
     target = _target(session, DEFAULT_PLATFORM, arch)

@@ -83,11 +83,10 @@ def command(
 
 def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
     """Return the kernels of FlashInfer that ``serve`` would install *wheel* without."""
-    from sparkwright.cli.runtime import find_runtime
-    from sparkwright.serve.runtime_choice import OfferedWheel
+    from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
 
     with contextlib.suppress(SparkwrightError):  # without a locked runtime, 'serve' says so itself
-        return find_runtime(OfferedWheel(wheel), recipe, locked=True, then="")[0].missing
+        return plan_environment(OfferedWheel(wheel), recipe, sources_here()).missing
     return ()
 
 

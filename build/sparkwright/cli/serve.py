@@ -15,7 +15,7 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import find_runtime, newest_wheel, runtime_of
+from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
@@ -23,10 +23,10 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.engine.environment import OfferedWheel
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
     from sparkwright.serve.preflight import Hub
-    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
@@ -201,18 +201,17 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
     """Return the vLLM to serve with, installed."""
     if _is_rehearsal(recipe):
         return _rehearsal(recipe, asked)
-    from sparkwright.serve.environment import existing, install_wheel
+    from sparkwright.engine.environment import existing_environment, prepare
+    from sparkwright.serve.model import Installation
 
     if asked["python"]:
-        return existing(asked["python"], recipe)
-    offered = _wheel(store, recipe, asked)
-    if offered.why:
-        emit("serve.wheel", name=offered.wheel.name, why=offered.why)
-    runtime = runtime_of(offered, recipe, locked=not asked["unlocked"], then="serve again")
-    return install_wheel(
-        store, offered.wheel, recipe, runtime.requirements, variables=runtime.variables,
-        offline=asked["offline"],
-    )  # fmt: skip
+        found = existing_environment(asked["python"], recipe)
+    else:
+        offered = _wheel(store, recipe, asked)
+        if offered.why:
+            emit("serve.wheel", name=offered.wheel.name, why=offered.why)
+        found = prepare(offered, recipe, locked=not asked["unlocked"], offline=asked["offline"])
+    return Installation(found.python, found.identity, recipe, found.described, found.variables)
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
@@ -231,15 +230,15 @@ def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
     """Return the wheel that the user named, the newest of a channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.serve.runtime_choice import OfferedWheel
+    from sparkwright.engine.environment import OfferedWheel
 
     if asked["wheel"]:
         return OfferedWheel(Path(asked["wheel"]))
     series = (asked["series"],) if asked["series"] else recipe.series
     if asked["channel"]:
         from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
         from sparkwright.publish.seen import default_memory
-        from sparkwright.serve.channel import open_channel
 
         offer = open_channel(
             store, asked["channel"], machine(), *series, roots=pinned_roots(None),
@@ -326,20 +325,19 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
     known: dict[str, Any] = {}
     kernels: dict[str, Any] = {}
     if asked["python"]:
-        from sparkwright.serve.environment import existing
+        from sparkwright.engine.environment import existing_environment
 
-        found = existing(asked["python"], recipe)
+        found = existing_environment(asked["python"], recipe)
         known = {"python": found.python, "identity": found.identity, "installed": found.variables}
     elif not _is_rehearsal(recipe):
-        from sparkwright.base.digests import sha256_file
-        from sparkwright.serve.environment import environment_folder
+        from sparkwright.engine.environment import plan_environment, sources_here
 
         offered = _wheel(store, recipe, asked)
-        runtime, remedy = find_runtime(offered, recipe, locked=not asked["unlocked"], then="serve again")
-        kernels = {"companion": runtime.companion, "compiled": runtime.missing, "next_step": remedy}
-        python = environment_folder(store, offered.wheel, runtime.requirements) / "bin" / "python"
-        known = {"python": python, "identity": sha256_file(offered.wheel), "wheel": offered.wheel.name}
-        known["installed"], kernels["chosen"] = runtime.variables, offered.why
+        found = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
+        known = {"python": found.python, "identity": found.identity, "wheel": found.described}
+        known["installed"] = found.variables
+        kernels = {"companion": found.companion, "compiled": found.missing, "next_step": found.remedy}
+        kernels["chosen"] = offered.why
     show_plan(replace(planned(recipe, options, store, **known), **kernels), as_json=as_json)
 
 

@@ -13,7 +13,7 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
-from sparkwright.cli.runtime import newest_wheel, runtime_of
+from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
 from sparkwright.cli.verify import require_libraries
@@ -21,8 +21,8 @@ from sparkwright.cli.verify import require_libraries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.engine.environment import OfferedWheel
     from sparkwright.recipes import Recipe
-    from sparkwright.serve.runtime_choice import OfferedWheel
     from sparkwright.serve.service import (
         ServiceOptions,
         ServicePlaces,
@@ -255,15 +255,15 @@ def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool
     """Return the named wheel, the newest of the channel, or that of `newest_wheel`."""
     from platform import machine
 
-    from sparkwright.serve.runtime_choice import OfferedWheel
+    from sparkwright.engine.environment import OfferedWheel
     from sparkwright.store import open_store
 
     if asked["wheel"]:
         return OfferedWheel(Path(asked["wheel"]).absolute())
     if channel:
         from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
         from sparkwright.publish.seen import default_memory
-        from sparkwright.serve.channel import open_channel
 
         offer = open_channel(
             open_store(), channel, machine(), asked["series"], roots=pinned_roots(None),
@@ -329,15 +329,17 @@ def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) 
 def _prepared(
     places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
 ) -> str:
+    """Return the name of the wheel's environment, made beside the service's others."""
+    from sparkwright.engine.environment import prepare, sources_here
     from sparkwright.serve.service import Slots
-    from sparkwright.serve.service.upgrade import prepare
 
-    found = runtime_of(offered, recipe, locked=not asked["unlocked"], then="upgrade")
+    sources = sources_here(Slots(places.state).place(""))
     mask = os.umask(0o022)  # the service's user reads what root installs
     try:
-        return prepare(Slots(places.state), offered.wheel, found.requirements, offline=offline)
+        made = prepare(offered, recipe, sources, locked=not asked["unlocked"], offline=offline)
     finally:
         os.umask(mask)
+    return made.python.parents[1].name
 
 
 def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:
@@ -358,7 +360,8 @@ def _change(
     *,
     predict: bool = False,
 ) -> None:
-    from sparkwright.engine.server import card_capability, find_installed
+    from sparkwright.base.card import card_capability
+    from sparkwright.engine.server import find_installed
     from sparkwright.recipes import check_compatible
     from sparkwright.serve import service
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight

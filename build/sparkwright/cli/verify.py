@@ -170,6 +170,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
         "server": manifest.get("title", ""),
         "profile": options.profile,
         "capability": manifest.get("card", ""),
+        "runtime": manifest.get("wheel-runtime", ""),
         "coverage": str(results.run.coverage),
         "complete": options.profile == "full"
         and not (options.checks or options.levels or options.categories)
@@ -213,6 +214,7 @@ def run_verification(
     options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool
 ) -> Results:
     """Run what *options* select, or what is left of it, and write the results to *folder*."""
+    from sparkwright.store import open_store
     from sparkwright.verify.results import write_results
     from sparkwright.verify.setup import prepare
     from sparkwright.verify.suite import run_suite
@@ -221,7 +223,8 @@ def run_verification(
         suite, manifest = await prepare(options, folder, *keys, offline=offline)
         await run_suite(suite, folder, manifest)
 
-    asyncio.run(run())
+    with open_store().running():  # so that nobody prunes the servers' environments meanwhile
+        asyncio.run(run())
     return write_results(folder)
 
 

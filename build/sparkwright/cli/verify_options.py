@@ -41,6 +41,9 @@ OPTIONS = (
     ),
     click.option("--use", default="", help="The use of the recipe that is served, such as many."),
     click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
+    click.option(
+        "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
+    ),
     click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
     click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
     click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Break the simulator so."),

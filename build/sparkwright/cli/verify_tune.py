@@ -219,10 +219,10 @@ def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
     """Return for each of *recipes* what the own parser of the vLLM of *python* does not take of it."""
     from sparkwright.base.errors import SparkwrightError
     from sparkwright.base.events import warn
+    from sparkwright.engine.installed import read_installed
     from sparkwright.recipes import serve_arguments
     from sparkwright.recipes.release_options import problems
     from sparkwright.serve.ask_installed import ask_installed
-    from sparkwright.serve.preflight.engine import read_installed
     from sparkwright.store import open_store
 
     lines = [serve_arguments(recipe, host="localhost", port=8000) for recipe in recipes]

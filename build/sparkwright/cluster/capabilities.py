@@ -6,8 +6,8 @@ import contextlib
 import platform
 from typing import TYPE_CHECKING
 
+from sparkwright.base.card import card_capability
 from sparkwright.cluster.messages import own_code
-from sparkwright.engine.server.host import card_capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.markers import Marker
@@ -85,9 +85,14 @@ class LockedRuntime:
         return "".join(f"{package.line}\n" for package in self.packages)
 
     @property
+    def dependencies(self) -> LockedRuntime:
+        """The runtime without vLLM itself, which the file beside a wheel names too."""
+        return replace(self, packages=tuple(one for one in self.packages if one.name != "vllm"))
+
+    @property
     def digest(self) -> str:
-        """The digest of the packages, whatever comments stand beside them."""
-        return sha256_bytes(self.text.encode())
+        """The digest of the dependencies, whatever comments stand beside them."""
+        return sha256_bytes(self.dependencies.text.encode())
 
     def missing(self, requirements: Iterable[str], environment: Mapping[str, str]) -> tuple[str, ...]:
         """Return those of *requirements* that the runtime does not meet in *environment*.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from sparkwright.base.config import Model
 from sparkwright.cluster.sharing import packed_tree, packed_trees
 from sparkwright.git import FileEntry, check_out, import_files, open_repository
-from sparkwright.pipeline.checkout import LOCK_NAME, PATCHSETS, open_checkout
+from sparkwright.lock.model import LOCK_NAME, PATCHSETS
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions, Kernels, TargetOptions
 from sparkwright.upstream.given import GivenSource, GivenTree

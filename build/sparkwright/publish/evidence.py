@@ -181,7 +181,7 @@ def attach_rehearsal(
 
 
 def require_evidence(
-    wheel: Path, sha256: str, channel: str, policy: ChannelPolicy, folder: Path
+    wheel: Path, sha256: str, channel: str, policy: ChannelPolicy, folder: Path, *, runtime: str = ""
 ) -> tuple[FoundEvidence, ...]:
     """Return the evidence about *wheel* that *policy* requires.
 
@@ -191,6 +191,8 @@ def require_evidence(
         channel: the channel, for errors.
         policy: the channel's.
         folder: the folder with the evidence of all wheels.
+        runtime: the digest of the locked runtime that is promoted with it, which ``verify`` has to have run
+            with; empty for none.
 
     Raises:
         MissingEvidenceError: a kind is missing; the error names the command for each.
@@ -208,7 +210,7 @@ def require_evidence(
             candidates = [
                 one for one in attached if one.evidence.kind in kinds and one.evidence.wheel == sha256
             ]
-            refusals = [_refusal(one.evidence, kind, policy) for one in candidates]
+            refusals = [_refusal(one.evidence, kind, policy, runtime) for one in candidates]
             reason = next(filter(None, refusals), f"{folder / sha256} has none")
             candidates = [one for one, no in zip(candidates, refusals, strict=True) if not no]
         if candidates:
@@ -268,7 +270,7 @@ def _attached(folder: Path) -> list[FoundEvidence]:
     return found
 
 
-def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPolicy) -> str:
+def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPolicy, runtime: str) -> str:
     """Return the reason for which *evidence* is not the *kind* that *policy* asks for; empty if it is."""
     if evidence.kind == "audit":
         return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
@@ -278,6 +280,8 @@ def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPoli
         return f"it was made on the older release {evidence.detail.get('version')}, which is rehearsal-older"
     if evidence.kind == "verify" and policy.capability not in {"", evidence.detail.get("capability")}:
         return f"the verification ran on capability {evidence.detail.get('capability') or 'unknown'}"
+    if evidence.kind == "verify" and evidence.detail.get("runtime", "") != runtime:
+        return "the verification ran with other packages than the locked runtime that is promoted"
     return ""
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkwright.serve.preflight.engine import EngineFacts
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.serve.release_child import ReleaseAnswer
     from sparkwright.store import Store
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.engine.flashinfer import REASONS
 from sparkwright.serve.caches import reason_of
-from sparkwright.serve.flashinfer import REASONS
 from sparkwright.serve.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:

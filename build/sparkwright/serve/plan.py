@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.server import card_capability
+from sparkwright.base.card import card_capability
 from sparkwright.engine.server.environment import vllm_command
 from sparkwright.recipes import serve_arguments
 from sparkwright.serve.caches import cache_key

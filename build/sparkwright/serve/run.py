@@ -10,17 +10,18 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sparkwright.base.card import card_capability
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.ports import free_port
 from sparkwright.engine.client import open_session
+from sparkwright.engine.flashinfer import environment_path
 from sparkwright.engine.metrics import fetch_snapshot
-from sparkwright.engine.server import card_capability, diagnose, sample_host, start_server
+from sparkwright.engine.server import diagnose, sample_host, start_server
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
-from sparkwright.serve.flashinfer import environment_path
 from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.serve.status import memory_pressure, status_between
 from sparkwright.serve.supervise import supervise

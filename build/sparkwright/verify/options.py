@@ -39,6 +39,7 @@ class VerifyOptions(Model, frozen=True):
         use: the use of the recipe that is applied to it, such as ``many``; none if empty.
         wheel: path of the wheel that the recipe's server is started from.
         python: interpreter of an environment with vLLM in it, instead of a wheel.
+        unlocked: install the wheels with what the package index has today, instead of their locked runtimes.
         runner: model runner to select: ``v1`` or ``v2``; the release's default if empty.
         eager: start the recipe's server without CUDA graphs.
         against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
@@ -76,6 +77,7 @@ class VerifyOptions(Model, frozen=True):
     use: str = ""
     wheel: str = ""
     python: str = ""
+    unlocked: bool = False
     runner: Literal["", "v1", "v2"] = ""
     eager: bool = False
     against: str = ""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright import __version__
+from sparkwright.base.card import card_capability
 from sparkwright.base.config import convert, to_builtins
-from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.engine.capabilities import (
     METRICS,
@@ -28,12 +29,7 @@ from sparkwright.engine.capabilities import (
 )
 from sparkwright.engine.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import (
-    card_capability,
-    find_installed,
-    prepare_wheel,
-    start_server,
-)
+from sparkwright.engine.server import find_installed, start_server
 from sparkwright.engine.servers import Starters, read_log, standing
 from sparkwright.recipes import load_recipe, variant
 from sparkwright.verify.capacity.check import CapacityCheck
@@ -57,6 +53,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sparkwright.engine.client import EndpointFacts
+    from sparkwright.engine.environment import Environment
     from sparkwright.engine.servers import MeasuredServer
     from sparkwright.recipes import Recipe
     from sparkwright.verify.check import Check
@@ -382,10 +379,11 @@ def _by_recipe(
         load_recipe(options.recipe, options.use), runner=options.runner, eager=True if options.eager else None
     )
     profile = _with_hints(profile, recipe, options)
-    main, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
+    install = partial(environment_of, locked=not options.unlocked, offline=offline)
+    main, identity = install(options.wheel or options.python, recipe, "wheel")
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
     if options.against:
-        baseline, other = environment_of(options.against, folder, "against", offline=offline)
+        baseline, other = install(options.against, recipe, "against")
         baseline_recipe, identity = recipe, {**identity, **other}
     title = recipe.title
     if options.against_recipe:
@@ -395,11 +393,12 @@ def _by_recipe(
         title = f"{recipe.title} against {rival.title}"
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
+        environment, served = (main, recipe) if arm == "main" else (baseline, baseline_recipe)
         return start_server(
-            recipe if arm == "main" else baseline_recipe,
+            served,
             folder=folder / "servers" / f"{arm}-{boot}",
-            python=main if arm == "main" else baseline,
-            environment=OFFLINE if offline else None,
+            python=environment.python,
+            environment={**environment.server_variables(served), **(OFFLINE if offline else {})},
             deadlines=profile.deadlines,
         )
 
@@ -407,13 +406,32 @@ def _by_recipe(
     return Starters(arms), title, {**identity, "recipe": _digest(recipe)}, profile
 
 
-def environment_of(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
-    """Return the interpreter that has vLLM, and the identity of that vLLM."""
+def environment_of(
+    place: str, recipe: Recipe, name: str, *, locked: bool = True, offline: bool = False
+) -> tuple[Environment, dict[str, str]]:
+    """Return the environment of the wheel or interpreter at *place*, and the identity of its vLLM.
+
+    Args:
+        place: a wheel or an interpreter.
+        recipe: what it serves.
+        name: begin of the names in the identity.
+        locked: install a wheel's locked runtime.
+        offline: fetch nothing.
+    """
+    from sparkwright.engine.environment import existing_environment, prepare
+
     path = Path(place)
     if path.suffix != ".whl":
-        return path, {name: f"vLLM {find_installed(path).version} of an environment"}
-    python = prepare_wheel(path, folder / "environments" / name, offline=offline)
-    return python, {name: sha256_file(path), f"{name}-file": path.name}
+        found = existing_environment(path, recipe)
+        return found, {name: f"vLLM {find_installed(path).version} of an environment"}
+    found = prepare(path, recipe, locked=locked, offline=offline)
+    identity = {
+        name: found.identity,
+        f"{name}-file": path.name,
+        f"{name}-runtime": found.requirements.runtime,
+        f"{name}-companion": found.companion,
+    }
+    return found, {key: value for key, value in identity.items() if value}
 
 
 def _with_hints(profile: Profile, recipe: Recipe, options: VerifyOptions) -> Profile:

@@ -15,9 +15,9 @@ from sparkwright.cli.main import main
 from sparkwright.companion.model import load_companion
 from sparkwright.companion.package import companion_version
 from sparkwright.companion.wheel import RECORD
+from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.native.host import this_machine
 from sparkwright.native.model import Target
-from sparkwright.serve.flashinfer import CUBIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable

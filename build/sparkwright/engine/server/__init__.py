@@ -7,7 +7,7 @@ Read `launch` first: `start_server` takes a recipe. `lifecycle` runs a server, `
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.environment import Installed, find_installed, prepare_wheel
 from sparkwright.engine.server.failures import CAUSES, Cause, diagnose
-from sparkwright.engine.server.host import card_capability, sample_host
+from sparkwright.engine.server.host import sample_host
 from sparkwright.engine.server.launch import BOOT_S, start_server
 from sparkwright.engine.server.lifecycle import ServerFailedError, ServerProcess
 
@@ -18,7 +18,6 @@ __all__ = [
     "Installed",
     "ServerFailedError",
     "ServerProcess",
-    "card_capability",
     "diagnose",
     "error_lines",
     "facts_from_metrics",

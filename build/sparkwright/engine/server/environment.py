@@ -24,6 +24,7 @@ _INSTALL_S = 3600.0
 _MERGED = {"applied", "conflict-in-tests-or-docs", "conflict-in-texts"}
 # Of uv and pip, where something is neither installed nor cached.
 _NOT_CACHED = re.compile("network was disabled|not found in the cache|No matching distribution found")
+_ADDRESS = re.compile(r" @ file://\S+")
 _ASK = """
 import json
 from importlib.metadata import distribution
@@ -109,7 +110,7 @@ def prepare_wheel(
         with wheel.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if requirements:
-            digest += "-" + hashlib.sha256(requirements.encode()).hexdigest()
+            digest += "-" + content_of(requirements)
         python = folder / "bin" / "python"
         if python.exists() and _made_for(folder) == digest:
             return python
@@ -130,6 +131,11 @@ def prepare_wheel(
             ) from error
         (folder / _DONE).write_text(json.dumps({"wheel": wheel.name, "sha256": digest}), encoding="utf-8")
     return python
+
+
+def content_of(requirements: str) -> str:
+    """Return the digest of what exact *requirements* install, wherever the files that they name lie."""
+    return hashlib.sha256(_ADDRESS.sub("", requirements).encode()).hexdigest()
 
 
 def prepare_requirement(requirement: str, folder: Path, *, offline: bool = False) -> Path:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import shutil
 import socket
 import time
 from contextvars import Context
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.card import ask_card, numbers_of
 from sparkwright.engine.observations import HostSample
 
 CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm"
 """Fields of a sample, as ``nvidia-smi`` names them; `_SLOWED` follows where the driver knows it."""
 _SLOWED = "clocks_event_reasons.active"  # a driver that does not know it refuses the whole query
 _PRESSURE = Path("/proc/pressure/memory")
-_SECONDS = 10.0
 
 
 async def sample_host(pid: int | None = None, card: str | None = None) -> HostSample:
@@ -40,8 +38,8 @@ async def sample_host(pid: int | None = None, card: str | None = None) -> HostSa
 
 def _sample(pid: int | None, card: str | None) -> HostSample:
     with_reasons = card is not None or _reasons_known()
-    answer = card if card is not None else _ask(f"{CARD_QUERY},{_SLOWED}" if with_reasons else CARD_QUERY)
-    clock, power, temperature, utilization, highest = _numbers(answer, CARD_QUERY.count(",") + 1)
+    answer = card if card is not None else ask_card(f"{CARD_QUERY},{_SLOWED}" if with_reasons else CARD_QUERY)
+    clock, power, temperature, utilization, highest = numbers_of(answer, CARD_QUERY.count(",") + 1)
     return HostSample(
         at=time.perf_counter_ns(),
         memory_available_mib=_memory_available_mib(),
@@ -73,34 +71,10 @@ def _own_addresses() -> frozenset[str]:
     return frozenset(one.address for found in psutil.net_if_addrs().values() for one in found)
 
 
-def card_memory_gib() -> float:
-    """Return the first card's memory, or the machine's if shared (GB10: ``[N/A]``); -1 without a card."""
-    raw = _ask("memory.total")
-    if not raw:
-        return -1
-    (mib,) = _numbers(raw, 1)
-    return mib / 1024 if mib >= 0 else _memory_total_gib()
-
-
-def card_capability() -> str:
-    """Return the compute capability of the first card, such as ``12.1``; empty where unreadable."""
-    return _ask("compute_cap").strip()
-
-
-def card_fields(*names: str) -> tuple[str, ...]:
-    """Return the fields of the first card by ``nvidia-smi``'s names, as it writes them; empty without a card.
-
-    A field that the card has not, such as a GB10's ``memory.total``, is ``[N/A]`` or ``Not Supported``.
-    """
-    line = _ask(",".join(names)).strip()
-    cells = tuple(cell.strip() for cell in line.split(","))
-    return cells if line and len(cells) == len(names) else ()
-
-
 @functools.cache
 def _reasons_known() -> bool:
     """Tell if the driver reports why clocks are lowered; asked once."""
-    return _mask(_ask(_SLOWED)) >= 0
+    return _mask(ask_card(_SLOWED)) >= 0
 
 
 def _mask(cell: str) -> int:
@@ -109,31 +83,6 @@ def _mask(cell: str) -> int:
         return int(cell.strip(), 16)
     except ValueError:
         return -1
-
-
-def _ask(query: str) -> str:
-    """Return the output of ``nvidia-smi`` for the first card, or empty."""
-    from sparkwright.base.process import run
-
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    arguments = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(SparkwrightError):
-        return run(arguments, timeout=_SECONDS).text.partition("\n")[0]
-    return ""
-
-
-def _numbers(line: str, count: int) -> tuple[float, ...]:
-    """Return *count* numbers of a line with commas; -1 for a cell that is none, such as ``[N/A]``."""
-    cells = [cell.strip() for cell in line.split(",")]
-    found = []
-    for cell in (cells + [""] * count)[:count]:
-        try:
-            found.append(float(cell))
-        except ValueError:
-            found.append(-1.0)
-    return tuple(found)
 
 
 def _memory_available_mib() -> float:
@@ -155,12 +104,6 @@ def _memory_pressure() -> float:
         return float(line.partition("avg10=")[2].split()[0])
     except (OSError, ValueError, IndexError):
         return -1
-
-
-def _memory_total_gib() -> float:
-    import psutil
-
-    return float(psutil.virtual_memory().total) / (1 << 30)
 
 
 def _resident_mib(pid: int) -> float:

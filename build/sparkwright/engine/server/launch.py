@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.base.card import card_capability, card_memory_gib
 from sparkwright.base.ports import free_port
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.download import download_folders
 from sparkwright.engine.server.environment import find_installed, vllm_command
-from sparkwright.engine.server.host import card_capability, card_memory_gib
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments

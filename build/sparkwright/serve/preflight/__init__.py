@@ -1,14 +1,14 @@
 """Preflight: find out that a server would not start, or the host not survive it, before weights are read.
 
 Open `run` first: `run_preflight` collects the findings, `inspect_start` the memory budget too. `checkpoint`,
-`host`, `engine` and `link` read facts; `completeness`, `quantization`, `drafter`, `memory_checks`,
+`host` and `link` read facts, and so does `engine.installed`; `completeness`, `quantization`, `drafter`, `memory_checks`,
 `machine_checks` and `compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of
 the KV cache.
 """
 
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.serve.preflight.budget import BudgetRow
 from sparkwright.serve.preflight.checkpoint import find_folder
-from sparkwright.serve.preflight.engine import EngineFacts
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
 from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
 from sparkwright.serve.preflight.hub import Hub

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from packaging.version import Version
 
+from sparkwright.engine.companions import build_command
+from sparkwright.engine.installed import COMPANION
 from sparkwright.recipes.rule import ServerOptions
-from sparkwright.serve.companions import build_command
-from sparkwright.serve.preflight.engine import COMPANION
 from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.shape import model_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import CardFacts, HostFacts
     from sparkwright.serve.preflight.request import PreflightRequest
 

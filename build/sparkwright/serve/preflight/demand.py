@@ -20,9 +20,9 @@ from sparkwright.serve.preflight.shape import model_shape, whole_number
 from sparkwright.serve.preflight.weights import LoadedWeights, loaded_weights, model_dtype
 
 if TYPE_CHECKING:
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import HostFacts
     from sparkwright.serve.preflight.request import StartFacts
     from sparkwright.serve.preflight.shape import ModelShape

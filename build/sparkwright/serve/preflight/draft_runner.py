@@ -12,8 +12,8 @@ from sparkwright.serve.preflight.shape import model_shape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.request import StartFacts
 
 WINDOWS_CARRY = "dflash-sliding-window"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.server.host import card_fields
+from sparkwright.base.card import card_fields
 from sparkwright.native.doctor import parse_meminfo
 from sparkwright.serve.preflight.budget import Memory
 

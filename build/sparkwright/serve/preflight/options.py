@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.recipes import Recipe
     from sparkwright.recipes.release_options import Problem
-    from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.release_child import ReleaseAnswer
 
     AskOptions = Callable[[Path | None, EngineFacts, Sequence[Sequence[str]]], ReleaseAnswer | None]

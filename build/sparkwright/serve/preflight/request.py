@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.engine import EngineFacts
     from sparkwright.serve.preflight.host import HostFacts
     from sparkwright.serve.preflight.hub import Hub, RemoteModel
     from sparkwright.serve.preflight.kv_plan import KvOptions

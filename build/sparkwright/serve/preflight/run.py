@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.engine.installed import EngineFacts, read_installed, read_wheel
 from sparkwright.engine.server.download import cache_folder
 from sparkwright.recipes import TINY
 from sparkwright.serve.preflight.budget import (
@@ -28,7 +29,6 @@ from sparkwright.serve.preflight.drafter import (
     check_drafter,
     drafter_layers,
 )
-from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
 from sparkwright.serve.preflight.fetching import check_disk, check_offline, is_offline, is_repository
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import read_host

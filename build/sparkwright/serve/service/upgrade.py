@@ -6,38 +6,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ServerEndedError, SparkwrightError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.engine.server import prepare_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkwright.serve.runtime import ExactRequirements
     from sparkwright.serve.service.manager import ServiceManager
     from sparkwright.serve.service.model import ServiceRecord
     from sparkwright.serve.service.slots import Slots
-
-
-def prepare(slots: Slots, wheel: Path, requirements: ExactRequirements, *, offline: bool) -> str:
-    """Create the environment of *wheel* beside the others, and return its name.
-
-    Raises:
-        ServerError: it cannot be installed.
-        NotInStoreError: something would have to be fetched, and the network is off.
-    """
-    name = digest_of([sha256_file(wheel), requirements.text])[:16]
-    with task(f"the environment of {wheel.name}"):
-        prepare_wheel(
-            wheel,
-            slots.place(name),
-            offline=offline,
-            requirements=requirements.text,
-            overrides=requirements.overrides,
-        )
-    return name
 
 
 def upgrade(
@@ -56,7 +34,7 @@ def upgrade(
     Args:
         slots: the environments.
         record: the service's record.
-        name: the environment, from `prepare`.
+        name: the environment.
         manager: starts and stops the service.
         wheel: file name of its wheel.
         preflight: raises if the environment's interpreter is not to be served with; nothing changes then.

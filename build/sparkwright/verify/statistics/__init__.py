@@ -8,9 +8,9 @@ with a limit would catch. Times are the client's: divide a rate of a server whos
 fast by *speed*.
 """
 
-from sparkwright.verify.statistics.describe import Summary, percentile, ratio_interval, summary
+from sparkwright.verify.statistics.describe import Summary, percentile, ratio_interval, summary, t_quantile
 from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
-from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, share_interval, t_quantile
+from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, share_interval
 from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, empirical_logit, theil_sen
 from sparkwright.verify.statistics.window import Window, steady_window, whole_run
 

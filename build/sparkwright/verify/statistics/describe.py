@@ -92,8 +92,6 @@ def ratio_interval(
     """
     import numpy as np
 
-    from sparkwright.verify.statistics.significance import t_quantile
-
     total, many = finite(sums, 2), finite(counts, 2)
     n = total.size
     mean = float(total.sum() / many.sum())
@@ -101,3 +99,16 @@ def ratio_interval(
     error = float(np.sqrt(n / (n - 1) * (rest**2).sum()) / many.sum())
     width = t_quantile(0.5 + level / 2, n - 1) * error
     return mean, mean - width, mean + width
+
+
+def t_quantile(p: float, degrees: float) -> float:
+    """Return the quantile of Student's t distribution.
+
+    Raises:
+        ValueError: *p* is not between 0 and 1, or there is less than one degree of freedom.
+    """
+    from scipy.stats import t
+
+    if not 0 < p < 1 or degrees < 1:
+        raise ValueError(f"no t quantile {p} for {degrees} degrees of freedom")
+    return float(t.ppf(p, degrees))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.statistics.describe import finite
-from sparkwright.verify.statistics.significance import t_quantile
+from sparkwright.verify.statistics.describe import finite, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

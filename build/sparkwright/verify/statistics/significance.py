@@ -60,19 +60,6 @@ def mcnemar(b: int, c: int) -> float:
 
 
 @lru_cache(maxsize=4096)  # a search asks for the same ones again and again
-def t_quantile(p: float, degrees: float) -> float:
-    """Return the quantile of Student's t distribution.
-
-    Raises:
-        ValueError: *p* is not between 0 and 1, or there is less than one degree of freedom.
-    """
-    from scipy.stats import t
-
-    if not 0 < p < 1 or degrees < 1:
-        raise ValueError(f"no t quantile {p} for {degrees} degrees of freedom")
-    return float(t.ppf(p, degrees))
-
-
 def share_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
     """Return the confidence interval of a share, *count* of *total* (Wilson 1927).
 

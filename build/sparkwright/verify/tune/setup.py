@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from sparkwright.engine.environment import Environment
     from sparkwright.engine.servers import MeasuredServer
     from sparkwright.recipes import Recipe
     from sparkwright.verify.tune.space import Space
@@ -76,9 +77,9 @@ def prepare_search(
     if options.simulator:
         start, identity = _simulated(options, folder)
     else:
-        python, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
-        start = _from(python, options, folder, offline=offline)
-        refused = partial(_refused, ask, python, space) if ask is not None else None
+        found, identity = environment_of(options.wheel or options.python, recipe, "wheel", offline=offline)
+        start = _from(found, options, folder, offline=offline)
+        refused = partial(_refused, ask, found.python, space) if ask is not None else None
     search = Search(options, space, load_corpus(), start, made_up=recipe.made_up, refused=refused)
     identity |= {
         "recipe": digest_of(to_builtins(recipe))[:16],
@@ -104,15 +105,18 @@ def _refused(ask: Ask, python: Path, space: Space) -> dict[str, str]:
     return {one.key: why for one, why in zip(space.configurations, answers, strict=True) if why}
 
 
-def _from(python: Path, options: TuneOptions, folder: Path, *, offline: bool) -> Start:
+def _from(environment: Environment, options: TuneOptions, folder: Path, *, offline: bool) -> Start:
     profile = options.profile
 
     def start(configuration: Configuration, place: str) -> AbstractAsyncContextManager[MeasuredServer]:
         return start_server(
             configuration.recipe,
             folder=folder / "servers" / place,
-            python=python,
-            environment=OFFLINE if offline else None,
+            python=environment.python,
+            environment={
+                **environment.server_variables(configuration.recipe),
+                **(OFFLINE if offline else {}),
+            },
             deadlines=profile.deadlines,
         )
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from sparkwright.base.digests import sha256_file
+from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ProcessError, ToolError
 from sparkwright.base.events import task
 from sparkwright.base.process import run, uv_program
+from sparkwright.engine.server.environment import content_of
 from sparkwright.lock.runtime import (
     OLDEST_PYTHON,
     LockedRuntime,
@@ -151,10 +152,17 @@ class ExactRequirements:
     Attributes:
         text: exact requirements with digests, in pip's format; empty for what the index has today.
         overrides: requirements that count instead of those of the same project.
+        runtime: the digest of the locked runtime, see `LockedRuntime.digest`; empty without one.
     """
 
     text: str = ""
     overrides: tuple[str, ...] = ()
+    runtime: str = ""
+
+    @property
+    def content(self) -> str:
+        """The digest of what is installed by them, wherever files that they name lie."""
+        return digest_of([content_of(self.text), self.overrides])
 
 
 def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
@@ -178,7 +186,7 @@ def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
             next_step="fetch both again from where they were published",
         )
     environment = {**default_environment(), "platform_machine": parse_name(wheel.name).machine}
-    rest = replace(locked, packages=tuple(one for one in locked.packages if one.name != "vllm"))
+    rest = locked.dependencies
     if missing := rest.missing(requirements_of(wheel), environment):  # type: ignore[arg-type] # a TypedDict
         series = series_of(parse_name(wheel.name).version)
         raise LockMismatchError(
@@ -187,4 +195,4 @@ def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
             next_step=f"make it again: sparkwright lock runtime --series {series}",
         )
     own_line = f"vllm @ {wheel.absolute().as_uri()} --hash=sha256:{sha256}\n"
-    return ExactRequirements(own_line + rest.text, rest.overrides)
+    return ExactRequirements(own_line + rest.text, rest.overrides, locked.digest)

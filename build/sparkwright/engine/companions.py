@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.companion.model import CompanionSpec
+    from sparkwright.engine.runtime import ExactRequirements
+    from sparkwright.publish.offer import ChannelOffer
     from sparkwright.recipes import Recipe
-    from sparkwright.serve.channel import ChannelOffer
-    from sparkwright.serve.runtime import ExactRequirements
 
 LISTS = "companions"
 """Folder of the series' lists, in the folder of the patchsets."""

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 import wheelkit
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
+from sparkwright.engine.environment import (
+    OfferedWheel,
+    Sources,
+    plan_environment,
+    prepare,
+    wheel_requirements,
+)
+from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.engine.server import find_installed
-from sparkwright.lock.runtime import format_runtime, read_runtime
+from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.runtimes import runtimes_in
+from sparkwright.publish.index import describe
+from sparkwright.publish.runtimes import promoted_runtime, runtimes_in
 from sparkwright.recipes import Recipe
-from sparkwright.serve.environment import install_wheel, wheel_requirements
-from sparkwright.serve.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
+from sparkwright.store.prune import PruneLimits, prune
+from sparkwright.store.survey import survey
+from sparkwright.verify.setup import environment_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,19 +112,73 @@ def test_what_is_locked_on_top_is_resolved_with_the_rest(offered: Path) -> None:
 
 
 def test_it_installs_exactly_what_is_locked_and_once(
-    store: Store, wheel: Path, patchsets: Path, offered: Path
+    store: Store, wheel: Path, patchsets: Path, offered: Path, tmp_path: Path
 ) -> None:
     pack(offered, "alpha", "1.9")  # newer, and not locked
-    requirements = wheel_requirements(wheel, patchsets, locked=True)
-    installed = install_wheel(store, wheel, RECIPE, requirements, offline=True)
+    sources = Sources(store, patchsets)
+    installed = prepare(wheel, RECIPE, sources, offline=True)
+    assert installed.requirements.runtime == read_runtime(next(patchsets.iterdir())).digest
     assert find_installed(installed.python).version == "0.24.0+spark.1"
     packages = next(installed.python.parents[1].glob("lib/python*/site-packages"))
     assert sorted(path.name for path in packages.glob("*.dist-info")) == [
         "alpha-1.5.dist-info", "beta-2.0.dist-info", "gamma-1.0.dist-info", "vllm-0.24.0+spark.1.dist-info",
     ]  # fmt: skip
     made = (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns
-    assert install_wheel(store, wheel, RECIPE, requirements, offline=True) == installed
+    copy = tmp_path / "elsewhere" / wheel.name
+    copy.parent.mkdir()
+    copy.write_bytes(wheel.read_bytes())
+    for same in (wheel, copy):
+        assert prepare(same, RECIPE, sources, offline=True).python == installed.python
     assert (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns == made, "it was not made again"
+
+
+def test_unlocked_it_is_another_environment(
+    store: Store, wheel: Path, patchsets: Path, offered: Path
+) -> None:
+    pack(offered, "alpha", "1.9")
+    sources = Sources(store, patchsets)
+    installed = prepare(wheel, RECIPE, sources, locked=False, offline=True)
+    assert installed.requirements.runtime == ""
+    assert list(installed.python.parents[1].glob("lib/python*/site-packages/alpha-1.9.dist-info"))
+    assert installed.python != plan_environment(OfferedWheel(wheel), RECIPE, sources).python
+
+
+def test_verify_measures_what_is_served(
+    store: Store, wheel: Path, patchsets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(store.home))
+    (patchsets.parent / "upstream.lock").touch()
+    monkeypatch.chdir(patchsets.parent)
+    verified, identity = environment_of(str(wheel), RECIPE, "wheel", offline=True)
+    assert verified == prepare(wheel, RECIPE, offline=True)
+    locked = read_runtime(next(patchsets.iterdir())).digest
+    assert (identity["wheel-runtime"], identity["wheel"]) == (locked, wheelkit.sha256(wheel))
+    promoted = promoted_runtime(wheel, describe(wheel)[0], patchsets)
+    assert parse_runtime(promoted.decode(), "promoted").digest == locked
+    unlocked, other = environment_of(str(wheel), RECIPE, "wheel", locked=False, offline=True)
+    assert unlocked.python != verified.python
+    assert "wheel-runtime" not in other
+
+
+def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> None:
+    sources = Sources(store, patchsets)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: prepare(wheel, RECIPE, sources, offline=True), range(2)))
+    assert found[0].python == found[1].python
+    assert find_installed(found[0].python).version == "0.24.0+spark.1"
+    assert len(list(store.environments.glob("*/pyvenv.cfg"))) == 1
+
+
+def test_it_is_pruned_like_all_that_the_store_has(store: Store, wheel: Path, patchsets: Path) -> None:
+    folder = prepare(wheel, RECIPE, Sources(store, patchsets), offline=True).python.parents[1]
+    os.utime(folder, (0, 0))
+    prune(store, survey(store), PruneLimits(days=1))
+    assert not folder.exists()
+
+
+def test_a_service_keeps_its_own(store: Store, wheel: Path, patchsets: Path, tmp_path: Path) -> None:
+    own = prepare(wheel, RECIPE, Sources(store, patchsets, folder=tmp_path / "service"), offline=True)
+    assert own.python.parents[2] == tmp_path / "service"
 
 
 def test_a_file_with_another_digest_is_refused(store: Store, wheel: Path, patchsets: Path) -> None:
@@ -122,7 +188,7 @@ def test_a_file_with_another_digest_is_refused(store: Store, wheel: Path, patchs
     assert found is not None
     path.write_text(text.replace(found[1], "0" * 64))
     with pytest.raises(ServerError, match=r"(?i)hash mismatch"):
-        install_wheel(store, wheel, RECIPE, wheel_requirements(wheel, patchsets, locked=True), offline=True)
+        prepare(wheel, RECIPE, Sources(store, patchsets), offline=True)
 
 
 def test_a_missing_package_is_refused(store: Store, wheel: Path, patchsets: Path) -> None:
@@ -130,18 +196,17 @@ def test_a_missing_package_is_refused(store: Store, wheel: Path, patchsets: Path
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith("gamma")))
     with pytest.raises(LockMismatchError, match=r"gamma==1\.0"):
-        wheel_requirements(wheel, patchsets, locked=True)
+        wheel_requirements(OfferedWheel(wheel), patchsets)
     path.write_text("".join(line for line in lines if not line.startswith("beta")))
     with pytest.raises(
         ServerError, match="beta"
     ):  # required by another package, so that the installer sees it
-        install_wheel(store, wheel, RECIPE, wheel_requirements(wheel, patchsets, locked=True), offline=True)
+        prepare(wheel, RECIPE, Sources(store, patchsets), offline=True)
 
 
 def test_a_wheel_without_a_runtime_is_refused(wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no locked runtime"):
         find_runtime(wheel, tmp_path)
-    assert wheel_requirements(wheel, tmp_path, locked=False).text == ""
 
 
 class TestPublished:

@@ -9,9 +9,9 @@ import companion_kit as kit
 import pytest
 
 from sparkwright.companion.wheel import write_companion
+from sparkwright.engine.companions import LISTS, choose_companion, with_companion
+from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.recipes import Recipe
-from sparkwright.serve.companions import LISTS, choose_companion, with_companion
-from sparkwright.serve.runtime import ExactRequirements
 
 if TYPE_CHECKING:
     from pathlib import Path
