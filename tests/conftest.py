@@ -56,7 +56,6 @@ _TOGETHER = (
     "test_nightly_page.py",
     "test_publish_clients.py",
     "test_publish_selection.py",
-    "test_publish_variants.py",
     "test_verify_field.py",
     "test_verify_report.py",
     "test_wheel_upstream.py",

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 from peers_clients import PEERS, PeerJob, PeerTime, prepare, variables, version_of, write_tokenizer
 
-from sparkwright.engine.client.calibrate import EVENTS_PER_S, CalibrationTruth, read_truth, simulator
+from sparkwright.verify.simulator.process import RequestTruth, read_truth, simulator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from sparkwright.engine.client import Endpoint
 
+EVENTS_PER_S = 400.0
+"""Chunks that this machine's fastest published server sends in a second, at any concurrency."""
 LEAST_REQUESTS = 100  # fewer have no 99th percentile
 LONGEST_S = 600
 NICE = -5
@@ -257,12 +259,10 @@ def _children_cpu_s() -> float:
 
 # Comparison ---------------------------------------------------------------------------------------------
 
-_Pair = tuple[PeerTime, CalibrationTruth]
+_Pair = tuple[PeerTime, RequestTruth]
 
 
-def pair(
-    times: Sequence[PeerTime], truths: Sequence[CalibrationTruth], level: int
-) -> tuple[list[_Pair], str]:
+def pair(times: Sequence[PeerTime], truths: Sequence[RequestTruth], level: int) -> tuple[list[_Pair], str]:
     """Return each request with its record, and how they were paired.
 
     Args:
@@ -294,7 +294,7 @@ def pair(
     return pairs, "rank"
 
 
-def _record(by_id: dict[str, CalibrationTruth], request: str) -> CalibrationTruth:
+def _record(by_id: dict[str, RequestTruth], request: str) -> RequestTruth:
     """Return the record of a request; vLLM adds the number of the prompt to the id that it sends."""
     for name in (request, f"{request}-0"):
         if name in by_id:
@@ -302,11 +302,11 @@ def _record(by_id: dict[str, CalibrationTruth], request: str) -> CalibrationTrut
     raise LookupError(f"request {request} has no record")
 
 
-def _mixed(first: CalibrationTruth, second: CalibrationTruth) -> CalibrationTruth:
+def _mixed(first: RequestTruth, second: RequestTruth) -> RequestTruth:
     """Return a record with the time to the first token of one and the time per token of another."""
     begin = first.first_token_written_ns
     span = second.last_token_written_ns - second.first_token_written_ns
-    return CalibrationTruth(first.id, first.received_ns, begin, begin + span, second.tokens)
+    return RequestTruth(first.id, first.received_ns, begin, begin + span, second.tokens)
 
 
 def errors_of(pairs: Sequence[_Pair], **of: Any) -> PeerErrors:

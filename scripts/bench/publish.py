@@ -65,9 +65,8 @@ def upload(mb: int, rounds: int) -> None:
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="sparkwright-bench-") as name:
         scratch = Path(name)
-        for part in ("nginx", "s3"):
-            (scratch / part).mkdir()
-        with target_kit.nginx(scratch / "nginx") as dav, target_kit.s3_server(scratch / "s3") as s3:
+        (scratch / "s3").mkdir()
+        with target_kit.s3_server(scratch / "s3") as s3:
             for number in range(rounds):
                 file = scratch / "wheel"
                 file.write_bytes(os.urandom(mb * 1_000_000))
@@ -75,7 +74,6 @@ def upload(mb: int, rounds: int) -> None:
                 wheel = WHEEL.format(number)
                 kinds = {
                     "folder": str(scratch / "folder"),
-                    "nginx": f"dav://{dav}",
                     "S3 (moto)": f"s3://wheels/ours?endpoint={s3}",
                 }
                 for kind, address in kinds.items():
@@ -83,9 +81,6 @@ def upload(mb: int, rounds: int) -> None:
                     figures[kind].append(timed(put))
                     figures[f"{kind}, again"].append(timed(put))
                 figures["cp"].append(timed(["cp", str(file), str(scratch / "copy")]))
-                figures["curl -T to nginx"].append(
-                    timed(["curl", "-sfT", str(file), f"http://{dav}/curl.whl"])
-                )
                 boto = [sys.executable, "-c", BOTO, s3, str(file), "theirs.whl"]
                 figures["boto3 upload_file to S3"].append(timed(boto))
                 opening = [sys.executable, "-c", OPEN, str(scratch)]

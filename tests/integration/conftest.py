@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """Start each server for targets when the first test asks for it; each test has its own folder there."""
-    starts = {"s3": target_kit.s3_server, "nginx": target_kit.nginx, "apache": target_kit.apache}
+    starts = {"s3": target_kit.s3_server}
     running: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
 

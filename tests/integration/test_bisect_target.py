@@ -70,7 +70,7 @@ def request(wheel: Path, *checks: str, **changes) -> Request:
     fields = {
         "wheel": wheel.name, "sha256": sha256(wheel), "size": wheel.stat().st_size,
         "run": secrets.token_hex(8), "who": "tester@here", "checks": checks or ("coherence",),
-        "recipe": "recipe.toml", "recipe_text": recipe.read_text(), "profile": "smoke", "timed": False,
+        "recipe": "recipe.toml", "recipe_text": recipe.read_text(), "profile": "smoke",
     }  # fmt: skip
     return Request(**{**fields, **changes})
 

@@ -1,4 +1,4 @@
-"""Pruning on real servers: moto's S3, nginx with WebDAV, and a stand-in for gh; beside a publisher."""
+"""Pruning on real servers: moto's S3, and a stand-in for gh; beside a publisher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sparkwright.publish.target import Target
 
-KINDS = ("folder", "s3", "nginx", "github")
+KINDS = ("folder", "s3", "github")
 # Steps of the publisher and of the pruner: before and after the list is read, changed, and files are removed.
 ORDERS = ((0, 6), (2, 8), (6, 9), (9, 12), (14, 10), (99, 10), (4, 99))
 

@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
 
 
-@pytest.fixture(params=["nginx", "s3"])
+@pytest.fixture(params=["folder", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple]:
     """Give the target of a server, and the address under which clients read it."""
     credentials(monkeypatch)
     folder = tmp_path / "server"
     folder.mkdir()
     with contextlib.ExitStack() as stack:
-        if request.param == "nginx":
-            server = stack.enter_context(target_kit.nginx(folder))
-            yield open_target(f"dav://{server}"), f"http://{server}"
+        if request.param == "folder":
+            yield open_target(str(folder)), stack.enter_context(target_kit.web_server(folder))
             return
         server = stack.enter_context(target_kit.s3_server(folder))
         target = open_target(f"s3://wheels/p?endpoint={server}")

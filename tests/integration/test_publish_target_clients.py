@@ -1,68 +1,31 @@
-"""What pip and uv get from servers that were published to, and the configuration in the documents."""
+"""What pip and uv get from servers that were published to."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import requests
 import target_kit
 import wheelkit
-from test_publish_targets import PAGE, WHEEL, credentials, file_of
+from test_publish_targets import credentials
 from wheelkit import sha256
 
-from sparkwright.base.errors import UploadError
 from sparkwright.publish import publish
 from sparkwright.publish.targets import open_target
 from sparkwright.wheel import AssemblyPlan, assemble, local_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "publishing-targets.md"
 VERSIONS = [local_version("0.24.0", "spark", "aaaaaaaa", revision=number) for number in (9, 10)]
 _ALONE = ("--no-deps", "--only-binary", ":all:")
 INSTALL = {
     "pip": ("pip", "--isolated", "install", *_ALONE, "--platform", "manylinux_2_28_aarch64"),
     "uv": ("uv", "pip", "install", *_ALONE, "--no-cache", "--python-platform", "aarch64-manylinux_2_28"),
 }
-MOVED = {
-    "listen 443 ssl": "listen 127.0.0.1:{port}",
-    "/srv/wheels": "{root}",
-    "wheels.users": "{folder}/users",
-}
-
-
-@pytest.fixture
-def documented(tmp_path: Path) -> Iterator[str]:
-    """nginx with the configuration of the documents, moved to free places; gives its address."""
-    (block,) = re.findall(r"```nginx\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    users = "publisher:{PLAIN}pass\n"
-    with target_kit.nginx(tmp_path, users=users, server=block, replaced=MOVED) as server:
-        yield server
-
-
-def test_the_documented_nginx_lets_one_publish_and_anybody_read(documented: str, tmp_path: Path) -> None:
-    wheel = file_of(tmp_path, 1_500_000)
-    given = {"SPARKWRIGHT_DAV_USER": "publisher", "SPARKWRIGHT_DAV_PASSWORD": "pass"}
-    target = open_target(f"dav://{documented}", environment=given)
-    target.put_file(WHEEL, wheel, sha256(wheel))
-    first = target.replace(PAGE, b"one", expected=None)
-    target.replace(PAGE, b"two", expected=first)
-    assert target.list("") == [WHEEL, PAGE]
-    for path in (WHEEL, PAGE, "new.whl", "new/"):
-        for method in ("PUT", "DELETE", "MKCOL", "MOVE"):
-            answer = requests.request(method, f"http://{documented}/{path}", data=b"x", timeout=60)
-            assert answer.status_code == 401, (method, path)
-    with pytest.raises(UploadError, match="401"):
-        open_target(f"dav://{documented}", environment={}).replace(PAGE, b"three", expected=None)
-    assert requests.get(f"http://{documented}/{PAGE}", timeout=60).headers["Cache-Control"] == "no-cache"
-    assert "immutable" in requests.head(target.url(WHEEL), timeout=60).headers["Cache-Control"]
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +52,16 @@ def send(dist: Path, address: str) -> None:
             target.put_file(path, at, sha256(at))
 
 
-@pytest.mark.parametrize("kind", ["nginx", "s3"])
+@pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_pip_and_uv_install_the_newest_build_from_a_server(
     kind: str, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credentials(monkeypatch)
     (tmp_path / "server").mkdir()
-    with (target_kit.nginx if kind == "nginx" else target_kit.s3_server)(tmp_path / "server") as server:
-        if kind == "nginx":
-            address, index = f"dav://{server}", f"http://{server}/simple"
-        else:
+    serving = target_kit.s3_server if kind == "s3" else target_kit.web_server
+    with serving(tmp_path / "server") as server:
+        address, index = str(tmp_path / "server"), f"{server}/simple"
+        if kind == "s3":
             address, index = f"s3://wheels/p?endpoint={server}", f"{server}/wheels/p/simple"
             open_target(address)._client.put_bucket_acl(Bucket="wheels", ACL="public-read")
         send(dist, address)

@@ -1,4 +1,4 @@
-"""One contract for every target, against real servers: nginx, Apache, moto's S3, and a stand-in for gh."""
+"""One contract for every target, against real servers: moto's S3, and a stand-in for gh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WHEEL = "files/ab/vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
 PAGE = "stable/simple/vllm/index.json"
-KINDS = ("folder", "s3", "nginx", "apache", "github")
+KINDS = ("folder", "s3", "github")
 _numbers = itertools.count()
 
 
@@ -39,15 +39,11 @@ def empty(kind: str, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     if kind == "s3":
         credentials(monkeypatch)
         return f"s3://wheels/{name}?endpoint={servers(kind)}"
-    if kind == "github":
-        monkeypatch.setenv("PATH", f"{target_kit.install_gh(tmp_path / 'bin')}:{os.environ['PATH']}")
-        monkeypatch.setenv("GH_STATE", str(tmp_path / "state"))
-        monkeypatch.setenv("GH_TOKEN", "token-of-the-test")
-        return "github://owner/wheels-of-ours"
-    import requests
-
-    requests.request("MKCOL", f"http://{servers(kind)}/{name}/", timeout=60).raise_for_status()
-    return f"dav://{servers(kind)}/{name}"
+    assert kind == "github"
+    monkeypatch.setenv("PATH", f"{target_kit.install_gh(tmp_path / 'bin')}:{os.environ['PATH']}")
+    monkeypatch.setenv("GH_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("GH_TOKEN", "token-of-the-test")
+    return "github://owner/wheels-of-ours"
 
 
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from test_verify_client_shapes import cell, run
+from test_engine_client_shapes import cell, run
 
 from sparkwright.engine.client.load import arrivals
 

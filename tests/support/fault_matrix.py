@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.engine.client.calibrate import simulator
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify import setup
@@ -22,6 +21,7 @@ from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import make_reference, write_reference
 from sparkwright.verify.run import worst
+from sparkwright.verify.simulator.process import simulator
 from sparkwright.verify.suite import run_suite
 
 if TYPE_CHECKING:

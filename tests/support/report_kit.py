@@ -10,7 +10,6 @@ import numpy as np
 from verify_kit import CATEGORIES, Server, boot_facts, dead, failing
 
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.client.calibrate import Floor
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.run import Run
@@ -242,31 +241,12 @@ def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
     ]
 
 
-def floors() -> tuple[Floor, ...]:
-    """Return a client whose error grows with concurrency."""
-    return tuple(
-        Floor(
-            concurrency=level,
-            requests=200,
-            events_per_s=6.2 * level,
-            ttft_p50_ms=0.3 + level / 100,
-            ttft_p99_ms=0.9 + level / 40,
-            tpot_p50_percent=0.05,
-            tpot_p99_percent=0.3 + level / 400,
-            lag_p99_ms=1.1,
-        )
-        for level in LEVELS
-    )
-
-
 def healthy() -> Run:
     """Return a run in which every check passed."""
     server = Server(seed=1, step_ms=52)
     seen = [*sweep(server), *hunt(server), *context(server), *Soak().rounds()]
     facts = {("main", 0): boot_facts(), ("main", 1): boot_facts(seconds=198.0), ("baseline", 0): boot_facts()}
-    return Run(
-        manifest=MANIFEST, facts=facts, observations=seen, findings=healthy_findings(seen), floors=floors()
-    )
+    return Run(manifest=MANIFEST, facts=facts, observations=seen, findings=healthy_findings(seen))
 
 
 def unhealthy() -> Run:

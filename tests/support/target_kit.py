@@ -6,19 +6,16 @@ import contextlib
 import http.client
 import http.server
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import pytest
 import requests
 
 from sparkwright.base.ports import free_port
@@ -28,6 +25,7 @@ from sparkwright.upstream.settings import IndexSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pytest
     from kit import Recorder
 
     from sparkwright.base.errors import UploadError
@@ -35,53 +33,6 @@ if TYPE_CHECKING:
 SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing
 FAST = IndexSettings(timeout_s=10, attempts=3, backoff_s=0.01)
 _SUPPORT = Path(__file__).parent
-_DAV_EXT = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
-_APACHE_MODULES = Path("/usr/lib/apache2/modules")
-_NGINX_CONFIG = """\
-load_module {dav_ext};
-daemon off;
-{user}
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{}}
-http {{
-  access_log off;
-  proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  types {{ text/html html; application/json json; }}
-@SERVER@
-}}
-"""
-_NGINX_SERVER = """\
-server {{
-  listen 127.0.0.1:{port};
-  root {root};
-  client_max_body_size 0;
-  client_body_temp_path {root}/.uploads;
-  location / {{
-    dav_methods PUT DELETE MKCOL COPY MOVE;
-    dav_ext_methods PROPFIND;
-    {auth}
-  }}
-}}
-"""
-_APACHE_CONFIG = """\
-ServerRoot {folder}
-ServerName 127.0.0.1
-PidFile {folder}/apache.pid
-ErrorLog {folder}/error.log
-Listen 127.0.0.1:{port}
-LoadModule mpm_event_module {modules}/mod_mpm_event.so
-LoadModule authz_core_module {modules}/mod_authz_core.so
-LoadModule dav_module {modules}/mod_dav.so
-LoadModule dav_fs_module {modules}/mod_dav_fs.so
-DocumentRoot {root}
-DavLockDB {folder}/lockdb
-<Directory {root}>
-  Dav On
-  Require all granted
-</Directory>
-"""
 
 
 @contextlib.contextmanager
@@ -105,62 +56,12 @@ def process(argv: list[str | Path], port: int, log: Path) -> Iterator[subprocess
 
 
 @contextlib.contextmanager
-def nginx(
-    folder: Path,
-    *,
-    root: Path | None = None,
-    users: str = "",
-    replaced: dict[str, str] | None = None,
-    server: str = "",
-    prefix: tuple[str, ...] = (),
-) -> Iterator[str]:
-    """Run nginx with WebDAV; give its address without a scheme.
-
-    Args:
-        folder: for its files.
-        root: folder that it serves, on the file system of which uploads are kept.
-        users: content of a password file; anybody may write without one.
-        server: another configuration of the server than the tests' own.
-        replaced: texts in *server*, with formats of what replaces them: ``port``, ``root``, ``folder``.
-        prefix: words before the command, as of `kit.small_disk`, which make it root.
-    """
-    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-    if program is None or not _DAV_EXT.exists():
-        pytest.skip("nginx and its dav-ext module are not installed (nginx, libnginx-mod-http-dav-ext)")
-    root, port = root or folder / "www", free_port()
-    (root / ".uploads").mkdir(parents=True, exist_ok=True)
-    (folder / "users").write_text(users)
-    auth = f'auth_basic "wheels"; auth_basic_user_file {folder}/users;' if users else ""
-    user = "user root;" if os.geteuid() == 0 or prefix else ""
-    for theirs, ours in (replaced or {}).items():
-        assert theirs in server
-        server = server.replace(theirs, ours.format(port=port, root=root, folder=folder))
-    server = server or _NGINX_SERVER.format(port=port, root=root, auth=auth)
-    text = _NGINX_CONFIG.format(dav_ext=_DAV_EXT, folder=folder, user=user).replace("@SERVER@", server)
-    (folder / "nginx.conf").write_text(text)
-    argv: list[str | Path] = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
-    with process([*prefix, *argv], port, folder / "log"):
-        yield f"127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
-def apache(_: Path) -> Iterator[str]:
-    """Run Apache with WebDAV; give its address without a scheme."""
-    program = shutil.which("apache2") or shutil.which("/usr/sbin/apache2")
-    if program is None:
-        pytest.skip("Apache is not installed (apache2-bin)")
-    # Started by root it serves as another user, who has no access to pytest's folders.
-    with tempfile.TemporaryDirectory(prefix="sparkwright-apache-") as name:
-        folder, port = Path(name), free_port()
-        (folder / "www").mkdir()
-        text = _APACHE_CONFIG.format(folder=folder, port=port, root=folder / "www", modules=_APACHE_MODULES)
-        if os.geteuid() == 0:
-            text += "User www-data\nGroup www-data\n"
-            shutil.chown(folder, "www-data")
-            shutil.chown(folder / "www", "www-data")
-        (folder / "apache.conf").write_text(text)
-        with process([program, "-f", folder / "apache.conf", "-DFOREGROUND"], port, folder / "log"):
-            yield f"127.0.0.1:{port}"
+def web_server(folder: Path) -> Iterator[str]:
+    """Run a plain web server over *folder*; give its address."""
+    port = free_port()
+    argv: list[str | Path] = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+    with process([*argv, "--directory", folder], port, folder.with_name(f"{folder.name}.log")):
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

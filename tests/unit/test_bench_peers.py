@@ -9,7 +9,7 @@ import pytest
 from peers import PeerErrors, Results, errors_of, pair, table
 from peers_clients import PEERS, PeerJob, PeerTime
 
-from sparkwright.engine.client.calibrate import CalibrationTruth
+from sparkwright.verify.simulator.process import RequestTruth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +20,10 @@ OTHERS = {"cpu_s": 1.0, "wall_s": 2.0, "load_before": 0.1, "niced": False}
 
 def truth(
     name: str, ttft_ms: float, tpot_ms: float, received_ms: float = 0, tokens: int = 11
-) -> CalibrationTruth:
+) -> RequestTruth:
     first = received_ms + ttft_ms
     last = first + tpot_ms * (tokens - 1)
-    return CalibrationTruth(name, round(received_ms * MS), round(first * MS), round(last * MS), tokens)
+    return RequestTruth(name, round(received_ms * MS), round(first * MS), round(last * MS), tokens)
 
 
 TRUTHS = [truth(f"chatcmpl-r{n}", 100 + n, 10, received_ms=1000 * n) for n in range(8)]

@@ -375,7 +375,7 @@ def test_calls_in_one_piece_and_none() -> None:
 def test_a_server_that_never_marks_the_end_ends_with_a_finish_reason() -> None:
     whole = read(token(1, 2), token(3, finish="length"), usage(3))
     assert problem(whole) is FailureKind.TRUNCATED
-    assert whole.problem(max_tokens=3, natural_stop=False, unmarked=True) is None
-    cut = read(token(1), token(2), usage(2)).problem(max_tokens=3, natural_stop=False, unmarked=True)
+    assert whole.problem(max_tokens=3, natural_stop=False, plain=True) is None
+    cut = read(token(1), token(2), usage(2)).problem(max_tokens=3, natural_stop=False, plain=True)
     assert cut is not None
     assert cut.kind is FailureKind.TRUNCATED

@@ -14,7 +14,6 @@ from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
 from sparkwright.publish.targets.verified import content_type, is_hidden
 from sparkwright.publish.targets.web import WebTarget
-from sparkwright.publish.targets.webdav import WebdavTarget
 
 WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
 
@@ -39,12 +38,6 @@ WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
             S3Target,
             "https://bucket.s3.eu-west-1.amazonaws.com/p/files/vllm-1.0%2Ba-py3-none-any.whl",
         ),
-        (
-            "davs://host:8443/wheels/",
-            WebdavTarget,
-            "https://host:8443/wheels/files/vllm-1.0%2Ba-py3-none-any.whl",
-        ),
-        ("dav://localhost", WebdavTarget, "http://localhost/files/vllm-1.0%2Ba-py3-none-any.whl"),
         (
             "github://Owner/wheels?release=nightly",
             GithubTarget,
@@ -76,11 +69,11 @@ def test_pages_of_github_are_on_its_pages() -> None:
         ("s3://bucket/p?endpont=http://x", "none of its settings"),
         ("s3://bucket/p?endpoint=localhost:1", "not an http or https address"),
         ("s3://bucket/p?endpoint", "bad query field"),
-        ("davs://user:hunter2@host/wheels", "credentials"),
-        ("davs://hunter2@host/wheels", "credentials"),
-        ("davs://host:port/wheels", "[Pp]ort"),
-        ("davs://host/wheels?lease=1", "none of its settings"),
-        ("davs://host/a b", "a space"),
+        ("https://user:hunter2@host/wheels", "credentials"),
+        ("https://hunter2@host/wheels", "credentials"),
+        ("https://host:port/wheels", "[Pp]ort"),
+        ("https://host/wheels?lease=1", "none of its settings"),
+        ("https://host/a b", "a space"),
         ("https://host/wheels#top", "fragment"),
         ("github://owner", "owner and the repository"),
         ("github://owner/a/b", "owner and the repository"),

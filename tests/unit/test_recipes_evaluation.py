@@ -1,4 +1,4 @@
-"""Lowest scores in recipes: read, refused, exported, and judged by `sparkwright verify eval`."""
+"""Lowest scores in recipes: read, refused, and judged by `sparkwright verify eval`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-import yaml
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_eval import _limits, _tasks_of
 from sparkwright.recipes import load_recipe, recipes, shipped_path
 from sparkwright.recipes.evaluation import EvalBound
-from sparkwright.recipes.export import export
 from sparkwright.recipes.write import new_recipe, recipe_text
 
 if TYPE_CHECKING:
@@ -67,14 +65,12 @@ def test_bounds_that_judge_nothing_are_refused(tmp_path: Path, bound: str, says:
     assert says in str(caught.value.because)
 
 
-def test_bounds_are_kept_exported_and_left_out_for_another_model(tmp_path: Path) -> None:
+def test_bounds_are_kept_and_left_out_for_another_model(tmp_path: Path) -> None:
     path = written(tmp_path, GSM)
     recipe = load_recipe(path)
     copied = tmp_path / "copied.toml"
     copied.write_text(recipe_text(recipe))
     assert load_recipe(copied).evaluation == recipe.evaluation
-    guide = yaml.safe_load(export(recipe, "vllm", date="2026-11-23"))["guide"]
-    assert "- gsm8k exact_match (strict-match) at least 0.9 (https://example.org/card, 5 examples)" in guide
     other = tmp_path / "other.toml"
     other.write_text(new_recipe("other", str(path), model="org/other"))
     assert load_recipe(other).evaluation == ()

@@ -11,7 +11,7 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, boot_facts, context, profile, verdicts
 
-from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE
+from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
@@ -116,9 +116,7 @@ def test_cells_that_are_missing_never_pass() -> None:
     assert {one.verdict for one in Limit().judge(to, [])} == {Verdict.INCONCLUSIVE}
 
 
-@pytest.mark.parametrize(
-    "to", [of_length(1024), of_length(-1), of_length(lacks={CONTEXT_LENGTH: "it names none"})]
-)
+@pytest.mark.parametrize("to", [of_length(1024), of_length(-1)])
 def test_an_unknown_limit_is_not_judged(to: Context) -> None:
     cells: tuple[Cell, ...] = Limit().plan(to)
     assert cells == ()

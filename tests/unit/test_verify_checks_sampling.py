@@ -11,7 +11,6 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.engine.capabilities import SEEDS as SEEDED
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.sampling import Sampling
 
@@ -44,12 +43,6 @@ def test_each_fault_fails_the_finding_that_it_is_about(fault: str, name: str, sa
     findings = judged(Sampling(), context(), fault, k=0)
     assert findings[name].verdict is Verdict.FAIL
     assert re.search(says, findings[name].cause), findings[name].cause
-
-
-def test_a_server_that_promises_no_seeds_is_judged_by_the_rest() -> None:
-    findings = judged(Sampling(), context(lacks={SEEDED: "it draws as it likes"}), "seed-ignored", k=0)
-    assert findings[ONE].verdict is Verdict.NOT_APPLICABLE
-    assert {findings[OTHERS].verdict, findings[TEXT].verdict} == {Verdict.PASS}
 
 
 @pytest.mark.parametrize(

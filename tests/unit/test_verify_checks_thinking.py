@@ -10,7 +10,6 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.engine.capabilities import EXTENSIONS
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
 from sparkwright.verify.checks.thinking import BUDGET, SLACK, Thinking, thought_tokens
@@ -49,11 +48,6 @@ def test_a_model_that_does_not_think_is_not_judged() -> None:
     findings = judged(Thinking(), context())
     assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
     assert "the model does not think" in findings[ON].cause
-
-
-def test_a_server_that_takes_no_fields_of_templates_is_not_judged() -> None:
-    findings = judged(Thinking(), context(lacks={EXTENSIONS: "fields are refused"}), reasoning=True)
-    assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
 
 
 def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:

@@ -40,12 +40,12 @@ def test_a_cell_takes_its_waves_of_steps_and_its_prompts(load: dict[str, object]
     assert cell_seconds(cell(**load), RATES, 2.0) == pytest.approx(seconds / 2)
 
 
-def test_starts_and_calibration_count() -> None:
+def test_starts_count() -> None:
     one = cell(requests=4, max_tokens=20)
     other = Cell(check="sweep", name="x", load=one.load, prompts=(PROMPT,), arm="baseline")
-    found = estimate({"sweep": [one, other]}, RATES, levels=2)
+    found = estimate({"sweep": [one, other]}, RATES)
     assert found.starts == 2
-    assert found.seconds == pytest.approx(2 * 60 + 2 * 11 + 2 * 5.9)
+    assert found.seconds == pytest.approx(2 * 60 + 2 * 5.9)
     assert found.totals == (2, 8, 160)
     assert estimate({"sweep": [one]}, RATES, started=1).before_s == 0
 

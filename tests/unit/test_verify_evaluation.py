@@ -1,4 +1,4 @@
-"""Evaluation by lm-evaluation-harness: its command, its files, and the verdicts on its scores."""
+"""Evaluation by other programs: their commands, their files, and the verdicts on their scores."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sparkwright.verify.evaluation import (
     evaluate,
     evaluation_run,
     read_scores,
+    run_benchy,
 )
 from sparkwright.verify.statistics import ratio_interval, share_interval
 
@@ -244,3 +245,61 @@ def test_a_file_that_is_no_task_is_refused(tmp_path: Path, content: str | None) 
     request = EvalRequest("http://server", "m", (str(task),), python=harness(tmp_path))
     with pytest.raises(ConfigError, match=r"mine\.yaml"):
         evaluate(request, tmp_path / "run", tmp_path / "cache")
+
+
+# llama-benchy ------------------------------------------------------------------------------------------
+
+BENCHY = """#!{python}
+import json, os, sys
+called = [sys.argv[1:], os.environ["OPENAI_API_KEY"]]
+target = sys.argv[sys.argv.index("--save-result") + 1]
+if "--broken" in sys.argv:
+    sys.exit("Error: request failed")
+open(os.path.join(os.path.dirname(target), "called.json"), "w").write(json.dumps(called))
+open(target, "w").write({result!r})
+"""
+
+
+def benchy_result(**changes: object) -> str:
+    """The result of one test, as llama-benchy 0.4.0 writes it."""
+    mean = {"mean": 12.34, "std": 0.1, "values": [12.34]}
+    test = {
+        "concurrency": 4, "context_size": 0, "prompt_size": 2048, "response_size": 32,
+        "is_context_prefill_phase": False, "pp_throughput": mean, "tg_throughput": mean, "e2e_ttft": mean,
+    }  # fmt: skip
+    return json.dumps({"version": "0.4.0", "benchmarks": [{**test, **changes}]})
+
+
+def benchy(folder: Path, result: str, *arguments: str) -> EvalRequest:
+    program = folder / "python"
+    program.write_text(BENCHY.format(python=sys.executable, result=result))
+    program.chmod(0o755)
+    return EvalRequest(
+        "http://server:8000", "org/model", arguments=arguments, api_key="secret", python=str(program)
+    )
+
+
+def test_llama_benchy_gets_the_server_and_its_own_arguments_and_its_figures_come_back(tmp_path: Path) -> None:
+    request = benchy(tmp_path, benchy_result(), "--pp", "2048")
+    (finding,) = run_benchy(request, tmp_path / "run", tmp_path / "cache").findings
+    assert finding.verdict is Verdict.PASS
+    assert finding.measured == {"pp2048 tg32 @ d0 c4": "pp tok/s 12.3, tg tok/s 12.3, TTFT ms 12.3"}
+    argv, key = json.loads((tmp_path / "run" / "evaluation" / "called.json").read_text())
+    told = dict(itertools.pairwise(argv))
+    assert (told["--base-url"], told["--model"]) == ("http://server:8000/v1", "org/model")
+    assert argv[-2:] == ["--pp", "2048"]
+    assert (key, "secret" in " ".join(argv)) == ("secret", False)
+
+
+@pytest.mark.parametrize("result", [benchy_result(tg_throughput=None), json.dumps({"benchmarks": []})])
+def test_a_test_without_a_figure_decides_nothing(tmp_path: Path, result: str) -> None:
+    (finding,) = run_benchy(benchy(tmp_path, result), tmp_path / "run", tmp_path / "cache").findings
+    assert finding.verdict is Verdict.INCONCLUSIVE
+
+
+def test_llama_benchy_that_fails_or_leaves_another_result_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="llama-benchy failed") as caught:
+        run_benchy(benchy(tmp_path, "", "--broken"), tmp_path / "run", tmp_path / "cache")
+    assert "request failed" in caught.value.because
+    with pytest.raises(ConfigError, match="cannot be read"):
+        run_benchy(benchy(tmp_path, "{}"), tmp_path / "run", tmp_path / "cache")

@@ -85,7 +85,7 @@ def test_the_terminal_tells_speed_by_concurrency(healthy: Run, *, terminal: bool
 def test_without_cells_that_count_there_is_no_table_of_speed(healthy: Run) -> None:
     spoilt = [msgspec.structs.replace(seen, canary="first-token: none") for seen in healthy.observations]
     for seen in ((), spoilt):
-        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings, healthy.floors)
+        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings)
         assert "tok/s  TTFT" not in shown(other, terminal=False)
 
 

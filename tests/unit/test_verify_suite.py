@@ -13,7 +13,6 @@ import pytest
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.client import Endpoint
-from sparkwright.engine.client.calibrate import Floor
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
@@ -251,38 +250,6 @@ def test_an_arm_that_nobody_brings_up_is_left_out(tmp_path: Path, measured: list
     fleet = Fake(arms=frozenset({"main"}))
     run(tmp_path, fleet, one)
     assert (measured, fleet.starts) == (["one0"], [("main", 0)])
-
-
-def test_the_clients_own_error_is_measured_once_and_known_to_checks(
-    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    floor = Floor(
-        concurrency=8, requests=100, events_per_s=400.0, ttft_p50_ms=0.5, ttft_p99_ms=1.5,
-        tpot_p50_percent=0.1, tpot_p99_percent=0.2, lag_p99_ms=0.3,
-    )  # fmt: skip
-    calibrated: list[tuple[int, ...]] = []
-
-    async def calibrate(levels: tuple[int, ...]) -> tuple[Floor, ...]:
-        calibrated.append(levels)
-        return (floor,)
-
-    known: list[object] = []
-
-    class Judging(Asked):
-        def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
-            known.append(context.floors)
-            return super().judge(context, observations)
-
-    profile = msgspec.structs.replace(PROFILE, speed=1.0)
-    monkeypatch.setattr(suite_module, "calibrate", calibrate)
-    monkeypatch.setitem(globals(), "PROFILE", profile)
-    for _ in range(2):
-        suite = Suite([Judging("one", (("main", 0),))], profile, load_corpus(), Fake())
-        asyncio.run(run_suite(suite, tmp_path, MANIFEST))
-    assert calibrated == [profile.levels]
-    assert known == [{8: (1.5, 0.2)}] * 2
-    assert load_run(tmp_path).floors == [floor]
-    assert measured == ["one0"]
 
 
 # Servers that fall silent --------------------------------------------------------------------------------

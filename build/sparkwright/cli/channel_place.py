@@ -36,7 +36,7 @@ target_option = click.option(
     default="",
     envvar=TARGET_VARIABLE,
     metavar="ADDRESS",
-    help="Folder, s3://, davs:// or github://; the folder published/ beside the wheels by default.",
+    help="Folder, s3:// or github://; the folder published/ beside the wheels by default.",
 )
 trust_option = click.option(
     "--trust",

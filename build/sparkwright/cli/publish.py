@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sparkwright.base.errors import ConfigError, PublishError
+from sparkwright.base.errors import PublishError
 from sparkwright.cli.channel_place import make_publisher, promote_wheel, signing_options
 from sparkwright.cli.channel_show import show_change
 from sparkwright.cli.output import print_json
@@ -22,17 +22,12 @@ from sparkwright.publish.runtimes import runtimes_in
 @click.command("publish")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--variants",
-    is_flag=True,
-    help="Also make wheel variants of native wheels, which only uv's preview takes; an experiment.",
-)
-@click.option(
     "--channel", default="", metavar="NAME", help="Promote the wheels in FOLDER to this channel too."
 )
 @signing_options
 @common_options
 @run_in_session
-def command(session: Session, *, folder: Path | None, variants: bool, channel: str, **options: Any) -> None:
+def command(session: Session, *, folder: Path | None, channel: str, **options: Any) -> None:
     """Write a static package index over the wheels in FOLDER.
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
@@ -46,10 +41,8 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
     dry_run = options["dry_run"]
-    if dry_run and variants:
-        raise ConfigError("--variants cannot be planned", because="a dry run would have to make the variants")
     runtimes = runtimes_in(session.checkout.patchsets)
-    index = publish(wheels, where, runtimes=runtimes, variants=variants, dry_run=dry_run)
+    index = publish(wheels, where, runtimes=runtimes, dry_run=dry_run)
     if not channel or (dry_run and not session.as_json):
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
@@ -64,14 +57,12 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
 def _show(index: PublishedIndex, *, dry_run: bool, as_json: bool) -> None:
     """Print the listed files of *index*, and of a dry run the files that would change."""
     if as_json:
-        listed = [file.filename for file in (*index.files, *index.variants)]
+        listed = [file.filename for file in index.files]
         planned = {"write": index.written, "remove": index.removed} if dry_run else {}
         print_json({"index": index.url, "files": listed, **planned})
         return
     for file in index.files:
         click.echo(f"wheel    {file.filename}")
-    for file in index.variants:
-        click.echo(f"variant  {file.filename}")
     if dry_run:
         for change, names in (("write", index.written), ("remove", index.removed)):
             for name in names:

@@ -216,20 +216,12 @@ def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | No
 
 @command.command("export")
 @click.argument("name")
-@click.option(
-    "--format", "to", type=click.Choice(["vllm", "sparkrun"]), required=True, help="The other tool."
-)
+@click.option("--format", "_to", type=click.Choice(["sparkrun"]), default="sparkrun", show_default=True)
 @_USE
-@click.option("--container", default="", help="For sparkrun: the image that holds the wheel.")
-@click.option("--date", default="", help="For vLLM's catalogue: the entry's day; today by default.")
-def export(*, name: str, to: str, use: str | None, container: str, date: str) -> None:
-    """Print the recipe NAME as YAML of vLLM's catalogue of recipes, or of sparkrun."""
-    from datetime import UTC, datetime
-
-    from sparkwright.recipes import export as formats
+@click.option("--container", default="", help="The image that holds the wheel.")
+def export(*, name: str, _to: str, use: str | None, container: str) -> None:
+    """Print the recipe NAME as YAML of sparkrun."""
     from sparkwright.recipes import served_recipe
+    from sparkwright.recipes.export import export as exported
 
-    day = date or datetime.now(UTC).date().isoformat()
-    recipe = served_recipe(name, use or "")
-    text = formats.export(recipe, "vllm" if to == "vllm" else "sparkrun", date=day, container=container)
-    click.echo(text, nl=False)
+    click.echo(exported(served_recipe(name, use or ""), container=container), nl=False)

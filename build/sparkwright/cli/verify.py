@@ -35,8 +35,6 @@ _SUBCOMMANDS = {
     "eval": "sparkwright.cli.verify_eval",
     "reference": "sparkwright.cli.verify_reference",
     "tune": "sparkwright.cli.verify_tune",
-    "export": "sparkwright.cli.verify_export",
-    "schema": "sparkwright.cli.verify_schema",
     "history": "sparkwright.cli.verify_history",
 }
 # The extra of this name in pyproject.toml.
@@ -103,9 +101,8 @@ def command(
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
     that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, 'verify reference
-    make' stores answers of a checkpoint to compare others with, and 'verify eval' evaluates tasks. 'verify
-    export RUN' writes a run in the forms of other programs, 'verify history' lists earlier runs, and 'verify
-    schema' prints the schema of verdict.json.
+    make' stores answers of a checkpoint to compare others with, and 'verify eval' evaluates tasks.
+    'verify history' lists earlier runs.
     """
     require_libraries()
     from sparkwright.verify.options import VerifyOptions

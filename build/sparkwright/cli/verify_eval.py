@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from sparkwright.verify.evaluation import EvalLimits
 
 
+_OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "before")
+
+
 @click.command("eval")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--tool", type=click.Choice(("lm-eval", "llama-benchy")), default="lm-eval", show_default=True)
 @click.option("--url", required=True, help="The server to evaluate.")
 @click.option(
     "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
@@ -44,15 +49,20 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of an earlier evaluation, to compare with question by question.",
 )
-@click.option("--lm-eval", "python", default="", metavar="PYTHON", help="An interpreter that has lm-eval.")
+@click.option("--python", default="", help="An interpreter that has the tool.")
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor data sets."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
+    arguments: tuple[str, ...],
+    tool: str,
     url: str,
     api_key: str,
     model: str,
@@ -69,11 +79,12 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Evaluate tasks with the server at --url, by lm-evaluation-harness.
+    """Evaluate tasks with the server at --url, by lm-evaluation-harness, or measure it by llama-benchy.
 
-    The harness runs as a process of its own: with the extra 'eval' in this environment, by --lm-eval in
-    another, else in one that is made in the cache. Tasks that generate text are supported. With --recipe a
-    score fails if its whole interval is below the recipe's lowest one, and is undecided if a part is.
+    The tool runs as a process of its own: in this environment if it has it, by --python in another, else in
+    one that is made in the cache. ARGUMENTS after -- are its own, such as -- --pp 2048 --concurrency 1 4.
+    Tasks that generate text are supported. With --recipe a score fails if its whole interval is below the
+    recipe's lowest one, and is undecided if a part is. Figures of llama-benchy are attached, not judged.
     """
     from sparkwright.cli.verify import new_folder, require_libraries
     from sparkwright.cli.verify_show import show_results
@@ -81,20 +92,24 @@ def command(
     require_libraries()
     from sparkwright.recipes import load_recipe
     from sparkwright.store.paths import default_home
-    from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run
+    from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, run_benchy
+    from sparkwright.verify.evaluation.benchy import FILE as BENCHY_FILE
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import write_report
 
     with showing_events(quiet=quiet or as_json):
+        if tool == "llama-benchy":
+            _refuse_tasks(context)
         bounds = load_recipe(recipe).evaluation if recipe else ()
         limits = _limits(bounds, least, before)
-        tasks = tasks or _tasks_of(bounds, recipe)
+        tasks = tasks if tasks or tool == "llama-benchy" else _tasks_of(bounds, recipe)
         known = asyncio.run(_known(url, model, api_key))
         root = url.rstrip("/").removesuffix("/v1").rstrip("/")
         request = EvalRequest(
             url=root,
             model=known.model,
             tasks=tasks,
+            arguments=arguments,
             limit=limit or 0,
             chat=chat,
             concurrency=concurrency,
@@ -103,9 +118,28 @@ def command(
             offline=offline,
         )
         folder = (out or new_folder(VerifyOptions(url=url), "-eval")).absolute()
-        scores = evaluate(request, folder, default_home() / "evaluation")
-        results = write_report(evaluation_run(request, scores, limits), folder)
+        cache = default_home() / "evaluation"
+        if tool == "llama-benchy":
+            results = write_report(run_benchy(request, folder, cache), folder, also=(BENCHY_FILE,))
+        else:
+            scores = evaluate(request, folder, cache)
+            results = write_report(evaluation_run(request, scores, limits), folder)
     show_results(results, as_json=as_json)
+
+
+def _refuse_tasks(context: click.Context) -> None:
+    """Refuse options of tasks beside llama-benchy, which has none.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    for name in _OF_LM_EVAL:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"--{name} cannot be used with --tool llama-benchy",
+                because="it measures speed and evaluates no tasks",
+                next_step="give its own arguments after --, such as -- --pp 2048 --tg 32 --concurrency 1 4",
+            )
 
 
 async def _known(url: str, model: str, api_key: str) -> EndpointFacts:

@@ -64,13 +64,6 @@ OPTIONS = (
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
     click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
-    click.option(
-        "--protocol",
-        default="",
-        metavar="NAME",
-        help="Carry out a protocol of the field instead of checks: llama-benchy or t1, with changes such as"
-        " 't1 depth=0 c=1,4'.",
-    ),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),

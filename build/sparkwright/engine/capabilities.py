@@ -15,49 +15,29 @@ from sparkwright.base.errors import EndpointError, UnknownNameError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+VLLM: Final = "vllm"
 SPECULATION: Final = "speculation"
 METRICS: Final = "metrics"
-VERSION: Final = "version"
 TOKENIZE: Final = "tokenize"
-COMPLETIONS: Final = "completions"
-EXTENSIONS: Final = "extensions"
-FIXED_LENGTH: Final = "fixed-length"
-TOKEN_COUNTS: Final = "token-counts"  # noqa: S105 - no secret
-LOGPROBS: Final = "logprobs"
 PREFIX_CACHE: Final = "prefix-cache"
 BASELINE: Final = "baseline"
 LOG: Final = "log"
 GPU: Final = "gpu"
-CONTEXT_LENGTH: Final = "context-length"
 TOOLS: Final = "tools"
-FORCED_TOOLS: Final = "forced-tools"
-STRUCTURED: Final = "structured-output"
 IMAGES: Final = "images"
-SEEDS: Final = "seeds"
-END_MARK: Final = "end-mark"
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
+        VLLM: "is vLLM, by its /version or its counters; others get plain chats, and few checks",
         SPECULATION: "drafts tokens, and counts them at /metrics",
         METRICS: "vLLM's counters at /metrics",
-        VERSION: "vLLM's /version",
         TOKENIZE: "POST /tokenize, which counts a chat's tokens",
-        COMPLETIONS: "POST /v1/completions; chat requests are sent without it",
-        EXTENSIONS: "accepts vLLM's own fields of requests",
-        FIXED_LENGTH: "generates as many tokens as requested (ignore_eos)",
-        TOKEN_COUNTS: "streams bring usage or token ids",
-        LOGPROBS: "log-probabilities of generated tokens and their alternatives",
         PREFIX_CACHE: "reuses the beginnings of prompts",
         BASELINE: "the same server without speculation, to compare answers with",
         LOG: "the server's log can be read",
-        CONTEXT_LENGTH: "the model list names the longest request (max_model_len)",
-        TOOLS: "chats may offer tools, and calls come parsed (--tool-call-parser)",
-        FORCED_TOOLS: "chats may demand a call of a tool (tool_choice)",
-        STRUCTURED: "answers fit a JSON schema on request (response_format)",
         GPU: "the log names memory of a GPU",
+        TOOLS: "chats may offer tools, and calls come parsed (--tool-call-parser)",
         IMAGES: "chats may hold pictures",
-        SEEDS: "sampling draws the same for the same seed, one request at a time",
-        END_MARK: "streams end with [DONE]",
     }
 )
 """Every capability by its name, with its meaning."""

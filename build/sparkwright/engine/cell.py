@@ -120,10 +120,6 @@ REQUIRED = "required"
 """The `Load.tool_choice` of answers that must call some tool."""
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
-LISTED = "listing"
-"""The tag of cells before which the duration of requests for the model list is measured."""
-CONNECTED = "connections"
-"""The tag of cells whose connections are opened before the first request, so that all are sent at once."""
 REFUSED = "refused"
 """The tag of cells whose requests a sound server refuses as the client's fault.
 

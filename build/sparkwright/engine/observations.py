@@ -331,8 +331,6 @@ class Observation(Model, frozen=True):
         clock_step_s: drift of the wall clock against the monotonic one in this time.
         compiled: compilers that the server ran and kernels that it added to its caches in this time; `None`
             where they were not watched.
-        listing_ms: durations of requests for the model list before the first request, in ms of the client's
-            clock; empty where they were not measured.
         health: HTTP status of ``GET /health`` where the canary stayed without an answer; -1 where unknown.
     """
 
@@ -349,7 +347,6 @@ class Observation(Model, frozen=True):
     unread: str = ""
     clock_step_s: float = 0.0
     compiled: tuple[str, ...] | None = None
-    listing_ms: tuple[float, ...] = ()
     health: int = -1
 
     @property

@@ -28,7 +28,6 @@ class CheckRequest:
         categories: of prompts; the profile's if empty.
         levels: concurrencies of a sweep; the profile's if empty.
         seed: of prompts.
-        timed: measure the client's own error first, as for times that are judged.
         offline: fetch nothing.
     """
 
@@ -40,7 +39,6 @@ class CheckRequest:
     categories: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
     seed: int = 0
-    timed: bool = False
     offline: bool = True
 
 

@@ -22,8 +22,6 @@ from sparkwright.lock.runtime import SUFFIX
 from sparkwright.publish.pages import PublishedFile, is_index_page
 from sparkwright.publish.runtimes import runtime_page
 from sparkwright.publish.series import FOLDER, index_pages, series_pages
-from sparkwright.publish.variants import FOLDER as VARIANTS
-from sparkwright.publish.variants import listed_variants, make_variants
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
@@ -45,7 +43,7 @@ _WRITTEN = f"{SIMPLE}/.written.json"
 _INDEX_FILE = re.compile(
     rf"{SIMPLE}/({FOLDER}/[0-9.]+/)?([^/]+/)?index\.(html|json)"
     rf"|[^/]+{re.escape(SUFFIX)}"
-    rf"|({VARIANTS}/)?[^/]+\.whl{re.escape(_METADATA)}|{VARIANTS}/[^/]+-variants\.json"
+    rf"|[^/]+\.whl{re.escape(_METADATA)}"
 )
 
 
@@ -56,14 +54,12 @@ class PublishedIndex:
     Attributes:
         folder: folder of the wheels and, in ``simple/``, the pages.
         files: the listed wheels, by project and version.
-        variants: the listed variants of these, and what describes them.
         written: the pages and metadata files that changed, relative to *folder*.
         removed: the removed ones, relative to *folder*.
     """
 
     folder: Path
     files: tuple[PublishedFile, ...]
-    variants: tuple[PublishedFile, ...]
     written: tuple[str, ...]
     removed: tuple[str, ...]
 
@@ -84,7 +80,6 @@ def publish(
     *,
     digests: Mapping[str, str] | None = None,
     runtimes: Mapping[str, LockedRuntime] | None = None,
-    variants: bool = False,
     dry_run: bool = False,
 ) -> PublishedIndex:
     """Make the index in *folder* list exactly *wheels*.
@@ -99,8 +94,6 @@ def publish(
         folder: folder for the index; the pages go to ``simple/`` in it.
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
         runtimes: locked runtimes by file name, see `runtimes_in`; each wheel gets its own beside it.
-        variants: whether to make variants of the wheels that have kernels for the card. Variants that are
-            there already are listed in any case.
         dry_run: write nothing, and emit ``publish.planned`` with each page that would be written; *wheels*
             are in *folder* then.
 
@@ -119,9 +112,7 @@ def publish(
         with hold(folder / _LOCK, f"the index in {folder}"):
             earlier = _read_written(folder)
             described = [describe(_placed(wheel, folder), digests) for wheel in wheels]
-            if variants:
-                make_variants([folder / file.filename for file, _ in described], folder)
-            files, entries, pages = _content(described, folder, runtimes or {})
+            files, pages = _content(described, runtimes or {})
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
             _refuse_others(folder, digests_of_pages, earlier)
             # After a kill at any moment, the next run still has the list of its files.
@@ -130,20 +121,18 @@ def publish(
             removed = _remove_stale(folder, {name: earlier[name] for name in earlier.keys() - pages.keys()})
             _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
-    return PublishedIndex(folder, tuple(files), tuple(entries), written, removed)
+    return PublishedIndex(folder, tuple(files), written, removed)
 
 
 def _content(
-    described: Sequence[tuple[PublishedFile, bytes]], folder: Path, runtimes: Mapping[str, LockedRuntime]
-) -> tuple[list[PublishedFile], list[PublishedFile], dict[str, bytes]]:
-    """Return the files of an index in order, their variants, and pages and METADATA by path in *folder*."""
+    described: Sequence[tuple[PublishedFile, bytes]], runtimes: Mapping[str, LockedRuntime]
+) -> tuple[list[PublishedFile], dict[str, bytes]]:
+    """Return the files of an index in order, and pages and METADATA by path in its folder."""
     files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
     pages = {file.filename + _METADATA: metadata for file, metadata in described}
     pages |= dict(filter(None, (runtime_page(file, runtimes) for file in files)))
-    entries, needed = listed_variants(described, folder)
-    pages |= needed
-    pages |= {f"{SIMPLE}/{path}": page for path, page in _pages([*files, *entries]).items()}
-    return files, entries, pages
+    pages |= {f"{SIMPLE}/{path}": page for path, page in _pages(files).items()}
+    return files, pages
 
 
 def _planned(
@@ -154,7 +143,7 @@ def _planned(
 ) -> PublishedIndex:
     """Return the index that `publish` would write, and emit an event with each file that it would change."""
     earlier = _read_written(folder)
-    files, entries, pages = _content([describe(wheel, digests) for wheel in wheels], folder, runtimes)
+    files, pages = _content([describe(wheel, digests) for wheel in wheels], runtimes)
     _refuse_others(folder, {name: sha256_bytes(data) for name, data in pages.items()}, earlier)
     written = [name for name, data in pages.items() if not _has(folder / name, data)]
     for name in written:
@@ -162,7 +151,7 @@ def _planned(
     removed = [name for name in earlier if name not in pages and _is_ours(folder / name, earlier[name])]
     for name in removed:
         emit("publish.planned", path=name, change="removed", at=str(folder / name))
-    return PublishedIndex(folder, tuple(files), tuple(entries), tuple(written), tuple(removed))
+    return PublishedIndex(folder, tuple(files), tuple(written), tuple(removed))
 
 
 def require_plain(wheels: Sequence[Path]) -> None:

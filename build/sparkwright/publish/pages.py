@@ -34,7 +34,7 @@ _VERSIONS = tuple(f'<meta name="pypi:repository-version" content="{one}">' for o
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One file as the index lists it: a wheel, or what describes the variants of a version.
+    """One wheel as the index lists it.
 
     Attributes:
         project: its project's name, normalized after PEP 503.

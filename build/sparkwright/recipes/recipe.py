@@ -64,20 +64,16 @@ class Use(Model, frozen=True):
 
 
 class About(Model, frozen=True):
-    """Facts of a model that its checkpoint's page states; unknown ones are empty or 0.
+    """Facts of a model that its checkpoint's page states; unknown ones are empty.
 
     Attributes:
         precision: of the weights: ``nvfp4``, ``mxfp4``, ``fp8``, ``int4`` or ``bf16``.
         parameters: all of them, such as ``27B``.
-        active: those that one token uses; equal to `parameters` for a dense model.
-        context: longest context in tokens that the model was made for.
         page: public address of the model's page.
     """
 
     precision: Literal["nvfp4", "mxfp4", "fp8", "int4", "bf16"]
     parameters: str = ""
-    active: str = ""
-    context: int = 0
     page: str = ""
 
 
@@ -104,7 +100,7 @@ class Recipe(Model, frozen=True):
             requests at a time.
         nodes: machines that serve together; the tensor-parallel size is a flag.
         series: lines of releases that it is meant for, such as ``0.33``; any if empty.
-        about: facts of the model, for people and for other tools' formats.
+        about: facts of the model, for people and for sparkrun.
         why: reason of each flag by its name, of keys of the speculative configuration as
             ``speculative.KEY``, and of variables by their names; the shared ones where it states none.
         evidence: where and by whom it was served; none: it was never seen served.

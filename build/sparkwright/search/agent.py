@@ -339,7 +339,6 @@ class _Agent:
             profile=request.profile,
             checks=request.checks,
             levels=request.levels,
-            timed=request.timed,
             offline=request.offline,
         )
         findings: tuple[Finding, ...] = ()

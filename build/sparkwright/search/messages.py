@@ -34,7 +34,6 @@ class Request(Model, frozen=True, tag="request", tag_field="kind"):
         recipe: a recipe's name; of one with a text, the name of its file.
         recipe_text: the TOML text of a recipe that does not ship.
         profile: how much to measure.
-        timed: measure the client's own error first, as for times that are judged.
         offline: install from the installer's cache alone.
         patience_s: how long to wait for another bisection to leave the card.
     """
@@ -49,7 +48,6 @@ class Request(Model, frozen=True, tag="request", tag_field="kind"):
     profile: str
     levels: tuple[int, ...] = ()
     recipe_text: str = ""
-    timed: bool = True
     offline: bool = False
     patience_s: float = 3600.0
 

@@ -36,7 +36,6 @@ _SMOKE = "smoke"
 # One start is one sample: more requests of one start make it no surer.
 _SAMPLE = "smoke"
 _BOOT = "boot"
-_TIMED = frozenset({figures.CHECK, "bands"})  # they judge times, and compare them with the client's error
 JUDGED = "judged.json"
 
 
@@ -85,7 +84,6 @@ class Serving:
             recipe=self.recipe,
             recipe_text=self.text,
             profile=self.profile or usual,
-            timed=not levels and bool(_TIMED & set(checks)),
             offline=self.offline,
         )
         result = self.target.judge(wheel, request)

@@ -29,8 +29,6 @@ class Context:
         band: key of the reference band that fits what is served, or empty.
         made_up: true if the model's weights are made up, so that no answer of it can be right.
         lacks: reasons by the capability (see `verify.capabilities`) that the server lacks and need not have.
-        floors: the client's own error by concurrency, measured against the simulator: 99th percentile of that
-            of TTFT in ms, and of that of TPOT in percent. Empty if it was not measured.
         dataset: prompts of the sweep and rates of arrivals that the user chose.
     """
 
@@ -40,7 +38,6 @@ class Context:
     band: str = ""
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
-    floors: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     dataset: Dataset = field(default_factory=Dataset)
 
     @property

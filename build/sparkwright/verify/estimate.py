@@ -21,8 +21,6 @@ _LEAST_CELL_S = 0.4  # of the client's clock, whatever the server's is
 _NATURAL = 0.7  # of the longest output that answers with natural ends have
 _SIMULATED_START_S = 5.0
 _WEIGHT_S = 60.0  # of the estimate beside what cells took
-CALIBRATION_S = 11.0
-"""Seconds of the client's own calibration for each level."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Estimate:
     Attributes:
         shares: by check, in order.
         starts: servers that are started.
-        before_s: seconds until the first cell: starts and calibration.
+        before_s: seconds until the first cell: starts.
     """
 
     shares: tuple[Share, ...]
@@ -124,7 +122,6 @@ def estimate(
     *,
     speed: float = 1.0,
     started: int = 0,
-    levels: int = 0,
 ) -> Estimate:
     """Return the estimate for the cells of each check.
 
@@ -133,7 +130,6 @@ def estimate(
         rates: of the server.
         speed: the server's seconds in one of the client's.
         started: servers that have started already.
-        levels: concurrencies at which the client is calibrated first.
     """
     shares = tuple(
         Share(
@@ -146,7 +142,7 @@ def estimate(
         for name, cells in plans.items()
     )
     places = {("main", 0), *((cell.arm, cell.boot) for cells in plans.values() for cell in cells)}
-    before = rates.start_s / speed * (len(places) - started) + CALIBRATION_S * levels * (speed == 1)
+    before = rates.start_s / speed * (len(places) - started)
     return Estimate(shares, len(places), before)
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import (
     BASELINE,
     GPU,
+    IMAGES,
     LOG,
-    METRICS,
     PREFIX_CACHE,
     SPECULATION,
     TOKENIZE,
-    VERSION,
+    TOOLS,
+    VLLM,
 )
-from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.client.features import try_features
 from sparkwright.engine.client.tokens import lacks_tokenizer
-from sparkwright.engine.client.trial import try_requests
 from sparkwright.engine.metrics.snapshot import parse_snapshot
 from sparkwright.recipes import load_recipe
 
@@ -43,27 +41,21 @@ async def find_lacking(
 ) -> dict[str, str]:
     """Return reasons by the capability that the server at *endpoint* lacks.
 
-    Of vLLM, everything that it always has is required; other servers get trial requests.
+    Of vLLM, everything that it always has is required; other servers are not tried.
 
     Args:
         session: from `client.open_session`.
         endpoint: the server.
         known: facts that it reported.
         deadlines: deadlines of a request.
-        asked: capabilities of `client.features` to try, on any server.
-
-    Raises:
-        EndpointError: it answers no trial request.
+        asked: capabilities of `client.features` to try.
     """
     lacks = dict(known.lacks)
-    foreign = VERSION in lacks and METRICS in lacks  # vLLM's counters without its version: a proxy
-    if why := await lacks_tokenizer(session, endpoint, deadlines, foreign=foreign):
+    if VLLM in lacks:
+        return lacks | dict.fromkeys((TOKENIZE, PREFIX_CACHE, TOOLS, IMAGES), "only vLLM is tried for it")
+    if why := await lacks_tokenizer(session, endpoint, deadlines):
         lacks[TOKENIZE] = f"documents are sized by an estimate: {why}"
-    async with open_session(replace(endpoint, lacks=frozenset(lacks))) as own:
-        if foreign:
-            lacks |= await try_requests(own, endpoint, deadlines)
-        tried = replace(endpoint, lacks=frozenset(lacks))
-        return lacks | await try_features(own, tried, deadlines, asked, foreign=foreign)
+    return lacks | await try_features(session, endpoint, deadlines, asked)
 
 
 def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) -> dict[str, str]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.cell import CONNECTED, LISTED, WATCHED
+from sparkwright.engine.cell import WATCHED
 from sparkwright.engine.client import LagProbe, canary, open_session, run_load
-from sparkwright.engine.client.listing import open_connections, time_listing
 from sparkwright.engine.metrics import fetch_snapshot, quiesce
 from sparkwright.engine.observations import Observation
 from sparkwright.engine.server import sample_host
@@ -64,11 +63,8 @@ async def measure(
     wall, own = time.time(), time.monotonic()
     async with open_session(server.endpoint) as session:
         before, unread = await _counters(session, server, profile)
-        listing = await time_listing(session, server.endpoint) if LISTED in cell.tags else ()
         compilers = CompileWatch(server.pid) if server.pid is not None and WATCHED in cell.tags else None
         async with LagProbe() as lag, _watching(session, server, speed) as watch:
-            if CONNECTED in cell.tags:
-                await open_connections(session, server.endpoint, cell.load.concurrency)
             with compilers or contextlib.nullcontext():
                 samples = await run_load(
                     session, server.endpoint, cell, deadlines, speed=speed, on_sample=on_sample
@@ -92,7 +88,6 @@ async def measure(
         unread=unread or still_unread,
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
         compiled=compilers.compiled if compilers is not None else None,
-        listing_ms=listing,
         health=health,
     )
 

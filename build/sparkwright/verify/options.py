@@ -14,8 +14,6 @@ from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
-from sparkwright.verify.protocol.options import CHECK as PROTOCOL
-from sparkwright.verify.protocol.options import parse_protocol
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
@@ -62,8 +60,6 @@ class VerifyOptions(Model, frozen=True):
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
         reference: file with a reference of the checkpoint, to compare the server with.
-        protocol: one of the field, as `protocol.options.parse_protocol` reads it, which is carried out
-            instead of checks.
         prompts: file with the prompts of the sweep; the corpus's own if empty.
         prompts_sha256: of that file, so that a resumed run sends the same.
         input_tokens: length of documents that the sweep sends instead; 0 for none.
@@ -100,7 +96,6 @@ class VerifyOptions(Model, frozen=True):
     seed: int = 0
     capacity: CapacityOptions | None = None
     reference: str = ""
-    protocol: str = ""
     prompts: str = ""
     prompts_sha256: str = ""
     input_tokens: int = 0
@@ -153,8 +148,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         base: sizes to start from instead of those of the named profile.
 
     Raises:
-        UnknownNameError: there is no such profile, or no such protocol.
-        ConfigError: the protocol cannot be read.
+        UnknownNameError: there is no such profile.
     """
     if base is None:
         if options.profile not in PROFILES:
@@ -169,17 +163,12 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     if options.boots:
         changes["most_boots"] = options.boots
     changes["checks"] = _selected(options, base)
-    if options.protocol:
-        wait_s = max(base.deadlines.first_token_s, parse_protocol(options.protocol).patience_s)
-        changes["deadlines"] = msgspec.structs.replace(base.deadlines, first_token_s=wait_s)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)
 
 
 def _selected(options: VerifyOptions, base: Profile) -> tuple[str, ...]:
     """Return the names of the checks that *options* select, by default those of *base*."""
-    if options.protocol:
-        return (PROTOCOL,)
     if options.capacity is not None:
         return (CAPACITY,)
     if options.compared and not options.checks:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.base.config import convert, to_builtins
+from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
 from sparkwright.verify.history import past_runs, read_past
@@ -67,17 +67,14 @@ def load_run(folder: Path) -> Run:
     Raises:
         ConfigError: there is none, or its journal is damaged.
     """
-    from sparkwright.engine.client.calibrate import Floor
-    from sparkwright.verify.suite import DURATION, FLOOR
+    from sparkwright.verify.suite import DURATION
 
     contents = read_journal(folder)
-    floors = convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
     return Run(
         manifest=_manifest(folder, contents),
         facts={place: boot.facts for place, boot in contents.boots.items()},
         observations=tuple(contents.measured.values()),
         findings=contents.findings,
-        floors=floors,
         lacks=contents.manifest.lacks,
         duration=contents.notes.get(DURATION, {}),
     )
@@ -113,11 +110,9 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    from sparkwright.verify.protocol.results import protocol_files
     from sparkwright.verify.report import render_html, render_junit
 
     rendered = {REPORT: render_html(run).encode(), JUNIT: render_junit(run).encode(), **_tables(run)}
-    rendered |= protocol_files(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
         replace_file(folder / name, data)
@@ -135,7 +130,7 @@ def _tables(run: Run) -> dict[str, bytes]:
 
 
 def described(run: Run) -> dict[str, Any]:
-    """Return the content of ``verdict.json``, see `export.schema`."""
+    """Return the content of ``verdict.json``."""
     return {
         "format": VERDICT_FORMAT,
         "verdict": str(run.verdict),
@@ -167,7 +162,7 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         "started": manifest.created,
         "speed": profile_of(options).speed,
         "checks": profile_of(options).checks
-        if options.compared or options.capacity or options.protocol
+        if options.compared or options.capacity
         else _all_checks(options),
         "report": str(folder / REPORT),
         "files": _files(folder),
@@ -175,8 +170,6 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
     }
     if options.url:
         told["url"] = options.url
-    if options.protocol:
-        told["protocol"] = options.protocol
     if options.recipe:
         told["recipe-name"] = Path(options.recipe).stem
     if options.wheel:

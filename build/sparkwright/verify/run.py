@@ -10,7 +10,6 @@ from sparkwright.engine.findings import Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.engine.client.calibrate import Floor
     from sparkwright.engine.findings import Finding
     from sparkwright.engine.observations import BootFacts, Observation
     from sparkwright.verify.history import PastRun
@@ -67,17 +66,15 @@ class Run:
         facts: facts of each start of a server, by arm and boot number.
         observations: every cell that was measured, in order.
         findings: by check, in order.
-        floors: the client's own error, by concurrency.
         lacks: reasons by the capability that the server lacks and need not have.
         history: runs of the same server with the same profile, this one among them, oldest first.
-        duration: ``estimated`` and ``actual`` seconds of the run, starts and calibration included.
+        duration: ``estimated`` and ``actual`` seconds of the run, starts included.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[tuple[str, int], BootFacts] = field(default_factory=dict)
     observations: Sequence[Observation] = ()
     findings: Sequence[Finding] = ()
-    floors: Sequence[Floor] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
     duration: Mapping[str, float] = field(default_factory=dict)
     history: Sequence[PastRun] = ()

@@ -19,11 +19,11 @@ from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.engine.capabilities import (
-    LOGPROBS,
     METRICS,
     PREFIX_CACHE,
     SPECULATION,
     TOOLS,
+    VLLM,
     refuse_lacking,
     require_known,
 )
@@ -43,9 +43,6 @@ from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
-from sparkwright.verify.protocol.check import ProtocolCheck
-from sparkwright.verify.protocol.options import CHECK as PROTOCOL
-from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
 from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.simulated import simulated
@@ -69,6 +66,7 @@ if TYPE_CHECKING:
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _TOOL_PARSER = "tool-call-parser"
+_ON_ANY_SERVER = frozenset({"arrivals", CAPACITY, "coherence", "crash", "sweep"})
 
 
 def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> None:
@@ -80,8 +78,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, own=_own_check(options))
-    _refuse_beside_protocol(options)
+    _require_known(profile, own=CAPACITY if options.capacity else "")
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -134,32 +131,11 @@ def _require_comparable(options: VerifyOptions) -> None:
     """
     if options.baseline_url and not options.url:
         raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
-    if options.reference and (options.compared or options.protocol or options.capacity):
+    if options.reference and (options.compared or options.capacity):
         raise ConfigError(
             "--reference and a comparison of speed exclude each other",
             because="that measures speed alone",
             next_step="use the reference in a run of its own: sparkwright verify reference use",
-        )
-
-
-def _own_check(options: VerifyOptions) -> str:
-    """Return the name of the check that is made instead of registered ones, or nothing."""
-    if options.protocol:
-        return PROTOCOL
-    return CAPACITY if options.capacity else ""
-
-
-def _refuse_beside_protocol(options: VerifyOptions) -> None:
-    """Do nothing unless a protocol and other checks were selected.
-
-    Raises:
-        ConfigError: they were.
-    """
-    if options.protocol and (options.checks or options.compared or options.capacity):
-        raise ConfigError(
-            "a protocol is carried out by itself",
-            because="--protocol excludes --checks and --against",
-            next_step="leave out one of them",
         )
 
 
@@ -194,6 +170,8 @@ async def prepare(
     profile = profile_of(options, sizes)
     if options.url:
         fleet, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
+        if VLLM in lacks:
+            profile = _for_any_server(options, profile)
     elif options.simulator:
         fleet, server, identity = simulated(options, profile, folder)
         lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
@@ -210,9 +188,6 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        # Steps of a search measure how late the client is, a protocol's figures are averages of waits, and a
-        # reference has no times.
-        timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
         rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
         dataset=_dataset(options),
     )
@@ -243,19 +218,16 @@ def plan_run(options: VerifyOptions) -> Estimate:
         },
         rates_of(options, lacks, made_up=made_up),
         speed=profile.speed,
-        levels=len(profile.levels) if options.capacity is None else 0,
     )
 
 
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity or the protocol instead.
+    """Return the checks to run, or the search for the capacity instead.
 
     Raises:
         ConfigError: the file of prompts cannot be used, or is not what it was.
     """
     search = options.capacity
-    if options.protocol:
-        return [ProtocolCheck(parse_protocol(options.protocol))]
     if search is None:
         known = dict(ALL)
         if options.reference:
@@ -334,13 +306,12 @@ async def _at_address(
                 found = await identify(
                     session, endpoint, known, read_log(log), deadlines=profile.deadlines, lacks=lacking
                 )
-                require_same_model(load_reference(Path(options.reference)), found, url, lacking)
+                require_same_model(load_reference(Path(options.reference)), found, url)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
-        elif METRICS in lacking and METRICS not in lacks:
-            refuse_lacking(lacking, (METRICS,), f"{url}, which the other server is compared with,")
-        elif LOGPROBS in lacking:
-            lacks[LOGPROBS] = lacking[LOGPROBS]
+        else:
+            needed = {VLLM, METRICS} - lacks.keys()
+            refuse_lacking(lacking, needed, f"{url}, which the other server is compared with,")
         endpoint = replace(endpoint, lacks=frozenset(lacking))
         own_log = log if arm == "main" else None
         starters[arm] = partial(_stand, endpoint, known, own_log)
@@ -349,6 +320,24 @@ async def _at_address(
         identity["main-lacks"] = ", ".join(sorted(lacks))
     what = f"vLLM {version}" if (version := identity["main-vllm"]) else "OpenAI-compatible server"
     return Starters(starters), f"{what} at {options.url}", identity, lacks
+
+
+def _for_any_server(options: VerifyOptions, profile: Profile) -> Profile:
+    """Return *profile* with the checks that ask for nothing but OpenAI's chats.
+
+    Raises:
+        ConfigError: others were selected.
+    """
+    left = [name for name in profile.checks if name not in _ON_ANY_SERVER]
+    if left and (options.checks or options.reference):
+        raise ConfigError(
+            f"{options.url} cannot be checked by {', '.join(left)}",
+            because="it is no vLLM",
+            next_step=f"give --checks, some of {', '.join(sorted(_ON_ANY_SERVER))}",
+        )
+    return msgspec.structs.replace(
+        profile, checks=tuple(name for name in profile.checks if name in _ON_ANY_SERVER)
+    )
 
 
 def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.engine.capabilities import TOKENIZE
 from sparkwright.engine.client import canary, count_tokens, open_session
-from sparkwright.engine.client.calibrate import Floor, calibrate
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.journal import Manifest
     from sparkwright.verify.profile import Profile
 
-FLOOR = "floor"
-"""Name of the journal's note on the client's own error."""
 DURATION = "duration"
 """Name of the journal's note on the expected and the real duration of the run."""
 
@@ -89,7 +85,6 @@ class Suite:
         corpus: prompts and documents.
         fleet: source of servers.
         band: key of the reference band that fits what is served, or empty.
-        timed: whether times are judged, so that the client's own error is measured first.
         made_up: whether the model's weights are made up.
         lacks: reasons by the capability that the main server lacks and need not have.
         rates: typical ones of such a server, for the run's expected duration.
@@ -101,7 +96,6 @@ class Suite:
     corpus: Corpus
     fleet: Fleet
     band: str = ""
-    timed: bool = True
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
@@ -141,7 +135,6 @@ class _SuiteRun:
         self.begun = time.monotonic()
         self.remaining = Remaining(suite.rates, suite.profile.speed)
         self.duration = {"estimated": 0.0, "actual": 0.0, **contents.notes.get(DURATION, {})}
-        self.floors = convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
     def context(self) -> Context:
@@ -154,7 +147,6 @@ class _SuiteRun:
             band=self.suite.band,
             made_up=self.suite.made_up,
             lacks=self.suite.lacks,
-            floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
             dataset=self.suite.dataset,
         )
 
@@ -194,8 +186,6 @@ class _SuiteRun:
 
         The first start of the main server comes first: its facts determine the plan.
         """
-        if self.suite.timed and self.suite.profile.speed == 1 and not self.floors:
-            await self._calibrate()
         if ("main", 0) not in self.boots or self.missing("main", 0):
             await self._measure_on("main", 0)
         tried = {("main", 0)}
@@ -231,16 +221,6 @@ class _SuiteRun:
             if (arm, boot) not in tried and reachable and self.missing(arm, boot):
                 return arm, boot
         return None
-
-    async def _calibrate(self) -> None:
-        """Measure the client's own error, before any server needs the machine.
-
-        A run on a faster clock is not calibrated: its times have no meaning beyond the simulator.
-        """
-        with task("calibrate the client"):
-            self.floors = list(await calibrate(self.suite.profile.levels))
-        levels = [to_builtins(floor) for floor in self.floors]
-        self.journal.write(Noted(name=FLOOR, data={"levels": levels}))
 
     async def _measure_on(self, arm: str, boot: int) -> None:
         """Measure what is missing on one server, which is started again where it ends or falls silent."""

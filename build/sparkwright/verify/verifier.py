@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.verifier import CheckRequest, Verifier
@@ -41,7 +40,7 @@ def run_checks(request: CheckRequest, folder: Path) -> tuple[Finding, ...]:
 
     async def run() -> tuple[Finding, ...]:
         suite, manifest = await prepare(options, folder, offline=request.offline)
-        return await run_suite(replace(suite, timed=request.timed), folder, manifest)
+        return await run_suite(suite, folder, manifest)
 
     findings = asyncio.run(run())
     write_results(folder)

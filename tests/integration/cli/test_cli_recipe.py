@@ -55,8 +55,6 @@ def test_new_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_export_is_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "export", NAME, "--format", "sparkrun", "--container", "my/image"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["container"] == "my/image"
-    assert main(["recipe", "export", NAME, "--format", "vllm", "--date", "2026-11-23"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["model"]["model_id"] == load_recipe(NAME).model
 
 
 def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str]) -> None:

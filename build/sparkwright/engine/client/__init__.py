@@ -1,7 +1,7 @@
 """The client: sends requests, times the responses, and counts only those that ended correctly.
 
 Read `request` first: one request. `load` sends many, `endpoint` checks the server beforehand, `sse` and
-`reply` read streams, `lag` and `calibrate` measure the client's own error.
+`reply` read streams, `lag` measures how late the client's own loop is.
 """
 
 from sparkwright.engine.client.endpoint import (

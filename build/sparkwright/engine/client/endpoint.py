@@ -12,7 +12,7 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
-from sparkwright.engine.capabilities import CONTEXT_LENGTH, METRICS, VERSION
+from sparkwright.engine.capabilities import METRICS, VLLM
 from sparkwright.engine.client.body import read_body
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     # Compressed streams would come in other pieces than the server wrote.
     headers = {"Accept-Encoding": "identity"}
     single: dict[str, Any] = (
-        {"force_close": True} if VERSION in endpoint.lacks else {"keepalive_timeout": _IDLE_S}
+        {"force_close": True} if VLLM in endpoint.lacks else {"keepalive_timeout": _IDLE_S}
     )
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
@@ -169,10 +169,6 @@ async def check_endpoint(
         warn(f"{listing.url} answers with status {listing.status}: the model is taken to be the named one")
     served = [] if named and listing.status != _OK else _listed(listing)
     model = _choose(endpoint, served, foreign=not version)
-    if not version:
-        if not model.max_model_len:
-            lacks[CONTEXT_LENGTH] = "the model list names no longest request (max_model_len)"
-        lacks[VERSION] = "there is no /version: it is another server than vLLM, or a proxy before it"
     metrics = await _page(session, endpoint, "/metrics", deadlines)
     if metrics is None:
         lacks[METRICS] = "there is no /metrics"
@@ -186,6 +182,8 @@ async def check_endpoint(
         )
     elif "\nvllm:" not in f"\n{metrics.text}":
         lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
+    if not version and METRICS in lacks:
+        lacks[VLLM] = "it has neither vLLM's /version nor its counters: another server, or a proxy before it"
     page = metrics.text if metrics is not None and METRICS not in lacks else ""
     return EndpointFacts(version, model.id, model.max_model_len or -1, page, lacks)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.engine.capabilities import EXTENSIONS, LOGPROBS
+from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import REQUIRED
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def salted(prompt: Prompt, salt: str) -> str:
 
 
 def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_tokens: int) -> bytes:
-    """Return the request as JSON, with vLLM's own fields where the server accepts them.
+    """Return the request as JSON, with vLLM's own fields where the server is vLLM.
 
     vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
     (``return_token_ids``), so usage in each chunk (``continuous_usage_stats``) would only be more to send.
@@ -43,23 +43,22 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
         "stream_options": {"include_usage": True},
         **_sampling(load),
     }
-    extended = EXTENSIONS not in endpoint.lacks
+    extended = VLLM not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True
     if extended and not load.natural_stop:
         body["ignore_eos"] = True
-    alternatives = 0 if LOGPROBS in endpoint.lacks else load.logprobs
     if load.chat:
         body["messages"] = messages_of(prompt, salt)
         body |= _features(load)
         body |= _reasoning(load) if extended else {}
-        if alternatives:
-            body |= {"logprobs": True, "top_logprobs": alternatives}
+        if load.logprobs:
+            body |= {"logprobs": True, "top_logprobs": load.logprobs}
     else:
         body["prompt"] = salted(prompt, salt)
-        if alternatives:
-            body["logprobs"] = alternatives
-    if extended and alternatives:
+        if load.logprobs:
+            body["logprobs"] = load.logprobs
+    if extended and load.logprobs:
         body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
     return msgspec.json.encode(body)
 

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.engine.arrival import arrivals_of
-from sparkwright.engine.capabilities import (
-    COMPLETIONS,
-    END_MARK,
-    FIXED_LENGTH,
-    TOKEN_COUNTS,
-)
+from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.client.odd import warn_once
@@ -89,13 +84,8 @@ class Exchange:
     refusable: bool = False
 
     def __post_init__(self) -> None:
-        lacks = self.endpoint.lacks
-        if COMPLETIONS in lacks or FIXED_LENGTH in lacks:
-            self.load = msgspec.structs.replace(
-                self.load,
-                chat=self.load.chat or COMPLETIONS in lacks,
-                natural_stop=self.load.natural_stop or FIXED_LENGTH in lacks,
-            )
+        if VLLM in self.endpoint.lacks:
+            self.load = msgspec.structs.replace(self.load, chat=True, natural_stop=True)
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
         self._begin()
@@ -245,8 +235,7 @@ class Exchange:
         self._failure = reply.problem(
             max_tokens=self.max_tokens,
             natural_stop=self.load.natural_stop,
-            countless=TOKEN_COUNTS in self.endpoint.lacks,
-            unmarked=END_MARK in self.endpoint.lacks,
+            plain=VLLM in self.endpoint.lacks,
         )
         if reply.done:
             await _read_to_end(response, deadline)

@@ -31,9 +31,7 @@ class _Counted(msgspec.Struct):
     tokens: list[int] = []
 
 
-async def lacks_tokenizer(
-    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, *, foreign: bool
-) -> str:
+async def lacks_tokenizer(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> str:
     """Return the reason for which the server has no ``POST /tokenize`` as vLLM has it; empty if it has one.
 
     Each of several requests must find none; any other failure is a defect of vLLM's.
@@ -42,7 +40,6 @@ async def lacks_tokenizer(
         session: the HTTP session.
         endpoint: the server.
         deadlines: ``canary_s`` applies.
-        foreign: it is another server than vLLM, whose ``/tokenize`` may be of another form.
     """
     why = ""
     for _ in range(ATTEMPTS):
@@ -50,10 +47,8 @@ async def lacks_tokenizer(
             await count_tokens(session, endpoint, "one two three", deadlines, 1.0)
         except _NoTokenizerError as error:
             why = str(error)
-        except EndpointError as error:
-            if not foreign:
-                return ""
-            why = str(error)
+        except EndpointError:
+            return ""
         else:
             return ""
     return " ".join(why.split())

@@ -4,7 +4,6 @@
 |---|---|
 | a path, ``file:///srv/wheels`` | a folder |
 | ``s3://BUCKET/PREFIX?endpoint=…&region=…&profile=…&public=…`` | an S3-compatible store |
-| ``davs://HOST/PATH``, ``dav://HOST/PATH`` | a web server with WebDAV, encrypted or not |
 | ``github://OWNER/REPOSITORY?release=…&branch=…&public=…&downloads=…`` | a release and Pages |
 | ``https://HOST/PATH``, ``http://HOST/PATH`` | a web server, to read only |
 """
@@ -22,7 +21,6 @@ from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
 from sparkwright.publish.targets.web import WebTarget
-from sparkwright.publish.targets.webdav import WebdavTarget
 from sparkwright.upstream.settings import read_settings
 
 if TYPE_CHECKING:
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from sparkwright.publish.target import Target
     from sparkwright.upstream.settings import IndexSettings
 
-_USER, _PASSWORD = "SPARKWRIGHT_DAV_USER", "SPARKWRIGHT_DAV_PASSWORD"
-_KINDS = "a folder, file://, s3://, davs://, dav://, github:// or https://"
+_KINDS = "a folder, file://, s3://, github:// or https://"
 _KEYS = {
     "s3": ("endpoint", "region", "profile", "public"),
     "github": ("release", "branch", "public", "downloads"),
@@ -43,18 +40,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
-def open_target(  # noqa: PLR0911 - one for each kind
+def open_target(
     address: str, *, dry_run: bool = False, environment: Mapping[str, str] = os.environ
 ) -> Target:
     """Return the target at *address*; nothing is sent yet.
 
-    Credentials never are in an address: those of S3 are boto3's, those of WebDAV ``SPARKWRIGHT_DAV_USER`` and
-    ``SPARKWRIGHT_DAV_PASSWORD`` or ``~/.netrc``, those of GitHub ``gh``'s.
+    Credentials never are in an address: those of S3 are boto3's, those of GitHub ``gh``'s, those of a web
+    server in ``~/.netrc``.
 
     Args:
         address: see the table of this module.
         dry_run: of GitHub, emit the calls that would change something instead of making them.
-        environment: for WebDAV's credentials and pip's settings (certificates, trusted hosts).
+        environment: for pip's settings (certificates, trusted hosts).
 
     Raises:
         ConfigError: it is no such address.
@@ -73,10 +70,6 @@ def open_target(  # noqa: PLR0911 - one for each kind
             return _s3(address, parts, options, settings)
         case "github":
             return _github(address, parts, options, settings, dry_run=dry_run)
-        case "dav" | "davs":
-            base = parts._replace(scheme=parts.scheme.replace("dav", "http")).geturl()
-            user, password = environment.get(_USER, ""), environment.get(_PASSWORD, "")
-            return WebdavTarget(base.rstrip("/"), settings, user, password)
         case "http" | "https":
             return WebTarget(address.rstrip("/"), settings)
         case _:

@@ -1,4 +1,4 @@
-"""A static web server as a target that can only be read, and the requests that WebDAV shares with it."""
+"""A static web server as a target that can only be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from urllib.parse import quote
 
 from sparkwright.base.digests import CHUNK, sha256_bytes
@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 _FORBIDDEN = frozenset({401, 403})
 _NOT_FOUND = 404
-_CONFLICT = 409
-_NO_SPACE = 507
 
 
 @dataclass(frozen=True)
@@ -43,18 +41,14 @@ class WebTarget:
     Attributes:
         base: ``http`` or ``https`` address, without a slash at its end.
         settings: time-outs, tries, certificates, and hosts that may be asked without encryption.
-        user: name for HTTP's basic authentication; without one, ``~/.netrc`` is used.
-        password: its password.
     """
 
     base: str
     settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
-    user: str = ""
-    password: str = field(default="", repr=False)
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
-        response = self.ask("GET", checked_path(path), accept={_NOT_FOUND})
+        response = self._exchange("GET", checked_path(path), consume=lambda answer: answer)
         if response.status_code == _NOT_FOUND:
             return None
         return Stored(response.content, sha256_bytes(response.content))
@@ -66,7 +60,7 @@ class WebTarget:
 
     def fingerprint(self, path: str) -> StoredStat | None:
         """Return size and ETag of the file at *path* as the server states them, `None` if there is none."""
-        response = self.ask("HEAD", checked_path(path), accept={_NOT_FOUND})
+        response = self._exchange("HEAD", checked_path(path), consume=lambda answer: answer)
         if response.status_code == _NOT_FOUND:
             return None
         return StoredStat(int(response.headers.get("Content-Length", -1)), response.headers.get("ETag", ""))
@@ -104,79 +98,30 @@ class WebTarget:
         del path
         return ""
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        accept: set[int] | frozenset[int] = frozenset(),
-        headers: dict[str, str] | None = None,
-        body: Callable[[], bytes | BinaryIO] | None = None,
-        settings: IndexSettings | None = None,
-    ) -> requests.Response:
-        """Send a request, again after a failure that may pass, and return the whole answer.
-
-        Args:
-            method: HTTP's, or WebDAV's.
-            path: of the file; one for a folder ends in a slash.
-            accept: statuses from 300 on that are no errors.
-            headers: to send.
-            body: returns the body, bytes or an open file, once for each try.
-            settings: other time-outs and tries than the target's.
+    def _exchange(
+        self, method: str, path: str, *, consume: Callable[[requests.Response], T], stream: bool = False
+    ) -> T:
+        """Send a request, and return what *consume* makes of the answer, both within one try.
 
         Raises:
             UploadError: the server cannot be reached, is too slow, or refuses.
         """
-        return self._exchange(
-            method,
-            path,
-            consume=lambda answer: answer,
-            accept=accept,
-            headers=headers,
-            body=body,
-            settings=settings,
-        )
-
-    def _exchange(
-        self,
-        method: str,
-        path: str,
-        *,
-        consume: Callable[[requests.Response], T],
-        accept: set[int] | frozenset[int] = frozenset(),
-        headers: dict[str, str] | None = None,
-        body: Callable[[], bytes | BinaryIO] | None = None,
-        stream: bool = False,
-        settings: IndexSettings | None = None,
-    ) -> T:
-        """Send a request and return what *consume* makes of the answer, both within one try; see `ask`."""
-        reads = method in {"GET", "HEAD"}
-
-        settings = settings or self.settings
 
         def once() -> T:
-            with contextlib.ExitStack() as opened:
-                data = body() if body else None
-                if data is not None and not isinstance(data, bytes):
-                    opened.callback(data.close)
-                response = self._session.request(
-                    method, self.url(path), headers=headers, data=data, stream=stream,
-                    timeout=settings.timeout_s, allow_redirects=reads,
-                )  # fmt: skip
-                opened.callback(response.close)
-                if response.status_code >= 300 and response.status_code not in accept:  # noqa: PLR2004
-                    _raise_status(response)
+            with self._session.request(
+                method, self.url(path), stream=stream, timeout=self.settings.timeout_s
+            ) as response:
+                if response.status_code != _NOT_FOUND or stream:
+                    response.raise_for_status()
                 return consume(response)
 
         with self._failing(method, path):
-            return retrying(settings, f"{method} {path}")(once)
+            return retrying(self.settings, f"{method} {path}")(once)
 
     @functools.cached_property
     def _session(self) -> requests.Session:
         session = open_session(self.settings)
         session.headers["Accept-Encoding"] = "identity"
-        if self.user:
-            session.auth = (self.user, self.password)
         return session
 
     @contextlib.contextmanager
@@ -197,13 +142,7 @@ class WebTarget:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         step = "check the address and the network; the same command resumes"
         if status in _FORBIDDEN:
-            step = (
-                "check ~/.netrc, or SPARKWRIGHT_DAV_USER and SPARKWRIGHT_DAV_PASSWORD, and the server's rules"
-            )
-        if status == _CONFLICT:
-            step = "make the folder of this address on the server"
-        if status == _NO_SPACE:
-            step = "free some space on the server; the same command resumes"
+            step = "check ~/.netrc, and the server's rules"
         return UploadError(
             f"{method} of {path} at {shown(self.base)} failed", because=reason_of(error), next_step=step
         )
@@ -212,7 +151,7 @@ class WebTarget:
         raise UploadError(
             what,
             because=f"{shown(self.base)} is a plain web server, which is only read",
-            next_step="publish to a folder, or to an address with davs://, s3:// or github://",
+            next_step="publish to a folder, or to an address with s3:// or github://",
         )
 
 
@@ -221,11 +160,3 @@ def _digest_of(response: requests.Response) -> str:
     for chunk in response.iter_content(CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _raise_status(response: requests.Response) -> NoReturn:
-    """Raise requests' own error for an answer that is none of those expected."""
-    import requests
-
-    response.raise_for_status()
-    raise requests.HTTPError(f"unexpected {response.status_code}", response=response)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, SPECULATION, TOKEN_COUNTS
+from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import hit_rate
@@ -89,8 +89,6 @@ CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo"
 
 
 def _fits(context: Context, tokens: int) -> bool:
-    if CONTEXT_LENGTH in context.lacks:
-        return False
     longest = main_facts(context).max_model_len
     margin = MARGIN if main_facts(context).words_per_token > 0 else ESTIMATED_MARGIN
     return longest < 0 or tokens * margin + OUTPUT_TOKENS <= longest
@@ -139,8 +137,7 @@ def _too_long(seen: CheckedCells, context: Context, tokens: int) -> Finding:
         seen,
         f"documents of {tokens} tokens are served",
         "Documents of this length fit into the longest request that the server takes.",
-        context.lacks.get(CONTEXT_LENGTH)
-        or f"{tokens} tokens were not tried: the server takes {longest} at the most",
+        f"{tokens} tokens were not tried: the server takes {longest} at the most",
     )
 
 
@@ -159,8 +156,6 @@ def _sizes(seen: CheckedCells, context: Context) -> list[str]:
 def _missized(seen: CheckedCells, tokens: int) -> list[Reason]:
     """Return reasons if documents of *tokens* had another length, or if the server did not count them."""
     found: list[Reason] = []
-    if TOKEN_COUNTS in seen.lacks:
-        return found
     for observation in seen.tagged(tokens=str(tokens)).sound:
         came = [sample.prompt_tokens for sample in observation.counted]
         odd = max(came, key=lambda count: abs(count - tokens))

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import CONTEXT_LENGTH
+from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
@@ -138,8 +138,9 @@ def _wave(context: Context, number: int) -> Cell:
     sizes = context.profile
     chance = random.Random(f"crash wave {sizes.seed} {number}")  # noqa: S311 - a choice, not a secret
     level = chance.choice([*sizes.off_grid, *sizes.levels])
-    # Where the longest request is unknown, documents might be refused.
-    longest = 0 if CONTEXT_LENGTH in context.lacks else main_facts(context).max_model_len
+    longest = main_facts(context).max_model_len
+    if VLLM in context.lacks:  # where the longest request is unknown, documents might be refused
+        longest = max(0, longest)
     lengths = [tokens for tokens in DOCUMENT_TOKENS if longest < 0 or tokens + RESERVE <= longest]
     name = f"wave {number} c={level}"
     documents = [

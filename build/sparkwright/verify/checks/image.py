@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.engine.capabilities import IMAGES, TOKEN_COUNTS
+from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
 from sparkwright.engine.findings import Verdict
@@ -128,7 +128,7 @@ def _sent(seen: CheckedCells) -> Finding:
         threshold="at least one token",
         measured={"least tokens of a picture": least},
         warnings=seen.notes,
-        needs=(IMAGES, TOKEN_COUNTS),
+        needs=(IMAGES,),
     )
 
 

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, TOKEN_COUNTS
+from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -115,9 +115,6 @@ CHECK = RegisteredCheck(Limit(), profiles={"full": 65})
 
 def _unfit(context: Context) -> str:
     """Return the reason for which the longest request is unknown or too short; empty if it can be filled."""
-    for need in (CONTEXT_LENGTH, TOKEN_COUNTS):
-        if need in context.lacks:
-            return context.lacks[need]
     longest = main_facts(context).max_model_len
     return "" if longest >= _SHORTEST else f"the longest request has {longest} tokens"
 

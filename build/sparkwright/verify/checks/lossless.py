@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import BASELINE, LOGPROBS, SPECULATION
+from sparkwright.engine.capabilities import BASELINE, SPECULATION
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -237,7 +237,7 @@ def _differences(answers: CheckedCells, compared: _Compared, drafted: int) -> Fi
         f" above {tie:.2f} nat than these have (p < {SURE})",
         measured=measured,
         warnings=[*warnings, *answers.notes],
-        needs=(BASELINE, LOGPROBS),
+        needs=(BASELINE,),
     )
 
 
@@ -286,7 +286,7 @@ def _places(answers: CheckedCells, compared: _Compared) -> Finding:
         threshold="fails where four or more prompts differ at one place, chance has less than 0.001 for that,"
         " and plain servers show less than half as many",
         lenient=True,
-        needs=(BASELINE, LOGPROBS),
+        needs=(BASELINE,),
     )
 
 
@@ -318,7 +318,6 @@ def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
         f" {MARGIN:.0f} times the largest of plain servers if that is more)",
         measured={"tokens": len(gaps), "tokens that are not the most likely": len(odd)},
         lenient=True,
-        needs=(LOGPROBS,),
     )
 
 

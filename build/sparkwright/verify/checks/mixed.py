@@ -13,7 +13,6 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import CONTEXT_LENGTH
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -107,7 +106,7 @@ def _beside(context: Context, alone: Observation) -> Cell:
     lasts = median(sample.ended - sample.started for sample in alone.counted) / 1e9 * context.profile.speed
     longest, words = main_facts(context).max_model_len, main_facts(context).words_per_token
     tokens = LONG_TOKENS
-    if longest > 0 and CONTEXT_LENGTH not in context.lacks:
+    if longest > 0:
         tokens = min(tokens, (longest - BESIDE_TOKENS) // 2)
     documents = tuple(
         context.corpus.document(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import BASELINE, LOGPROBS
+from sparkwright.engine.capabilities import BASELINE
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -63,7 +63,7 @@ class Parity:
                 " of the other server against itself if that is more)",
                 measured=measured,
                 warnings=seen.notes,
-                needs=(BASELINE, LOGPROBS),
+                needs=(BASELINE,),
             )
         ]
 

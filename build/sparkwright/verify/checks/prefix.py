@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
-from sparkwright.engine.capabilities import LOGPROBS, METRICS, PREFIX_CACHE
+from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -161,7 +161,7 @@ def _differences(context: Context, seen: CheckedCells) -> Finding:
         " cache, or where no prompt is of such a length",
         measured=measured,
         warnings=seen.notes,
-        needs=(METRICS, PREFIX_CACHE, LOGPROBS),
+        needs=(METRICS, PREFIX_CACHE),
     )
 
 

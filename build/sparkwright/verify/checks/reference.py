@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import EXTENSIONS, LOGPROBS
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, not_applicable, triage
@@ -194,7 +193,6 @@ def _prompts(reference: Reference, seen: CheckedCells) -> Finding:
         measured={"prompts": len(known), "made of": reference.identity.model, "made": reference.created},
         warnings=seen.notes,
         lenient=True,
-        needs=(LOGPROBS, EXTENSIONS),
     )
 
 
@@ -228,7 +226,6 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
         f" answer above {compared.limit_one:.3f}; decides nothing where the interval reaches beyond",
         measured=measured,
         warnings=warnings,
-        needs=(LOGPROBS, EXTENSIONS),
     )
 
 
@@ -296,7 +293,6 @@ def _answers(compared: _Compared, seen: CheckedCells) -> Finding:
         " reference's server from itself)",
         measured=measured,
         lenient=True,
-        needs=(LOGPROBS, EXTENSIONS),
     )
 
 

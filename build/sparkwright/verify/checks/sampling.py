@@ -12,7 +12,6 @@ from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import SEEDS
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -83,7 +82,7 @@ class Sampling:
         return [_same(seen, answers), _others(seen, answers), _text(context, seen)]
 
 
-CHECK = RegisteredCheck(Sampling(), profiles={"full": 26}, tries=(SEEDS,))
+CHECK = RegisteredCheck(Sampling(), profiles={"full": 26})
 
 
 def _prompts(context: Context) -> tuple[Prompt, ...]:
@@ -185,7 +184,6 @@ def _same(seen: CheckedCells, answers: _Answers) -> Finding:
         threshold=f"{SAME:.0%} of the prompts; fewer fail if they part about as early as those of two seeds",
         measured=_measured("same seed", again) | _measured("two seeds", apart),
         warnings=warnings,
-        needs=(SEEDS,),
     )
 
 

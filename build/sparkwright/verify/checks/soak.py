@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import CONTEXT_LENGTH, METRICS, PREFIX_CACHE, SPECULATION
+from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE, SPECULATION
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
 from sparkwright.verify.check import RegisteredCheck
@@ -47,8 +47,8 @@ class Soak:
     name: str = "soak"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the cells of `plan_rounds`; none where the longest request is unknown: some are long."""
-        return () if CONTEXT_LENGTH in context.lacks else plan_rounds(context)
+        """Return the cells of `plan_rounds`."""
+        return plan_rounds(context)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return findings on service, cache hits, decay of acceptance, and cached against cold prompts."""
@@ -99,7 +99,6 @@ def _served(seen: CheckedCells, made: Sequence[Observation], context: Context) -
         threshold="no failed request; one process for at least half of the soak",
         measured={"requests": requests, "longest life s": round(longest, 1)} | memory_figures(made, speed),
         warnings=warnings,
-        needs=(CONTEXT_LENGTH,),
     )
 
 
@@ -153,7 +152,7 @@ def _exercised(traffic: CheckedCells) -> Finding:
         threshold=f"more than {LEAST_HITS:.0%}",
         measured=measured,
         lenient=True,
-        needs=(CONTEXT_LENGTH, METRICS, PREFIX_CACHE),
+        needs=(METRICS, PREFIX_CACHE),
     )
 
 
@@ -204,7 +203,7 @@ def _holds(
         measured=measured,
         warnings=warnings,
         lenient=True,
-        needs=(CONTEXT_LENGTH, SPECULATION),
+        needs=(SPECULATION,),
     )
 
 
@@ -272,7 +271,7 @@ def _cached(seen: CheckedCells, probes: Probes, unfit: list[Reason]) -> Finding:
         " decides nothing where it is on both sides; 1 % error over all comparisons",
         measured=measured,
         lenient=True,
-        needs=(CONTEXT_LENGTH, SPECULATION, PREFIX_CACHE),
+        needs=(SPECULATION, PREFIX_CACHE),
     )
 
 

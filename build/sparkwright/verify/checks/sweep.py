@@ -314,16 +314,16 @@ def _timed(profile: Profile) -> bool:
 
 
 def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
-    """Return a finding on the client's own error in the measured times."""
+    """Return a finding on the client's own share in the measured times."""
     against: list[Reason] = []
     flags: list[str] = []
     for observation in seen.sound:
         key = observation.cell.tags["category"], observation.cell.load.concurrency
         flags.extend(_flags(observation, grid[key], context))
-        error, first = _client_error_ms(observation, context), grid[key].ttft_ms.p50
-        if _timed(context.profile) and error > first / 2:
-            shown = f"{describe(observation.cell)}: {error:.1f} ms of a time to first token of {first:.1f} ms"
-            against.append((Verdict.INVALID, f"client floor: {shown} may be the client's own"))
+        late, first = _lateness_ms(observation, context), grid[key].ttft_ms.p50
+        if _timed(context.profile) and late > first / 2:
+            shown = f"{describe(observation.cell)}: {late:.1f} ms of a time to first token of {first:.1f} ms"
+            against.append((Verdict.INVALID, f"late client: {shown} may be the client's own"))
     passed = f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged"
     if context.profile.speed != 1:
         passed += (
@@ -332,11 +332,10 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     return conclude(
         seen,
         "the client kept up",
-        "The lag of the client's own loop and its error against the simulator are small beside what was"
-        " measured, and the wall clock did not jump.",
+        "The client's own loop lags little beside what was measured, and the wall clock did not jump.",
         against=against,
         passed=passed,
-        threshold=f"flagged where a time is less than {CLEAR:.0f} times the client's error; invalid where it"
+        threshold=f"flagged where a time is less than {CLEAR:.0f} times that lag; invalid where it"
         " is over half of the time to first token (not judged where times are not meaningful)",
         measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
         warnings=flags,
@@ -346,23 +345,19 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
 
 def _flags(observation: Observation, found: Figures, context: Context) -> list[str]:
     where = describe(observation.cell)
-    _, floor_percent = context.floors.get(found.concurrency, (0.0, 0.0))
     flags = []
-    error = _client_error_ms(observation, context)
-    # An accelerated clock multiplies the client's errors too, so they are not compared.
-    if context.profile.speed == 1 and error * CLEAR > found.ttft_ms.p50:
-        flags.append(f"{where}: client floor: {error:.1f} ms of a TTFT of {found.ttft_ms.p50:.1f} ms")
-    if floor_percent * CLEAR > 100:  # noqa: PLR2004 - percent
-        flags.append(f"{where}: client floor: {floor_percent:.1f} % of the TPOT may be the client's")
+    late = _lateness_ms(observation, context)
+    # An accelerated clock multiplies the client's lag too, so they are not compared.
+    if context.profile.speed == 1 and late * CLEAR > found.ttft_ms.p50:
+        flags.append(f"{where}: late client: {late:.1f} ms of a TTFT of {found.ttft_ms.p50:.1f} ms")
     if abs(observation.clock_step_s) > CLOCK_STEP_S:
         flags.append(f"{where}: the wall clock jumped by {observation.clock_step_s:+.1f} s")
     return flags
 
 
-def _client_error_ms(observation: Observation, context: Context) -> float:
-    """Return the client's own error of a time, in the server's ms: as calibrated, or its loop's lag (p99)."""
-    floor_ms, _ = context.floors.get(observation.cell.load.concurrency, (0.0, 0.0))
-    return max(floor_ms, observation.lag_ms[1]) * context.profile.speed
+def _lateness_ms(observation: Observation, context: Context) -> float:
+    """Return the lag (p99) of the client's own loop in the server's ms."""
+    return observation.lag_ms[1] * context.profile.speed
 
 
 def _list(levels: Mapping[int, object]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import EXTENSIONS, VERSION
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -49,11 +48,8 @@ class Thinking:
     name: str = "thinking"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return a cell without reasoning, one with it, and of vLLM one with a budget."""
-        if EXTENSIONS in context.lacks:
-            return ()
-        cells = [_cell(context, "off"), _cell(context, "on")]
-        return (*cells, *([_cell(context, "budget", BUDGET)] if VERSION not in context.lacks else []))
+        """Return a cell without reasoning, one with it, and one with a budget."""
+        return _cell(context, "off"), _cell(context, "on"), _cell(context, "budget", BUDGET)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return findings on reasoning that is off, on, and within a budget."""
@@ -136,9 +132,7 @@ _OFF, _ON, _WITHIN = "no reasoning where it is off", "reasoning has its field", 
 
 
 def _nothing(seen: CheckedCells, name: str) -> Finding:
-    reason = seen.lacks.get(EXTENSIONS) or (
-        "the model does not think: no answer has reasoning, and its prompt is the same with and without"
-    )
+    reason = "the model does not think: no answer has reasoning, and its prompt is the same with and without"
     return not_applicable(seen, name, "Chats of a model that can think.", reason)
 
 
@@ -224,8 +218,6 @@ def _unlimited(seen: CheckedCells, because: str) -> Finding:
 
 
 def _budget(context: Context, seen: CheckedCells, found: dict[str, Observation]) -> Finding:
-    if VERSION in context.lacks:
-        return _unlimited(seen, "thinking_token_budget is vLLM's own")
     on, within = found.get("on"), found.get("budget")
     if not seen.troubles and not _thinks(on):
         return _nothing(seen, _WITHIN)

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.engine.capabilities import FORCED_TOOLS, STRUCTURED, TOKEN_COUNTS, TOOLS
+from sparkwright.engine.capabilities import TOOLS
 from sparkwright.engine.cell import REQUIRED, Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import RegisteredCheck
@@ -66,12 +66,10 @@ class Traffic:
         if TOOLS not in context.lacks:
             for name, prompts in (("single", SINGLE), ("parallel", PARALLEL)):
                 cells.append(_cell(context, f"tools {name}", "tools", prompts, tools=TOOLS_OFFERED))
-        if FORCED_TOOLS not in context.lacks:
-            for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
-                load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
-                cells.append(_cell(context, f"tools {name}", "forced", prompts, **load))
-        if STRUCTURED not in context.lacks:
-            cells.append(_cell(context, "structured", "structured", STRUCTURED_PROMPTS, schema=SCHEMA))
+        for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
+            load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
+            cells.append(_cell(context, f"tools {name}", "forced", prompts, **load))
+        cells.append(_cell(context, "structured", "structured", STRUCTURED_PROMPTS, schema=SCHEMA))
         return tuple(cells)
 
     def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
@@ -93,7 +91,7 @@ class Traffic:
         ]
 
 
-CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS, FORCED_TOOLS, STRUCTURED))
+CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS,))
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -179,7 +177,6 @@ def _history(seen: CheckedCells) -> Finding:
         threshold="more tokens than the turn before",
         measured=measured,
         lenient=True,
-        needs=(TOKEN_COUNTS,),
     )
 
 
@@ -271,7 +268,6 @@ def _forced(seen: CheckedCells) -> Finding:
             "cut": cut,
             "events with a call": sum(c.kind == "tool" for _, sample in samples for c in sample.chunks),
         },
-        needs=(FORCED_TOOLS,),
     )
 
 
@@ -293,5 +289,4 @@ def _structured(seen: CheckedCells) -> Finding:
         passed=f"{answers_in(seen) - cut} answers fit",
         threshold="all that were not cut at the longest output",
         measured={"answers": answers_in(seen), "cut": cut},
-        needs=(STRUCTURED,),
     )

@@ -42,6 +42,13 @@ def evaluation_run(request: EvalRequest, scores: Sequence[TaskScore], limits: Ev
     for score in scores:
         findings += [_thresholds(score, limits), _compared(score, limits)]
     findings += [_unscored(name) for name in limits.least if not _named(name, scores)]
+    return run_of(
+        request, findings, tasks=", ".join(request.tasks), prompts="chats" if request.chat else "raw"
+    )
+
+
+def run_of(request: EvalRequest, findings: Sequence[Finding], **told: str) -> Run:
+    """Return *findings* on the server of *request* as a run; its manifest also has what is *told*."""
     return Run(
         manifest={
             "title": f"{request.model} at {request.url}",
@@ -50,8 +57,7 @@ def evaluation_run(request: EvalRequest, scores: Sequence[TaskScore], limits: Ev
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "url": request.url,
             "model": request.model,
-            "tasks": ", ".join(request.tasks),
-            "prompts": "chats" if request.chat else "raw",
+            **told,
         },
         findings=findings,
     )

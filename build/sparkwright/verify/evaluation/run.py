@@ -1,4 +1,4 @@
-"""One run of lm-evaluation-harness against a server."""
+"""One run of a tool that evaluates a server: a process in an environment of its own."""
 
 from __future__ import annotations
 
@@ -16,36 +16,63 @@ from sparkwright.engine.server.environment import prepare_requirement
 from sparkwright.verify.evaluation.scores import read_scores
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkwright.verify.evaluation.scores import TaskScore
 
-REQUIREMENT = "lm-eval[api]==0.4.13"
-"""Installed where neither this environment has it nor an interpreter was named; about 580 MB, no torch."""
 RESULTS = "evaluation"
-"""Name of the folder of its files in a run's."""
+"""Name of the folder of a tool's files in a run's."""
 _TASK = re.compile(r"^task:\s*['\"]?([\w.-]+)", re.MULTILINE)
 _LAST_LINES = 12
 
 
 @dataclass(frozen=True)
+class EvalTool:
+    """A tool, which is installed where neither this environment has it nor an interpreter was named.
+
+    Attributes:
+        name: its name.
+        module: the package to import.
+        requirement: in pip's format, with an exact version.
+        hint: next step where it failed, besides reading its log.
+    """
+
+    name: str
+    module: str
+    requirement: str
+    hint: str
+
+
+LM_EVAL = EvalTool(
+    "lm-evaluation-harness",
+    "lm_eval",
+    "lm-eval[api]==0.4.13",  # about 580 MB, no torch
+    "tasks that rate given answers need a tokenizer: use others",
+)
+
+
+@dataclass(frozen=True)
 class EvalRequest:
-    """The tasks to evaluate, and the server.
+    """The server, and what to evaluate.
 
     Attributes:
         url: the server's root.
         model: name of the model to request.
         tasks: names of the harness's own tasks, or YAML files of others.
+        arguments: further ones of the tool's command line.
         limit: questions of each task; 0 for all.
         chat: send chats instead of raw prompts.
         concurrency: requests at a time.
         api_key: the server's.
-        python: interpreter of an environment with lm-eval; one is found or made by default.
+        python: interpreter of an environment with the tool; one is found or made by default.
         offline: fetch neither packages nor data sets.
         hours: limit of the whole.
     """
 
     url: str
     model: str
-    tasks: tuple[str, ...]
+    tasks: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     limit: int = 0
     chat: bool = False
     concurrency: int = 8
@@ -68,16 +95,27 @@ def evaluate(request: EvalRequest, folder: Path, cache: Path) -> list[TaskScore]
         ServerError: the harness cannot be installed, or it failed.
         NotInStoreError: it would have to be fetched, and the network is off.
     """
+    names, places = _tasks(request.tasks)
+    out = folder / RESULTS
+    run_tool(LM_EVAL, request, _arguments(request, names, places, out), out, cache)
+    return read_scores(out)
+
+
+def run_tool(tool: EvalTool, request: EvalRequest, arguments: Sequence[str], out: Path, cache: Path) -> None:
+    """Run *tool* with *arguments* for its interpreter; its output stays in the file ``log`` of *out*.
+
+    Raises:
+        ServerError: the tool cannot be installed, or it failed.
+        NotInStoreError: it would have to be fetched, and the network is off.
+    """
     from sparkwright.base.process import run
 
-    names, places = _tasks(request.tasks)
-    python = _interpreter(request, cache)
-    out = folder / RESULTS
+    python = _interpreter(tool, request, cache)
     out.mkdir(parents=True, exist_ok=True)
-    with task("evaluate tasks"):
+    with task(f"run {tool.name}"):
         try:
             done = run(
-                [python, *_arguments(request, names, places, out)],
+                [python, *arguments, *request.arguments],
                 env=_environment(request),
                 timeout=3600 * request.hours,
             )
@@ -85,12 +123,11 @@ def evaluate(request: EvalRequest, folder: Path, cache: Path) -> list[TaskScore]
             told = error.because.strip().splitlines()[-_LAST_LINES:]
             (out / "log").write_text(f"{error.what}\n{error.because}\n", encoding="utf-8")
             raise ServerError(
-                "lm-evaluation-harness failed",
+                f"{tool.name} failed",
                 because="\n".join(told),
-                next_step=f"see {out / 'log'}; tasks that rate given answers need a tokenizer: use others",
+                next_step=f"see {out / 'log'}; {tool.hint}",
             ) from error
     (out / "log").write_text(f"{done.text}\n{done.stderr}", encoding="utf-8")
-    return read_scores(out)
 
 
 def _tasks(tasks: tuple[str, ...]) -> tuple[list[str], list[Path]]:
@@ -118,14 +155,15 @@ def _tasks(tasks: tuple[str, ...]) -> tuple[list[str], list[Path]]:
     return names, list(dict.fromkeys(places))
 
 
-def _interpreter(request: EvalRequest, cache: Path) -> Path:
-    """Return an interpreter that has the harness: the named one, this one, or one that is made."""
+def _interpreter(tool: EvalTool, request: EvalRequest, cache: Path) -> Path:
+    """Return an interpreter that has *tool*: the named one, this one, or one that is made."""
     if request.python:
         return Path(request.python)
-    if find_spec("lm_eval") is not None:
+    if find_spec(tool.module) is not None:
         return Path(sys.executable)
-    with task("install lm-evaluation-harness"):
-        return prepare_requirement(REQUIREMENT, cache / "lm-eval-0.4.13", offline=request.offline)
+    folder = cache / re.sub(r"\[\w+\]|==", "-", tool.requirement).replace("--", "-")
+    with task(f"install {tool.name}"):
+        return prepare_requirement(tool.requirement, folder, offline=request.offline)
 
 
 def _arguments(request: EvalRequest, names: list[str], places: list[Path], out: Path) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError
-from sparkwright.engine.capabilities import LOGPROBS, TOKENIZE
+from sparkwright.engine.capabilities import TOKENIZE
 from sparkwright.engine.client.tokens import token_ids
 from sparkwright.verify.reference.record import ModelIdentity
 
@@ -62,12 +62,8 @@ async def identify(
     )
 
 
-def require_same_model(
-    reference: Reference, found: ModelIdentity, where: str, lacks: Container[str] = ()
-) -> None:
+def require_same_model(reference: Reference, found: ModelIdentity, where: str) -> None:
     """Refuse the server at *where* if a comparison with *reference* would be one of two models.
-
-    A server without log-probabilities is not refused: the check is not applicable to it.
 
     Raises:
         EndpointError: its model has another name or another tokenizer, or takes shorter requests.
@@ -78,7 +74,7 @@ def require_same_model(
         because = f"the reference is of {made_on.model}, and the server serves {found.model}"
     elif made_on.tokens and found.tokens and made_on.tokens != found.tokens:
         because = "their tokenizers differ: a fixed text comes to other tokens"
-    elif 0 < found.max_model_len < reference.longest and LOGPROBS not in lacks:
+    elif 0 < found.max_model_len < reference.longest:
         because = (
             f"the reference has requests of {reference.longest} tokens, and the server takes"
             f" {found.max_model_len} at the most"

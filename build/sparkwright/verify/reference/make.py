@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparkwright import __version__
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import task
-from sparkwright.engine.capabilities import EXTENSIONS, LOGPROBS, METRICS, TOKEN_COUNTS, refuse_lacking
+from sparkwright.engine.capabilities import METRICS, VLLM, refuse_lacking
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.client import Endpoint, check_endpoint, open_session
 from sparkwright.engine.servers import read_log, standing
@@ -104,8 +104,7 @@ async def make_reference(
         known = await check_endpoint(session, endpoint, profile.deadlines)
         endpoint = replace(endpoint, model=known.model)
         lacks = await find_lacking(session, endpoint, known, profile.deadlines)
-        needed = (LOGPROBS, TOKEN_COUNTS, EXTENSIONS)
-        refuse_lacking(lacks, needed, endpoint.url)
+        refuse_lacking(lacks, (VLLM,), endpoint.url)
         path = Path(log) if log else None
         identity = await identify(
             session, endpoint, known, read_log(path), deadlines=profile.deadlines, lacks=lacks

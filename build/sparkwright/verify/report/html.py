@@ -14,7 +14,7 @@ from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.charts import charts_by_check
-from sparkwright.verify.report.field import field_section
+from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     consequences,
@@ -73,9 +73,8 @@ def render_html(run: Run) -> str:
             manifest=list(flat(run.manifest)),
             boots=_boots(run),
             files=list(_files(run)),
-            floors=_floor_table(run),
             worst=worst,
-            field=field_section(run),
+            definitions=DEFINITIONS,
         )
     )
     return page.strip() + "\n"
@@ -233,19 +232,3 @@ def _files(run: Run) -> Iterator[tuple[str, str, str]]:
     files = run.manifest.get("files", {})
     for label, path in files.items():
         yield clean(str(label)), clean(str(path)), f"./{quote(str(path).lstrip('/'))}"
-
-
-def _floor_table(run: Run) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the client's own error by concurrency."""
-    columns = ("c", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, %", "TPOT p99, %")
-    rows = tuple(
-        (
-            str(floor.concurrency),
-            number(floor.ttft_p50_ms),
-            number(floor.ttft_p99_ms),
-            number(floor.tpot_p50_percent),
-            number(floor.tpot_p99_percent),
-        )
-        for floor in run.floors
-    )
-    return columns, rows

@@ -312,7 +312,7 @@ class Generation:
 
         response = web.StreamResponse(headers=_STREAM)
         await response.prepare(http)
-        marked = self._settings.shape != "transformers"
+        marked = self._settings.shape == "vllm"
         stream = EventStream(response, http.transport, self._settings.faults, self.trace, marked=marked)
         try:
             if self._settings.faults.hits("hang", self.request.number):
@@ -323,7 +323,7 @@ class Generation:
         except (StreamCut, ConnectionError):
             return response
         await response.write_eof()
-        if self._settings.shape == "llama.cpp" and http.transport is not None:
+        if self._settings.shape == "other" and http.transport is not None:
             http.transport.close()  # though it announced to keep the connection
         return response
 

@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--server",
     "shape",
     default="vllm",
-    type=click.Choice(["vllm", "llama.cpp", "transformers"]),
+    type=click.Choice(["vllm", "other"]),
     help="The server whose endpoints it imitates.",
 )
 @click.option("--engine/--no-engine", default=True, help="Start the engine's process.")

@@ -70,14 +70,16 @@ class SimulatedServer:
                 web.post("/v1/chat/completions", self._chat),
             ]
         )
-        shape = self._settings.shape
-        if shape != "transformers":
-            application.add_routes(
-                [web.post("/v1/completions", self._completions), web.post("/tokenize", self._tokenize)]
-            )
-        if shape == "vllm":
-            application.add_routes([web.get("/version", self._version)])
-        if shape == "vllm" and "no-metrics" not in self._settings.faults:
+        if self._settings.shape == "other":
+            return application
+        application.add_routes(
+            [
+                web.post("/v1/completions", self._completions),
+                web.post("/tokenize", self._tokenize),
+                web.get("/version", self._version),
+            ]
+        )
+        if "no-metrics" not in self._settings.faults:
             application.add_routes([web.get("/metrics", self._metrics)])
         return application
 
@@ -168,8 +170,6 @@ class SimulatedServer:
         self._counted += 1
         if self._settings.faults.hits("flaky-tokenize", self._counted):
             raise ApiError(500, "InternalServerError", "the tokenizer is not available")
-        if self._settings.shape == "llama.cpp":
-            return web.json_response({"tokens": encode(str(body.get("content", "")))})
         text = template(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
         tokens = encode(text)
         return web.json_response(
@@ -212,12 +212,8 @@ class SimulatedServer:
             "max_model_len": self._settings.max_model_len,
             "permission": [],
         }
-        if self._settings.shape == "llama.cpp":
-            del model["max_model_len"], model["root"], model["parent"], model["permission"]
-            listed = {"name": self._settings.model, "model": self._settings.model, "type": "model"}
-            return web.json_response({"models": [listed], "object": "list", "data": [model]})
-        if self._settings.shape == "transformers":
-            return web.json_response({"object": "list", "data": []})
+        if self._settings.shape == "other":
+            del model["max_model_len"]
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, _http: web.Request) -> web.Response:
@@ -231,7 +227,7 @@ class SimulatedServer:
         return web.Response(body=text.encode(), headers={"Content-Type": _PLAIN})
 
 
-# OpenAI's fields of a chat; transformers' server refuses others.
+# OpenAI's fields of a chat; some servers refuse others.
 _FIELDS: Final = frozenset(
     {
         "model", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options", "logprobs",
@@ -246,14 +242,11 @@ def _of_shape(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
     Raises:
         ApiError: it has a field that the server refuses.
     """
-    ignored: set[str] = set()
-    if settings.shape == "llama.cpp":
-        ignored = {name for name in body if name.startswith("return_tok")}
-    elif settings.shape == "transformers":
-        if unexpected := sorted(body.keys() - _FIELDS):
-            raise ApiError(422, "UnprocessableEntity", f"Unexpected keys in the request: {unexpected}")
-        ignored = {"stream_options", "logprobs", "top_logprobs"}
-    return {name: value for name, value in body.items() if name not in ignored}
+    if settings.shape == "vllm":
+        return body
+    if unexpected := sorted(body.keys() - _FIELDS):
+        raise ApiError(422, "UnprocessableEntity", f"Unexpected keys in the request: {unexpected}")
+    return {name: value for name, value in body.items() if name != "stream_options"}
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
-ServerShape = Literal["vllm", "llama.cpp", "transformers"]
+ServerShape = Literal["vllm", "other"]
 VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
 # Acceptance of other methods of drafting over that of DFlash; those that are not listed accept as much.
 ACCEPTANCE: Final[dict[str, float]] = {"mtp": 0.95, "eagle3": 0.9, "eagle": 0.85, "ngram": 0.45}
@@ -80,10 +80,9 @@ class Settings:
         ready: file that is written when the server listens.
         truth: file for one line about each request.
         engine: start the engine's process.
-        shape: the server whose endpoints and fields are imitated: llama.cpp's has no ``/version`` and
-            ``/metrics``, a ``/tokenize`` of its own, and closes a connection after a stream; that of
-            transformers has chats alone, refuses fields that it does not have, ends answers by itself, counts
-            no tokens and sends no ``[DONE]``.
+        shape: the kind of server. Another one than vLLM, such as llama.cpp's or that of transformers, has
+            chats alone, refuses fields that are not OpenAI's, counts no tokens, sends no ``[DONE]``, and
+            closes a connection after a stream.
     """
 
     dialect: Dialect = "0.24"

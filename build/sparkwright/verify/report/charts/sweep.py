@@ -14,7 +14,6 @@ from sparkwright.verify.report.plots import (
     COLOUR,
     PLAIN,
     WORDS,
-    Note,
     Point,
     Series,
     field,
@@ -24,7 +23,7 @@ from sparkwright.verify.report.plots import (
     look,
     percent,
 )
-from sparkwright.verify.report.text import TIMES, at_c, number, share, span
+from sparkwright.verify.report.text import at_c, number, share, span
 from sparkwright.verify.report.vega import CONFIG
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 CONCURRENCY = "requests at a time (c)"
 
 # A time below this many times the client's own error is partly the client's.
-FLOOR_FACTOR = 10
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ def charts(run: Run) -> Iterator[Chart]:
     for measure in _MEASURES:
         shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
         if shown:
-            rules = _floor_rules(run) if measure.key == "ttft" else ()
-            yield _over_concurrency(measure, swept, rules, _slowest(measure, levels(swept, run.speed)))
+            yield _over_concurrency(measure, swept, _slowest(measure, levels(swept, run.speed)))
     if chart := _tradeoff(swept):
         yield chart
     if chart := _positions(swept):
@@ -168,13 +165,6 @@ _MEASURES = (
 )
 
 
-def _floor_rules(run: Run) -> tuple[Note, ...]:
-    floors = [floor.ttft_p99_ms for floor in run.floors if math.isfinite(floor.ttft_p99_ms)]
-    if not floors or max(floors) <= 0:
-        return ()
-    return (Note(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
-
-
 def _slowest(measure: _SweepMeasure, found: Sequence[Level]) -> tuple[Series, ...]:
     """Return the line of the 95th percentile over all categories; none of a quantity without one."""
     if measure.slowest is None:
@@ -190,7 +180,6 @@ def _slowest(measure: _SweepMeasure, found: Sequence[Level]) -> tuple[Series, ..
 def _over_concurrency(
     measure: _SweepMeasure,
     swept: Sequence[CellFigures],
-    rules: tuple[Note, ...],
     slowest: tuple[Series, ...],
 ) -> Chart:
     shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
@@ -198,7 +187,7 @@ def _over_concurrency(
     series = tuple(_series(measure, name, style, _levels(swept, name)) for name, style in styles.items())
     series += slowest
     x = logarithmic(CONCURRENCY, [cell.concurrency for cell in swept], 2)
-    values = [measure.value(cell) for cell in shown] + [rule.at for rule in rules]
+    values = [measure.value(cell) for cell in shown]
     values += [point.y for one in slowest for point in one.points]
     y = measure.axis(measure.unit, values)
     spoken = measure.spoken(measure, shown)
@@ -208,7 +197,7 @@ def _over_concurrency(
         lead=spoken,
         meaning=measure.meaning,
         widths=HALF,
-        draw=lambda width: lines(width, x, y, series, rules),
+        draw=lambda width: lines(width, x, y, series),
         also=f"One line for each of {', '.join(styles)}.",
         columns=("category", "c", *_COLUMNS),
         rows=tuple(_row(cell) for name in styles for cell in _levels(swept, name)),
