@@ -11,7 +11,7 @@ from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import cluster_option, job_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
+from sparkwright.cli.remote import remote_report, remote_summary, show_remote
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 
@@ -54,7 +54,7 @@ def prove(
     job = session.job(target, compiling=compiling)
     with counting_machines() as machines:
         proofs, needless, unproved = _prove(job, names, onto)
-    remote = finish_remote(session)
+    remote = remote_report(session)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
         made = {"proofs": described, "needless": needless, "unproved": unproved}

@@ -45,14 +45,12 @@ def opened_cluster(address: str) -> Iterator[Cluster]:
     from sparkwright.cluster import parse_cluster
     from sparkwright.cluster.running import Cluster
     from sparkwright.store import open_store
-    from sparkwright.store.remote import open_remote, read_remote_settings
+    from sparkwright.store.remote import RemoteTier, read_remote_settings
 
     machines, settings = parse_cluster(address), read_remote_settings("")
-    store = open_store(remote=None if settings is None else open_remote(settings))
+    store = open_store(remote=None if settings is None else RemoteTier(settings))
     with contextlib.ExitStack() as stack:
         stack.enter_context(store.running())
-        if store.remote is not None:
-            stack.callback(store.remote.close, store)
         yield Cluster(address=machines, store=store)
 
 

@@ -59,8 +59,6 @@ def command(
         stack.enter_context(store.running())
         repository = stack.enter_context(contextlib.closing(open_repository(store.git)))
         access = Access(store, repository, read_settings(offline=False))
-        if store.remote is not None:
-            stack.callback(store.remote.close, store)
         told = sys.stdin.buffer if settings else None
         serving.serve(
             access,
@@ -127,10 +125,10 @@ def _settings(scheduler: str | None, *, from_input: bool, store_url: str) -> Wor
 
 
 def _remote(store_url: str) -> Any:
-    from sparkwright.store.remote import open_remote, read_remote_settings
+    from sparkwright.store.remote import RemoteTier, read_remote_settings
 
     found = read_remote_settings(store_url)
-    return None if found is None else open_remote(found)
+    return None if found is None else RemoteTier(found)
 
 
 def _say(hello: WorkerHello) -> None:
