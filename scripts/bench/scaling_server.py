@@ -58,8 +58,9 @@ def serve(port: int) -> None:
 
 def work(folder: Path, scratch: Path, scheduler: str) -> None:
     """Be a worker with the toolchain of *folder*, which has no packages to be fetched."""
-    from sparkwright.cli.main import main as sparkwright
     from sparkwright.cluster import compiling
+
+    from sparkwright.cli.main import main as sparkwright
 
     chain = open_packed(folder, scratch).inputs.toolchain
     vars(compiling)["prepare_toolchain"] = lambda *_, **__: chain

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from sparkwright.base.config import Model
 from sparkwright.cluster import parse_cluster
 from sparkwright.cluster.kinds import Nothing, TaskKind
 from sparkwright.cluster.messages import StoredFile, TaskDone
 from sparkwright.cluster.running import Batch, Cluster, TaskRequest
 from sparkwright.cluster.sharing import keep_files
+
+from sparkwright.base.config import Model
 from sparkwright.native.model import Cost
 from sparkwright.store import open_store
 from sparkwright.store.remote import RemoteSettings, open_remote
@@ -39,6 +39,7 @@ from sparkwright.store.remote import RemoteSettings, open_remote
 if TYPE_CHECKING:
     from sparkwright.cluster.kinds import Place
     from sparkwright.cluster.serving import Serving
+
     from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]

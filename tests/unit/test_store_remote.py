@@ -19,7 +19,6 @@ from sparkwright.store.remote import RemoteSettings, RemoteTier
 from sparkwright.store.remote.entries import TRAVELLING, encode_entry, place_of
 from sparkwright.store.remote.keys import require_key
 from sparkwright.store.remote.settings import RemoteLimits
-from sparkwright.store.remote.tier import RemoteReport
 from sparkwright.upstream import IndexSettings
 from sparkwright.upstream.download import fetch_artifact
 
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kit import Recorder
+
+    from sparkwright.store.remote.tier import RemoteReport
 
 LIMITS = RemoteLimits(stall_s=0.5, least_rate=100_000)
 OBJECT = b"an object" * 1000

@@ -108,7 +108,8 @@ def _prove(
     from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.pipeline.checkout import pinned_by
-    from sparkwright.pipeline.trial import prove_elsewhere, trial_of
+    from sparkwright.pipeline.remote_proofs import prove_remotely
+    from sparkwright.pipeline.trial import trial_of
     from sparkwright.probe import ProbeVerdict, write_proof
 
     known = [carry.name for carry in job.spec.carries]
@@ -136,7 +137,7 @@ def _prove(
             (needless if decided else unproved)[carry.name] = why
             continue
         trials[carry.name] = trial
-    made = prove_elsewhere(job, list(trials.values()))
+    made = {} if job.cluster is None else prove_remotely(job.cluster, list(trials.values()))
     for name, trial in trials.items():
         carry, outcome = trial.carry, report.outcome(name)
         blocked = outcome.kind.blocks_build

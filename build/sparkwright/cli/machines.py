@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.base.events import Event
-    from sparkwright.cluster.running import Cluster
+    from sparkwright.distributed.cluster import Cluster
 
 _KINDS = {
     "compile.finished": "units",
     "proof.finished": "proofs",
     "rehearsal.finished": "rehearsals",
-    "step.elsewhere": "steps",
+    "step.finished": "steps",
     "verify.finished": "runs",
 }
 
@@ -41,9 +41,9 @@ def counting_machines() -> Iterator[dict[str, Counter[str]]]:
 
 @contextlib.contextmanager
 def opened_cluster(address: str) -> Iterator[Cluster]:
-    """Yield the machines at *address*, with the user's store; what goes there is written at the end."""
-    from sparkwright.cluster import parse_cluster
-    from sparkwright.cluster.running import Cluster
+    """Yield the machines at *address*, with the user's store."""
+    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.cluster import Cluster
     from sparkwright.store import open_store
     from sparkwright.store.remote import RemoteTier, read_remote_settings
 

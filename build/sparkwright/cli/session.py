@@ -39,6 +39,7 @@ from sparkwright.upstream import Access, UpstreamSource, open_source, read_setti
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkwright.distributed.cluster import Cluster
     from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 P = ParamSpec("P")
@@ -149,7 +150,21 @@ class Session:
             full=full,
             compiling=compiling or CompileOptions(),
         )
-        return make_job(self.checkout, self.store, self.repository, options)
+        job = make_job(self.checkout, self.store, self.repository, options)
+        return replace(job, cluster=self.cluster(options.compiling.cluster))
+
+    def cluster(self, address: str) -> Cluster | None:
+        """Return the machines at *address*; `None` for an empty one.
+
+        Raises:
+            ConfigError: it is no address.
+        """
+        if not address:
+            return None
+        from sparkwright.distributed import parse_cluster
+        from sparkwright.distributed.cluster import Cluster
+
+        return Cluster(address=parse_cluster(address), store=self.store)
 
 
 @contextlib.contextmanager

@@ -143,10 +143,10 @@ def command(
             tell_plan(options)
         with counting_machines() as done:
             if cluster:
-                from sparkwright.cluster.verifying import verify_elsewhere
+                from sparkwright.rehearsal.remote_verify import verify_remotely
 
                 with opened_cluster(cluster) as machines:
-                    results = verify_elsewhere(machines, options, folder.absolute())
+                    results = verify_remotely(machines, options, folder.absolute())
             else:
                 results = run_verification(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)

@@ -1,17 +1,27 @@
-"""Work on other machines: tasks of Dask, their trees and files through the store.
+"""Run sparkwright command lines on other machines: over ssh, by Dask, their files through the store.
 
-Start reading at `sparkwright.cluster.running`: every kind of task goes through `Cluster.run`. `kinds` says
-what a kind is. Units and proofs have two modules each: `compiler` and `prover` send them, `compiling` and
-`proving` run them on the machine of a `worker`; `verifying` has both sides of runs of `verify`. Packages
-above have further kinds: `pipeline.releases`, `rehearsal.elsewhere` and `search.elsewhere`.
+Start reading at `Cluster.run`. A task is the words of a command line, such as ``sparkwright task proof``, and
+files of the store that it reads below its working folder. A worker lays the files out, runs the command in a
+process of its own, and returns the JSON document that it printed, with the files that it left in ``out``.
+So this package knows nothing of what is compiled, proved or verified, and a machine that is lost costs the
+tasks that it was running.
 
-A task names its inputs by digest: trees as git packs in the store, files, the toolchain by the lock and its
-key, the environment for probes by its key. The machine that runs it lays the same out, refuses to work with
-other ones, and puts what it makes into its store. What comes back through Dask is a short result and digests;
-files come from the store that the machines share, and are verified by their digests. So a machine that is
-lost costs the tasks that it was running, and the result is the same wherever they ran.
+Only that a task is to be done, and its document, goes through Dask. Files go through the store that the
+machines share, by their digests, and are verified when they come in.
 """
 
-from sparkwright.cluster.address import ClusterAddress, parse_cluster
+from sparkwright.distributed.address import ClusterAddress, parse_cluster
+from sparkwright.distributed.inputs import bring_files, share_file, share_json
+from sparkwright.distributed.tasks import Done, StoredFile, Task, TaskLostError
 
-__all__ = ["ClusterAddress", "parse_cluster"]
+__all__ = [
+    "ClusterAddress",
+    "Done",
+    "StoredFile",
+    "Task",
+    "TaskLostError",
+    "bring_files",
+    "parse_cluster",
+    "share_file",
+    "share_json",
+]

@@ -1,4 +1,4 @@
-"""The messages between the machine that asks and those that work for it: one form for every kind of task."""
+"""Tasks, their results, and the settings of a worker: what goes between the machines, as JSON."""
 
 from __future__ import annotations
 
@@ -9,57 +9,19 @@ from typing import Any
 
 import sparkwright
 from sparkwright.base.config import Model
-from sparkwright.native.model import Cost
+from sparkwright.base.errors import ClusterError
+
+CUDA, GPU, GB10 = "cuda", "gpu", "gb10"
+"""What a task may need of a machine: an installed CUDA toolkit; a card of NVIDIA's; one like GB10's.
+
+A card serves one task at a time. A kind of machine is a need, too, such as ``machine-aarch64``.
+"""
+OUT = "out"
+"""The folder, below a task's working folder, whose files are the files of its result."""
 
 
-class WorkerSettings(Model, frozen=True):
-    """The settings of a worker; over ssh the one line that it reads from its standard input.
-
-    Attributes:
-        scheduler: address of the scheduler, as seen from the worker.
-        listen: address at which the worker listens; by default Dask's.
-        contact: address at which the scheduler reaches it; by default the same.
-        ca, cert, key: certificates of the cluster and the worker's private key (PEM); by default Dask's.
-        store_url: address of the store that machines share; empty for what is configured there.
-        name: name of the machine in progress and errors; by default its own.
-    """
-
-    scheduler: str
-    listen: str = ""
-    contact: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    store_url: str = ""
-    name: str = ""
-
-
-class WorkerHello(Model, frozen=True):
-    """The description that a worker gives of itself, as a line on its standard output.
-
-    Attributes:
-        code: digest of its program; see `own_code`.
-        version: version of its program.
-        machine: its name.
-        slots: tasks that it runs at once.
-        mib: memory in MiB that these may take together.
-        offers: capabilities that tasks may need; see `sparkwright.cluster.capabilities`.
-    """
-
-    code: str
-    version: str
-    machine: str
-    slots: int
-    mib: int
-    offers: tuple[str, ...] = ()
-
-
-class PackedTree(Model, frozen=True):
-    """A tree in the store: its git id, and SHA-256 and bytes of the git pack with its objects."""
-
-    tree: str
-    sha256: str
-    size: int
+class TaskLostError(ClusterError):
+    """A task ended without a result on every machine that tried it."""
 
 
 class StoredFile(Model, frozen=True):
@@ -70,81 +32,88 @@ class StoredFile(Model, frozen=True):
     size: int
 
 
-class TaskInputs(Model, frozen=True):
-    """The inputs that tasks share, as a file of the store.
+class Task(Model, frozen=True):
+    """A command line of sparkwright to run elsewhere; it prints one JSON document.
 
     Attributes:
-        kind: name of the kind of task; see `sparkwright.cluster.kinds`.
-        code: digest of the program that asks.
-        trees: trees of git that the tasks need; each may lack what those before it hold.
-        shared: what else they share, JSON-ready: a model of the kind's own.
-    """
-
-    kind: str
-    code: str
-    trees: tuple[PackedTree, ...]
-    shared: dict[str, Any]
-
-
-class ClusterTask(Model, frozen=True):
-    """A task for a worker.
-
-    Attributes:
-        name: its name; no other one of the same inputs has it.
-        inputs: SHA-256 of the file of `TaskInputs`.
-        inputs_size: its bytes.
-        expected: its expected cost.
-        needs: capabilities that the worker has to have; it takes one of each for itself.
-        asked: what is asked for, JSON-ready: a model of the kind's own.
+        name: its name; no other one of the same run has it.
+        words: the command line, without the program.
+        files: what it reads, below its working folder.
+        needs: what the machine has to have.
+        seconds: expected CPU time.
+        mib: expected memory.
     """
 
     name: str
-    inputs: str
-    inputs_size: int
-    expected: Cost
+    words: tuple[str, ...]
+    files: tuple[StoredFile, ...] = ()
     needs: tuple[str, ...] = ()
-    asked: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    seconds: float = 60.0
+    mib: float = 1024.0
 
 
-class TaskDone(Model, frozen=True, tag="done"):
+class Done(Model, frozen=True, tag="done"):
     """The result of a task.
 
     Attributes:
         name: the task's.
         machine: where it ran.
         seconds: wall-clock time.
-        made: the result, JSON-ready: a model of the kind's own.
-        files: files of the result, in the store.
+        value: the document that it printed.
+        files: what it left in the folder `OUT`, in the store.
     """
 
     name: str
     machine: str
     seconds: float
-    made: dict[str, Any]
+    value: Any
     files: tuple[StoredFile, ...] = ()
 
 
-class TaskFailed(Model, frozen=True, tag="failed"):
-    """A task that ended with an error: the error's class, its parts, and the log of its tool."""
+class Failed(Model, frozen=True, tag="failed"):
+    """The end of a task without a result.
+
+    Attributes:
+        name, machine: as of `Done`.
+        fault: whose it is: the ``task``'s, which fails on every machine; the ``machine``'s, which gets no
+            further one; or none is known, as the program was killed: another machine tries it.
+        kind, what, because, next_step: the error's class and its parts.
+    """
 
     name: str
     machine: str
-    error: str
+    fault: str
+    kind: str
     what: str
-    because: str
-    next_step: str
-    log: str
+    because: str = ""
+    next_step: str = ""
 
 
-class WorkerUnfit(Model, frozen=True, tag="unfit"):
-    """A worker that cannot be used for these tasks: the reason, and what helps there."""
-
-    machine: str
-    because: str
-    next_step: str
+Reply = Done | Failed
 
 
-TaskReply = TaskDone | TaskFailed | WorkerUnfit
+class WorkerSettings(Model, frozen=True):
+    """The settings of a worker: the one line that it reads from its standard input.
+
+    Attributes:
+        code: digest of the program that asks; see `own_code`.
+        scheduler: address of the scheduler, as seen from the worker.
+        listen: address at which the worker listens.
+        contact: address at which the scheduler reaches it.
+        ca, cert, key: certificates of the cluster and the worker's private key (PEM).
+        store_url: address of the store that machines share; empty for what is configured there.
+        name: name of the machine in progress and errors.
+    """
+
+    code: str
+    scheduler: str
+    listen: str
+    contact: str
+    ca: str
+    cert: str
+    key: str
+    store_url: str
+    name: str
 
 
 @cache

@@ -1,35 +1,32 @@
-"""Prove carries on the machine of a worker."""
+"""Prove carries on other machines: their proofs are recorded here, as those that are made here."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.config import Model, convert, to_builtins
-from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError
+from sparkwright.base.errors import ClusterError
+from sparkwright.base.events import emit
 from sparkwright.carries import Carry, CarrySpec
-from sparkwright.cluster.kinds import UnfitError
-from sparkwright.git import open_repository
-from sparkwright.probe import ProbePool, Prover, prepare_environment
+from sparkwright.distributed import Task, share_json
+from sparkwright.pipeline.packs import packed
+from sparkwright.probe import Proof, Prover, prepare_environment
 from sparkwright.probe.environment import environment_key
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from sparkwright.cluster.kinds import Place
-    from sparkwright.cluster.messages import TaskInputs
-    from sparkwright.cluster.serving import Serving
+    from sparkwright.distributed import Done
+    from sparkwright.distributed.cluster import Cluster
+    from sparkwright.pipeline.trial import Trial
+    from sparkwright.store import Store
+    from sparkwright.upstream import Access
 
-
-class ProofInputs(Model, frozen=True):
-    """The key of the environment for probes, which all proofs share beside the trees."""
-
-    environment: str
+_EXPECTED_S = 10.0  # nothing is learned of probes: most of a run is the import of the tree
 
 
-class ProofTask(Model, frozen=True):
+class ProofRequest(Model, frozen=True):
     """A carry to prove.
 
     Attributes:
@@ -40,6 +37,7 @@ class ProofTask(Model, frozen=True):
         version: upstream's version that both are of.
         paths: files that the carry changes.
         absorbed: what is proved is that upstream does not have the defect any more.
+        environment: key of the environment for probes.
     """
 
     name: str
@@ -50,64 +48,97 @@ class ProofTask(Model, frozen=True):
     version: str
     paths: tuple[str, ...]
     absorbed: bool
+    environment: str
 
 
-class ProofMade(Model, frozen=True):
-    """A proof, whatever its verdict: its record."""
+def prove_remotely(cluster: Cluster, trials: Sequence[Trial]) -> dict[str, Proof]:
+    """Return proofs of those of *trials* that need no more than the trees, by the carries' names.
 
-    proof: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class LaidProofs:
-    """Processes that have imported what probes import, for the proofs of one patchset."""
-
-    serving: Serving
-    pool: ProbePool
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def run(self, asked: ProofTask, place: Place) -> ProofMade:
-        """Run the probe of a carry on both trees."""
-        del place  # what a probe writes is in its proof
-        store = self.serving.access.store
-        with store.scratch() as scratch, contextlib.closing(open_repository(store.git)) as repository:
-            folder = scratch / asked.name
-            folder.mkdir()
-            for name, data in asked.files.items():
-                (folder / name).write_bytes(data)
-            carry = Carry(convert(asked.carry, CarrySpec), folder)
-            prover = Prover(store, repository, asked.pristine, asked.merged, asked.version, pool=self.pool)
-            with self._lock:
-                finish = prover.begin(carry, asked.paths, absorbed=asked.absorbed)
-            proof = finish()
-        return ProofMade(proof=to_builtins(proof))
-
-
-def lay_out_proofs(
-    serving: Serving, inputs: ProofInputs, given: TaskInputs, stack: contextlib.ExitStack
-) -> LaidProofs:
-    """Make the environment for probes, and keep its processes until *stack* is closed.
+    Each is recorded here unless it is broken.
 
     Raises:
-        UnfitError: it is another environment than that of the machine that asks, or cannot be made.
+        ClusterError: no machine can be had, several were lost over one proof, or one did not arrive.
     """
-    del given
-    require_environment(serving, inputs.environment)
-    return LaidProofs(serving, stack.enter_context(ProbePool(serving.access.store)))
+    wanted = {one.carry.name: one for one in trials if _portable(one)}
+    proofs: dict[str, Proof] = {}
+
+    def take(done: Done) -> bool:
+        proof, one = convert(done.value, Proof), wanted[done.name]
+        if not one.prover.adopt(proof, one.carry, one.paths, absorbed=not one.in_tree):
+            return False
+        proofs[done.name] = proof
+        emit(
+            "proof.finished",
+            carry=done.name,
+            machine=done.machine,
+            verdict=str(proof.verdict),
+            seconds=round(done.seconds, 3),
+        )
+        return True
+
+    if wanted:
+        tasks = [_task(cluster.store, one) for one in wanted.values()]
+        cluster.run(tasks, take, title="prove", unit="carries")
+    return proofs
 
 
-def require_environment(serving: Serving, key: str) -> Path:
+def _portable(one: Trial) -> bool:
+    probe = one.carry.at(one.prover.version).spec.probe
+    return probe is not None and not probe.needs and one.carry.spec.source is None
+
+
+def _task(store: Store, one: Trial) -> Task:
+    carry, prover = one.carry.at(one.prover.version), one.prover
+    if carry.spec.probe is None or carry.probe_path is None:
+        raise ValueError(f"{carry.name} has no probe")
+    request = ProofRequest(
+        name=carry.name,
+        carry={name: value for name, value in to_builtins(carry.spec).items() if value != ""},
+        files={path.name: path.read_bytes() for path in (carry.probe_path, *carry.probe_helpers)},
+        pristine=prover.pristine,
+        merged=prover.merged,
+        version=prover.version,
+        paths=one.paths,
+        absorbed=not one.in_tree,
+        environment=environment_key(),
+    )
+    packs = packed(store, prover.repository, [prover.pristine, prover.merged])
+    return Task(
+        name=carry.name,
+        words=("task", "proof"),
+        files=(share_json(store, request), *packs),
+        seconds=_EXPECTED_S,
+        mib=carry.spec.probe.memory_mib,
+    )
+
+
+def prove(request: ProofRequest, access: Access) -> Proof:
+    """Run the probe of a carry on both trees, on this machine.
+
+    Raises:
+        ClusterError: the environment for probes is another one here.
+    """
+    require_environment(access.store, request.environment)
+    folder = Path(request.name)
+    folder.mkdir()
+    for name, data in request.files.items():
+        (folder / name).write_bytes(data)
+    carry = Carry(convert(request.carry, CarrySpec), folder.absolute())
+    prover = Prover(access.store, access.repository, request.pristine, request.merged, request.version)
+    return prover.prove(carry, request.paths, absorbed=request.absorbed)
+
+
+def require_environment(store: Store, key: str) -> Path:
     """Make the environment for probes, which has to have the *key*; return its interpreter.
 
     Raises:
-        UnfitError: it is another environment than that of the machine that asks, or cannot be made.
+        ClusterError: it is another environment than that of the machine that asks.
+        EnvironmentSetupError, NotInStoreError: it cannot be made.
     """
     if environment_key() != key:
-        raise UnfitError(
+        raise ClusterError(
             "its environment for probes is another one",
-            "install the Python of the machine that asks there",
+            because="its Python, machine or requirements differ",
+            next_step="install the Python of the machine that asks there",
         )
-    try:
-        return prepare_environment(serving.access.store)
-    except (EnvironmentSetupError, NotInStoreError) as error:
-        raise UnfitError(f"{error.what}: {error.because}", error.next_step) from error
+    return prepare_environment(store)

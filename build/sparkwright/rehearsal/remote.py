@@ -1,4 +1,4 @@
-"""A rehearsal on another machine: a task of a cluster, whose results come back as files of the store.
+"""A rehearsal on another machine: its results come back as files of the store.
 
 The machine that asks merges, and names the wheel for the CPU by its digest. The other one lays the merged
 Python over that wheel, serves it and verifies the server.
@@ -6,26 +6,22 @@ Python over that wheel, serves it and verifies the server.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import EnvironmentSetupError, FetchError, NotInStoreError
 from sparkwright.base.events import emit
 from sparkwright.carries.patchset import BuildSpec
-from sparkwright.cluster.capabilities import machine_need
-from sparkwright.cluster.kinds import Nothing, TaskKind, UnfitError
-from sparkwright.cluster.messages import StoredFile
-from sparkwright.cluster.sharing import bring_files, packed_trees
-from sparkwright.git import Repository
+from sparkwright.distributed import Task, bring_files, share_json
+from sparkwright.distributed.inputs import shared
+from sparkwright.distributed.tasks import OUT
 from sparkwright.lock import Lock, RehearsalPin
 from sparkwright.merge import MergeReport
-from sparkwright.native.model import Cost
 from sparkwright.pipeline import BuildOptions, Checkout, Job
-from sparkwright.pipeline.state import require
+from sparkwright.pipeline.packs import packed
 from sparkwright.rehearsal.model import CheckOutcome, RehearsalOptions, RehearsalResult, worst
 from sparkwright.rehearsal.report import PAGE, write_report
 from sparkwright.rehearsal.run import folder_of, onto_served, rehearse_changes, require_checks
@@ -35,20 +31,14 @@ from sparkwright.upstream import fetch_artifact, open_source
 from sparkwright.upstream.given import GivenSource, GivenTree
 
 if TYPE_CHECKING:
-    import contextlib
-    from pathlib import Path
+    from sparkwright.distributed import Done, StoredFile
+    from sparkwright.distributed.cluster import Cluster, Workers
+    from sparkwright.upstream import Access
 
-    from sparkwright.cluster.kinds import Place
-    from sparkwright.cluster.messages import TaskDone, TaskInputs
-    from sparkwright.cluster.pool import Pool
-    from sparkwright.cluster.running import Cluster, TaskRequest
-    from sparkwright.cluster.serving import Serving
-
-KIND = "rehearsal"
-_EXPECTED = Cost(seconds=180.0, mib=6144)
+_EXPECTED_S, _EXPECTED_MIB = 180.0, 6144.0
 
 
-class RehearsalTask(Model, frozen=True):
+class RehearsalRequest(Model, frozen=True):
     """A merge to serve and to verify.
 
     Attributes:
@@ -80,8 +70,12 @@ class Rehearsed(Model, frozen=True):
     seconds: float
 
 
-def rehearse_elsewhere(
-    cluster: Cluster, job: Job, report: MergeReport, options: RehearsalOptions, pool: Pool | None = None
+def rehearse_remotely(
+    cluster: Cluster,
+    job: Job,
+    report: MergeReport,
+    options: RehearsalOptions,
+    workers: Workers | None = None,
 ) -> RehearsalResult:
     """Rehearse the merge *report* on another machine; the results are written here, as a rehearsal here does.
 
@@ -90,28 +84,26 @@ def rehearse_elsewhere(
         job: the build spec, with store, repository and network settings.
         report: its merge.
         options: the user's choices.
-        pool: workers that are open already.
+        workers: workers that are open already.
 
     Raises:
         RehearsalError: wheel, model or environment cannot be had.
         UnknownNameError: there is no such check.
         ClusterError: no machine of this kind can be had, several were lost, or the result did not arrive.
     """
-    from sparkwright.cluster.running import Batch, TaskRequest
-
     require_checks(options)
     wanted = report.version
     report = onto_served(job, report)
-    asked = _asked(job, report, options, wanted)
-    folder = folder_of(job, options, f"{report.version}-{digest_of(to_builtins(asked))[:12]}")
+    request = _request(job, report, options, wanted)
+    folder = folder_of(job, options, f"{report.version}-{digest_of(to_builtins(request))[:12]}")
     found: list[RehearsalResult] = []
 
-    def take(request: TaskRequest, made: Rehearsed, reply: TaskDone) -> bool:
-        del request
+    def take(done: Done) -> bool:
+        made = convert(done.value, Rehearsed)
         names = {check.name for check in made.checks}
         if not names or not names <= set(options.checks):
             return False
-        if not bring_files(cluster.store, reply.files, folder):
+        if not bring_files(cluster.store, done.files, folder):
             return False
         result = RehearsalResult(
             verdict=worst(made.checks),
@@ -123,27 +115,30 @@ def rehearse_elsewhere(
             statements=made.statements,
         )
         found.append(write_report(result, folder))
-        emit("rehearsal.finished", version=report.version, machine=reply.machine, verdict=result.verdict)
+        emit("rehearsal.finished", version=report.version, machine=done.machine, verdict=result.verdict)
         return True
 
-    trees = packed_trees(cluster.store, job.repository, [asked.released, asked.before, report.tree])
-    request = TaskRequest(f"rehearsal-{report.tree[:12]}", asked, _EXPECTED, (machine_need(),))
-    title = "" if pool is not None else "rehearse"
-    batch = Batch(
-        KIND, [request], Rehearsed, take, trees=trees, files=_files(job, asked.lock), title=title,
-        unit="rehearsals",
-    )  # fmt: skip
-    cluster.run(batch, pool)
+    packs = packed(cluster.store, job.repository, [request.released, request.before, report.tree])
+    asked = Task(
+        name=f"rehearsal-{report.tree[:12]}",
+        words=("task", "rehearsal"),
+        files=(share_json(cluster.store, request), *packs, *_files(job, request.lock)),
+        needs=(f"machine-{machine()}",),
+        seconds=_EXPECTED_S,
+        mib=_EXPECTED_MIB,
+    )
+    title = "" if workers is not None else "rehearse"
+    cluster.run([asked], take, title=title, unit="rehearsals", workers=workers)
     return found[0]
 
 
-def _asked(job: Job, report: MergeReport, options: RehearsalOptions, wanted: str) -> RehearsalTask:
+def _request(job: Job, report: MergeReport, options: RehearsalOptions, wanted: str) -> RehearsalRequest:
     pin = RehearsalPin(
         release=report.version,
         wheels={machine(): require_wheel(job, report.version)},
         model=pin_of(job).model,
     )
-    return RehearsalTask(
+    return RehearsalRequest(
         lock=structs.replace(job.spec.lock, rehearsal=pin),
         report=report,
         before=job.tree_of_wheel(report.pristine),
@@ -157,71 +152,40 @@ def _asked(job: Job, report: MergeReport, options: RehearsalOptions, wanted: str
 
 def _files(job: Job, lock: Lock) -> list[StoredFile]:
     """Fetch the wheel for the CPU and the model if the store lacks them: others take them from there."""
-    pin = require(lock.rehearsal)
-    access = job.access
+    pin, access = lock.rehearsal, job.access
+    if pin is None:
+        raise ValueError("the request has no pin")
     wanted = (pin.wheels[machine()], pin.model)
     for artifact in wanted:
         fetch_artifact(access.store, artifact, access.settings)
-    return [StoredFile(path=one.filename, sha256=one.sha256, size=one.size) for one in wanted]
+    return [shared(access.store, f"files/{one.filename}", one.sha256, one.size) for one in wanted]
 
 
-@dataclass(frozen=True)
-class LaidRehearsals:
-    """The store of a worker that rehearses."""
-
-    serving: Serving
-    folder: Path
-
-    def run(self, asked: RehearsalTask, place: Place) -> Rehearsed:
-        """Serve a merge and verify it.
-
-        Raises:
-            UnfitError: this machine cannot have the environment, the wheel or the model.
-        """
-        access = self.serving.access
-        repository = Repository(access.repository.path)  # git's readers of objects serve one thread each
-        try:
-            access = replace(access, repository=repository)
-            given = tuple(
-                GivenTree(version=asked.report.version, tree=asked.released, pinned=pinned)
-                for pinned in (False, True)
-            )
-            job = Job(
-                checkout=Checkout(self.folder, asked.lock),
-                spec=BuildSpec(asked.lock, "none", (), None),
-                options=BuildOptions(),
-                store=access.store,
-                repository=repository,
-                source=GivenSource(given, open_source("index", access)),
-            )
-            options = RehearsalOptions(
-                checks=asked.checks, out=place.out, against_pristine=asked.against_pristine, seed=asked.seed
-            )
-            result = rehearse_changes(
-                job, self._changes(repository, asked), asked.report, options, wanted=asked.wanted
-            )
-        except (EnvironmentSetupError, FetchError, NotInStoreError) as error:
-            raise UnfitError(f"{error.what}: {error.because}", error.next_step) from error
-        finally:
-            repository.close()
-        return Rehearsed(checks=result.checks, statements=result.statements, seconds=result.seconds)
-
-    def _changes(self, repository: Repository, asked: RehearsalTask) -> dict[str, bytes | None]:
-        changed = repository.changed(asked.before, asked.report.tree)
-        return {
-            path: None if new is None else repository.blob(new.blob)
-            for path, (_, new) in changed.items()
-            if path.startswith(PACKAGE)
-        }
-
-
-def _lay_out(
-    serving: Serving, inputs: Nothing, given: TaskInputs, stack: contextlib.ExitStack
-) -> LaidRehearsals:
-    del inputs, given
-    return LaidRehearsals(serving, stack.enter_context(serving.access.store.scratch()))
-
-
-def rehearsal_kind() -> TaskKind:
-    """Return the kind of task that serves a merge on the CPU and verifies it."""
-    return TaskKind(Nothing, RehearsalTask, _lay_out)
+def rehearse_here(request: RehearsalRequest, access: Access) -> Rehearsed:
+    """Serve the merge of *request* on this machine and verify it; what is to go back is left in `OUT`."""
+    given = tuple(
+        GivenTree(version=request.report.version, tree=request.released, pinned=pinned)
+        for pinned in (False, True)
+    )
+    job = Job(
+        checkout=Checkout(Path.cwd(), request.lock),
+        spec=BuildSpec(request.lock, "none", (), None),
+        options=BuildOptions(),
+        store=access.store,
+        repository=access.repository,
+        source=GivenSource(given, open_source("index", access)),
+    )
+    options = RehearsalOptions(
+        checks=request.checks,
+        out=Path(OUT).absolute(),
+        against_pristine=request.against_pristine,
+        seed=request.seed,
+    )
+    changed = access.repository.changed(request.before, request.report.tree)
+    changes = {
+        path: None if new is None else access.repository.blob(new.blob)
+        for path, (_, new) in changed.items()
+        if path.startswith(PACKAGE)
+    }
+    result = rehearse_changes(job, changes, request.report, options, wanted=request.wanted)
+    return Rehearsed(checks=result.checks, statements=result.statements, seconds=result.seconds)

@@ -1,4 +1,4 @@
-"""Verify a server on another machine: a run of `verify` as a task, whose journal and logs come back.
+"""Verify a server on another machine, or in a process of its own here: the run's journal and logs come back.
 
 Every result is made from the journal, on the machine that asks, as for a run here. The task needs a card
 unless the server is simulated, and takes it for itself.
@@ -6,63 +6,92 @@ unless the server is simulated, and takes it for itself.
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from sparkwright.base.config import Model
-from sparkwright.base.errors import ConfigError, NotInStoreError
+from sparkwright.base.config import Model, convert
+from sparkwright.base.errors import ConfigError, ServerError
 from sparkwright.base.events import emit
-from sparkwright.cluster.capabilities import GB10, GPU
-from sparkwright.cluster.kinds import VERIFY, Nothing, TaskKind, UnfitError
-from sparkwright.cluster.messages import StoredFile
-from sparkwright.cluster.sharing import bring_files, keep_files
-from sparkwright.native.model import Cost
+from sparkwright.distributed import Task, bring_files, share_file, share_json
+from sparkwright.distributed.tasks import GB10, GPU, OUT
+from sparkwright.rehearsal.model import CheckOutcome
+from sparkwright.rehearsal.outcome import broken_server, outcomes_of
+from sparkwright.rehearsal.run import verify_server
 from sparkwright.store import remove_tree
+from sparkwright.verify.model import Finding
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results, load_run, write_results
-from sparkwright.verify.setup import prepare
-from sparkwright.verify.suite import run_suite
+from sparkwright.verify.server import ServerFailedError
 
 if TYPE_CHECKING:
-    from sparkwright.cluster.kinds import Place
-    from sparkwright.cluster.messages import TaskDone
-    from sparkwright.cluster.running import Cluster, TaskRequest
-    from sparkwright.cluster.serving import Serving
+    from sparkwright.distributed import Done
+    from sparkwright.distributed.cluster import Cluster
+    from sparkwright.store import Store
 
-_EXPECTED = Cost(seconds=3600.0, mib=4096)
+_EXPECTED_S, _EXPECTED_MIB = 3600.0, 4096.0
 _FILES = ("wheel", "against", "recipe")
 _ENVIRONMENTS = "environments"
 
 
-class VerifyTask(Model, frozen=True):
+class RunRequest(Model, frozen=True):
     """A run of `verify`.
 
     Attributes:
-        options: what is verified; of files, the names alone.
+        options: what is verified; files are named below the task's working folder.
         run: name of the run's folder.
-        files: the files that options name, by the option.
+        timed: measure the client's own error first, as for times that are judged.
+        offline: fetch neither packages nor models.
     """
 
     options: VerifyOptions
     run: str
-    files: dict[str, StoredFile]
+    timed: bool = True
+    offline: bool = False
 
 
-class Verified(Model, frozen=True):
-    """The number of findings in the journal that comes with it."""
+class Ran(Model, frozen=True):
+    """The result of a run.
 
-    findings: int
+    Attributes:
+        started: true if the server came up.
+        outcomes: one for each check that was asked for, and for the start.
+        findings: all conclusions, with their figures.
+    """
+
+    started: bool
+    outcomes: tuple[CheckOutcome, ...]
+    findings: tuple[Finding, ...] = ()
 
 
-def needs_of(options: VerifyOptions) -> tuple[str, ...]:
-    """Return the capabilities that a run needs: GB10, or any card for the profile ``smoke``, or none."""
+def _needs_of(options: VerifyOptions) -> tuple[str, ...]:
+    """Return what a run needs: a GB10, or any card for the profile ``smoke``, or nothing."""
     if options.simulator:
         return ()
     return (GPU,) if options.profile == "smoke" else (GPU, GB10)
+
+
+def run_task(
+    store: Store, options: VerifyOptions, name: str, *, timed: bool = True, offline: bool = False
+) -> Task:
+    """Return the task of a run of *options* in a folder called *name*; see `RunRequest`."""
+    paths = {one: path for one in _FILES if (path := Path(getattr(options, one))).suffix and path.is_file()}
+    files = {one: share_file(store, path, f"{one}/{path.name}") for one, path in paths.items()}
+    request = RunRequest(
+        options=structs.replace(options, **{one: file.path for one, file in files.items()}),
+        run=name,
+        timed=timed,
+        offline=offline,
+    )
+    return Task(
+        name=f"verify-{name}",
+        words=("task", "run"),
+        files=(share_json(store, request), *files.values()),
+        needs=_needs_of(options),
+        seconds=_EXPECTED_S,
+        mib=_EXPECTED_MIB,
+    )
 
 
 def require_sendable(options: VerifyOptions) -> None:
@@ -72,7 +101,7 @@ def require_sendable(options: VerifyOptions) -> None:
         ConfigError: it is at an address, or is an interpreter of this machine.
     """
     named = {"--url": options.url, "--python": options.python, "--log": options.log}
-    named["--prompts"] = options.prompts
+    named |= {"--prompts": options.prompts, "--reference": options.reference}
     if options.against and not options.simulator and not options.against.endswith(".whl"):
         named["--against with an interpreter"] = options.against
     if Path(recipe_and_use(options.against_recipe)[0]).suffix == ".toml":
@@ -85,7 +114,7 @@ def require_sendable(options: VerifyOptions) -> None:
         )
 
 
-def verify_elsewhere(cluster: Cluster, options: VerifyOptions, folder: Path) -> Results:
+def verify_remotely(cluster: Cluster, options: VerifyOptions, folder: Path) -> Results:
     """Run *options* on a machine of *cluster* that can; write its journal, logs and results into *folder*.
 
     Raises:
@@ -93,67 +122,42 @@ def verify_elsewhere(cluster: Cluster, options: VerifyOptions, folder: Path) -> 
         ClusterError: no machine has what it needs, several were lost, or the result did not arrive.
         ServerError: the wheel could not be installed there.
     """
-    from sparkwright.cluster.running import Batch, TaskRequest
-
     require_sendable(options)
-    files = {
-        name: path for name in _FILES if (path := Path(getattr(options, name))).suffix and path.is_file()
-    }
-    kept = {name: keep_files(cluster.store, path.parent, [path])[0] for name, path in files.items()}
-    asked = VerifyTask(
-        options=structs.replace(options, **{name: one.path for name, one in kept.items()}),
-        run=folder.name,
-        files=kept,
-    )
 
-    def take(request: TaskRequest, made: Verified, reply: TaskDone) -> bool:
-        del request
-        inside = all(one.path.startswith(f"{folder.name}/") for one in reply.files)
-        if not inside or not bring_files(cluster.store, reply.files, folder.parent):
+    def take(done: Done) -> bool:
+        ran = convert(done.value, Ran)
+        if not ran.started:
+            raise ServerError(f"the server did not start on {done.machine}", because=ran.outcomes[0].detail)
+        inside = all(one.path.startswith(f"{folder.name}/") for one in done.files)
+        if not inside or not bring_files(cluster.store, done.files, folder.parent):
             return False
         try:
             run = load_run(folder)
         except ConfigError:
             return False
-        emit("verify.finished", machine=reply.machine, verdict=str(run.verdict))
-        return len(run.findings) == made.findings > 0
+        emit("verify.finished", machine=done.machine, verdict=str(run.verdict))
+        return len(run.findings) == len(ran.findings) > 0
 
-    request = TaskRequest(f"verify-{folder.name}", asked, _EXPECTED, needs_of(options))
-    cluster.run(
-        Batch(VERIFY, [request], Verified, take, files=tuple(kept.values()), title="verify", unit="runs")
-    )
+    asked = run_task(cluster.store, options, folder.name)
+    cluster.run([asked], take, title="verify", unit="runs")
     return write_results(folder)
 
 
-@dataclass(frozen=True)
-class LaidRuns:
-    """The store of a worker that verifies."""
+def run_here(request: RunRequest) -> Ran:
+    """Serve and verify on this machine; the run is left in `OUT`.
 
-    serving: Serving
-
-    def run(self, asked: VerifyTask, place: Place) -> Verified:
-        """Serve and verify.
-
-        Raises:
-            UnfitError: what the wheel requires cannot be had here.
-        """
-        store, folder = self.serving.access.store, place.out / asked.run
-        for one in asked.files.values():
-            self.serving.file(one)
-        given = {name: str(store.named_file(one.sha256, one.path)) for name, one in asked.files.items()}
-
-        async def run() -> int:
-            suite, manifest = await prepare(structs.replace(asked.options, **given), folder)
-            return len(await run_suite(suite, folder, manifest))
-
-        try:
-            found = asyncio.run(run())
-        except NotInStoreError as error:
-            raise UnfitError(f"{error.what}: {error.because}", error.next_step) from error
-        remove_tree(folder / _ENVIRONMENTS)
-        return Verified(findings=found)
-
-
-def verify_kind() -> TaskKind:
-    """Return the kind of task that is a run of `verify`."""
-    return TaskKind(Nothing, VerifyTask, lambda serving, *_: LaidRuns(serving))
+    Raises:
+        ServerError: the server could not be installed.
+    """
+    folder = Path(OUT).absolute() / request.run
+    given = {one: getattr(request.options, one) for one in _FILES}
+    here = {one: str(Path(text).absolute()) for one, text in given.items() if text.startswith(f"{one}/")}
+    options = structs.replace(request.options, **here)
+    findings: tuple[Finding, ...] = ()
+    try:
+        findings = verify_server(options, folder, offline=request.offline, timed=request.timed)
+        outcomes, up = outcomes_of(findings, options.checks, lenient=False), True
+    except ServerFailedError as error:
+        outcomes, up = broken_server(error, ("boot", *options.checks)), False
+    remove_tree(folder / _ENVIRONMENTS)
+    return Ran(started=up, outcomes=tuple(outcomes), findings=findings)

@@ -1,4 +1,4 @@
-"""Steps of a bisection on other machines: a probe, a command or a rehearsal of one candidate, as a task.
+"""Steps of a bisection on other machines: a probe, a command, a rehearsal or a served wheel, as a task.
 
 The candidate is merged here, and its tree goes to a worker through the store. What comes back is what the
 judge reads of a run here: the probe's verdict, or a command's status and output.
@@ -11,88 +11,65 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.base.process import LimitsExceeded
 from sparkwright.carries import ProbeSpec
-from sparkwright.cluster.kinds import Nothing, TaskKind
-from sparkwright.cluster.messages import StoredFile
-from sparkwright.cluster.proving import require_environment
-from sparkwright.cluster.sharing import bring_files, keep_files, packed_trees
-from sparkwright.git import Repository
-from sparkwright.native.model import Cost
+from sparkwright.distributed import Task, TaskLostError, bring_files, share_file, share_json
+from sparkwright.distributed.cluster import Cluster, ThisMachine
+from sparkwright.distributed.tasks import OUT
+from sparkwright.pipeline.packs import packed
+from sparkwright.pipeline.remote_proofs import require_environment
 from sparkwright.probe import tree_folder
 from sparkwright.probe.environment import environment_key
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.command import run_words
+from sparkwright.search.metric import UntestableError
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
 
-    from sparkwright.cluster.kinds import Place
-    from sparkwright.cluster.messages import TaskDone, TaskInputs
-    from sparkwright.cluster.pool import Pool
-    from sparkwright.cluster.running import Cluster, TaskRequest
-    from sparkwright.cluster.serving import Serving
+    from sparkwright.distributed import Done, StoredFile
+    from sparkwright.distributed.cluster import Workers
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal import RehearsalOptions, RehearsalResult
     from sparkwright.upstream import Access
 
-MadeT = TypeVar("MadeT", bound=Model)
-KIND = "step"
+ResultT = TypeVar("ResultT")
 _PACKAGE = "vllm"
-_COMMAND = Cost(seconds=60.0, mib=2048)
+_COMMAND_S, _COMMAND_MIB = 60.0, 2048.0
 _PROBE_S = 10.0
 
 
-class ProbeStep(Model, frozen=True, tag="probe"):
-    """A probe to run on one tree.
+class StepRequest(Model, frozen=True):
+    """A probe or a command to run on one candidate.
 
     Attributes:
         tree, pristine: git ids of the merged tree and of upstream's.
-        version: the release.
-        spec: limits and settings of the probe.
-        files: the probe and its helpers, by name.
+        version: the release, for a probe.
+        spec: limits and settings of the probe, whose file stands first of `files`; `None` for a command.
         environment: key of the environment for probes.
-    """
-
-    tree: str
-    pristine: str
-    version: str
-    spec: ProbeSpec
-    files: tuple[StoredFile, ...]
-    environment: str
-
-
-class CommandStep(Model, frozen=True, tag="command"):
-    """A command to run on one candidate.
-
-    Attributes:
-        tree, pristine: git ids of the merged tree and of upstream's.
         words: the command; a number in braces stands for one of `files`.
-        files: files that the command line names.
+        files: paths below the task's working folder.
         described: what the command reads of the candidate.
-        wheel: the candidate's wheel, where it is asked for.
-        timeout_s: longest run, in seconds.
+        wheel: path of the candidate's wheel, where it is asked for.
+        timeout_s: longest run of a command, in seconds.
     """
 
     tree: str
     pristine: str
-    words: tuple[str, ...]
-    files: tuple[StoredFile, ...]
-    described: dict[str, Any]
-    timeout_s: float
-    wheel: StoredFile | None = None
-
-
-class ProbeRan(Model, frozen=True):
-    """The result of a probe."""
-
-    run: ProbeRun
+    files: tuple[str, ...]
+    version: str = ""
+    spec: ProbeSpec | None = None
+    environment: str = ""
+    words: tuple[str, ...] = ()
+    described: dict[str, Any] = {}  # noqa: RUF012 - a frozen model's
+    wheel: str = ""
+    timeout_s: float = 0.0
 
 
 class CommandRan(Model, frozen=True):
@@ -104,44 +81,49 @@ class CommandRan(Model, frozen=True):
 
 
 @dataclass
-class Elsewhere:
-    """Other machines for the steps of one bisection, as a context: workers run for the length of its block.
+class Machines:
+    """The machines for the steps of one bisection, as a context: workers run for the length of its block.
 
     Attributes:
         cluster: the machines.
         stop: set when the search ends: steps that still run are given up.
     """
 
-    cluster: Cluster
+    cluster: Cluster | ThisMachine
     stop: threading.Event
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _pool: Pool | None = None
+    _workers: Workers | None = None
 
     def __enter__(self) -> Self:
-        self._pool = self._stack.enter_context(self.cluster.open())
+        self._workers = self._stack.enter_context(self.cluster.open())
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the workers."""
         self.stop.set()
-        self._pool = None
+        self._workers = None
         self._stack.close()
+
+    def __str__(self) -> str:
+        """Return the address of the machines."""
+        return self.cluster.address.name if isinstance(self.cluster, Cluster) else "this machine"
 
     def probe(
         self, access: Access, report: MergeReport, file: Path, spec: ProbeSpec, version: str
     ) -> ProbeRun:
         """Return what the probe *file* finds on the merged tree of *report*."""
         names = [file, *(file.with_name(name) for name in spec.helpers)]
-        asked = ProbeStep(
+        sent = [share_file(access.store, path, f"given/{path.name}") for path in names]
+        request = StepRequest(
             tree=report.tree,
             pristine=report.pristine,
+            files=tuple(one.path for one in sent),
             version=version,
             spec=spec,
-            files=keep_files(access.store, file.parent, names),
             environment=environment_key(),
         )
-        cost = Cost(seconds=_PROBE_S, mib=spec.memory_mib)
-        return self._step(access, asked, cost, ProbeRan, files=asked.files).run
+        asked = self._task(access, request, sent, seconds=_PROBE_S, mib=spec.memory_mib)
+        return self.do(asked, lambda done: convert(done.value, ProbeRun))
 
     def command(
         self,
@@ -161,64 +143,77 @@ class Elsewhere:
         Raises:
             LimitsExceeded: it took too long.
         """
-        given = {word: Path(word) for place, word in enumerate(words) if _goes_along(word, first=not place)}
-        files = {word: keep_files(access.store, path.parent, [path])[0] for word, path in given.items()}
-        order = list(files)
-        kept = None if wheel is None else keep_files(access.store, wheel.parent, [wheel])[0]
-        asked = CommandStep(
+        given = dict.fromkeys(word for place, word in enumerate(words) if _goes_along(word, first=not place))
+        order = list(given)
+        sent = [
+            share_file(access.store, Path(word), f"given/{number}/{Path(word).name}")
+            for number, word in enumerate(order)
+        ]
+        paths = tuple(one.path for one in sent)
+        if wheel is not None:
+            sent.append(share_file(access.store, wheel, f"wheel/{wheel.name}"))
+        request = StepRequest(
             tree=report.tree,
             pristine=report.pristine,
-            words=tuple(f"{{{order.index(word)}}}" if word in files else word for word in words),
-            files=tuple(files.values()),
+            files=paths,
+            words=tuple(f"{{{order.index(word)}}}" if word in given else word for word in words),
             described=dict(described),
+            wheel="" if wheel is None else sent[-1].path,
             timeout_s=timeout_s,
-            wheel=kept,
         )
-        sent = [*asked.files, *([] if kept is None else [kept])]
 
-        def bring(reply: TaskDone) -> bool:
-            return bring_files(access.store, reply.files, folder)
+        def take(done: Done) -> CommandRan | None:
+            brought = bring_files(access.store, done.files, folder)
+            return convert(done.value, CommandRan) if brought else None
 
-        ran = self._step(access, asked, _COMMAND, CommandRan, files=sent, bring=bring)
+        asked = self._task(access, request, sent, seconds=_COMMAND_S, mib=_COMMAND_MIB)
+        ran = self.do(asked, take)
         if ran.limit:
             raise LimitsExceeded(ran.limit)
         return ran.status, ran.output
 
     def rehearse(self, job: Job, report: MergeReport, options: RehearsalOptions) -> RehearsalResult:
         """Rehearse a candidate."""
-        from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
+        from sparkwright.rehearsal.remote import rehearse_remotely
 
-        return rehearse_elsewhere(self.cluster, job, report, options, self._pool)
+        if not isinstance(self.cluster, Cluster):
+            raise TypeError("this machine rehearses by itself")
+        return rehearse_remotely(self.cluster, job, report, options, self._workers)
 
-    def _step(
-        self,
-        access: Access,
-        asked: ProbeStep | CommandStep,
-        cost: Cost,
-        made: type[MadeT],
-        *,
-        files: Sequence[StoredFile],
-        bring: Callable[[TaskDone], bool] = lambda _: True,
-    ) -> MadeT:
-        """Run one step on a worker; return its result, whose files *bring* takes."""
-        from sparkwright.cluster.running import Batch, TaskRequest
+    def _task(
+        self, access: Access, request: StepRequest, sent: Sequence[StoredFile], *, seconds: float, mib: float
+    ) -> Task:
+        return Task(
+            name=f"step-{digest_of(to_builtins(request))[:12]}",
+            words=("task", "step"),
+            files=(
+                share_json(access.store, request),
+                *packed(access.store, access.repository, [request.pristine, request.tree]),
+                *sent,
+            ),
+            seconds=seconds,
+            mib=mib,
+        )
 
-        found: list[MadeT] = []
+    def do(self, asked: Task, take: Callable[[Done], ResultT | None]) -> ResultT:
+        """Run one task; return its result, which *take* reads; `None` is one that is not what was asked for.
 
-        def take(request: TaskRequest, result: MadeT, reply: TaskDone) -> bool:
-            del request
-            if not bring(reply):
+        Raises:
+            UntestableError: the task ended without a result wherever it was tried.
+        """
+        found: list[ResultT] = []
+
+        def taken(done: Done) -> bool:
+            if (result := take(done)) is None:
                 return False
             found.append(result)
-            emit("step.elsewhere", machine=reply.machine, seconds=round(reply.seconds, 3))
+            emit("step.finished", machine=done.machine, seconds=round(done.seconds, 3))
             return True
 
-        trees = packed_trees(access.store, access.repository, [asked.pristine, asked.tree])
-        name = f"step-{digest_of(to_builtins(asked))[:12]}"
-        batch = Batch(
-            KIND, [TaskRequest(name, asked, cost)], made, take, trees=trees, files=files, stop=self.stop
-        )
-        self.cluster.run(batch, self._pool)
+        try:
+            self.cluster.run([asked], taken, stop=self.stop, workers=self._workers)
+        except TaskLostError as error:
+            raise UntestableError(str(error)) from error
         return found[0]
 
 
@@ -233,64 +228,37 @@ def _goes_along(word: str, *, first: bool) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class LaidSteps:
-    """The store of a worker that runs steps."""
+def step_here(request: StepRequest, access: Access) -> ProbeRun | CommandRan:
+    """Run a probe or a command on one candidate, on this machine.
 
-    serving: Serving
-
-    def run(self, asked: ProbeStep | CommandStep, place: Place) -> ProbeRan | CommandRan:
-        """Run a probe or a command on one candidate.
-
-        Raises:
-            UnfitError: a probe's environment is another one here.
-        """
-        store = self.serving.access.store
-        repository = Repository(self.serving.access.repository.path)  # its readers serve one thread each
-        with contextlib.closing(repository), store.scratch() as scratch:
-            tree = tree_folder(store, repository, asked.tree, under=_PACKAGE, like=asked.pristine)
-            given = scratch / "given"
-            for number, one in enumerate(asked.files):
-                self.serving.file(one)
-                store.copy_out(one.sha256, self._path(given, asked, number))
-            if isinstance(asked, ProbeStep):
-                python = require_environment(self.serving, asked.environment)
-                probe = given / asked.files[0].path
-                done = run_probe(store, python, probe, asked.spec, tree, version=asked.version)
-                return ProbeRan(run=done.run)
-            return self._command(asked, tree, given, place)
-
-    @staticmethod
-    def _path(given: Path, asked: ProbeStep | CommandStep, number: int) -> Path:
-        """Return the place of a file: probes import theirs by name, commands may name two alike."""
-        folder = given if isinstance(asked, ProbeStep) else given / str(number)
-        return folder / asked.files[number].path
-
-    def _command(self, asked: CommandStep, tree: Path, given: Path, place: Place) -> CommandRan:
-        names = {f"{{{number}}}": str(self._path(given, asked, number)) for number in range(len(asked.files))}
-        words = [names.get(word, word) for word in asked.words]
-        wheel = None
-        if asked.wheel is not None:
-            self.serving.file(asked.wheel)
-            wheel = self.serving.access.store.named_file(asked.wheel.sha256, asked.wheel.path)
-        if words[0] in names.values():
-            Path(words[0]).chmod(0o755)
-        cwd = given.parent / "cwd"
-        cwd.mkdir()
-        try:
-            done = run_words(
-                words, tree, asked.described, place.out, wheel=wheel, cwd=cwd, timeout_s=asked.timeout_s
-            )
-        except LimitsExceeded as error:
-            return CommandRan(status=-1, output="", limit=str(error))
-        return CommandRan(status=done.status, output=done.stderr)
-
-
-def _lay_out(serving: Serving, inputs: Nothing, given: TaskInputs, stack: contextlib.ExitStack) -> LaidSteps:
-    del inputs, given, stack
-    return LaidSteps(serving)
-
-
-def step_kind() -> TaskKind:
-    """Return the kind of task that runs a probe or a command on one candidate of a bisection."""
-    return TaskKind(Nothing, ProbeStep | CommandStep, _lay_out)
+    Raises:
+        ClusterError: a probe's environment is another one here.
+    """
+    store = access.store
+    tree = tree_folder(store, access.repository, request.tree, under=_PACKAGE, like=request.pristine)
+    files = [Path(name).absolute() for name in request.files]
+    if request.spec is not None:
+        python = require_environment(store, request.environment)
+        return run_probe(store, python, files[0], request.spec, tree, version=request.version).run
+    names = {f"{{{number}}}": path for number, path in enumerate(files)}
+    words = [str(names.get(word, word)) for word in request.words]
+    if request.words[0] in names:  # a file of the store, which no program may change
+        program = Path("program").absolute()
+        program.write_bytes(Path(words[0]).read_bytes())
+        program.chmod(0o755)
+        words[0] = str(program)
+    cwd = Path("cwd").absolute()
+    cwd.mkdir()
+    try:
+        done = run_words(
+            words,
+            tree,
+            request.described,
+            Path(OUT).absolute(),
+            wheel=Path(request.wheel).absolute() if request.wheel else None,
+            cwd=cwd,
+            timeout_s=request.timeout_s,
+        )
+    except LimitsExceeded as error:
+        return CommandRan(status=-1, output="", limit=str(error))
+    return CommandRan(status=done.status, output=done.stderr)

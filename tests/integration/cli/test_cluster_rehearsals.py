@@ -116,13 +116,12 @@ def test_an_older_wheel_stands_in_there_too(staged: World, hosts: list[Host]) ->
 
 
 KILL = """
-import threading, time
-import sparkwright.rehearsal.run as run
-honest = run.verify_server
-def killed(*given, **more):
-    threading.Timer(2, lambda: os.kill(os.getpid(), 9)).start()
-    return honest(*given, **more)
-run.verify_server = killed
+import threading
+honest = worker.TaskRunner.run
+def killed(*given):
+    threading.Timer(6, lambda: os.kill(os.getpid(), 9)).start()
+    return honest(*given)
+worker.TaskRunner.run = killed
 """
 
 

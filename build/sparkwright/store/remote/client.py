@@ -1,4 +1,4 @@
-"""The client of a remote tier: any server of GET, HEAD and PUT, or a bucket with the S3 interface, by obstore."""
+"""The client of a remote tier: a server of GET, HEAD and PUT, or a bucket with the S3 interface."""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ from sparkwright.store.remote.settings import is_this_machine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.store.remote.settings import RemoteSettings
+    from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOO_LARGE = "413"
+_CAUSES = {
+    "TimedOut": "it did not answer in time",
+    "Timeout": "it did not answer in time",
+    "Content-Length": "its answer states no length",
+    "response body error": "its answer was not whole",
+    "invalid peer certificate": "its certificate is not accepted",
+    "error sending request": "it cannot be reached",
+}
+"""What a failure means, by a part of obstore's text."""
 _PATIENT = 6  # times as long, since a server may answer a large file after it has stored it all
 _RETRY = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=1), "base": 2}
 
@@ -44,10 +53,10 @@ class OtherContentError(RemoteFailure):
 
 
 class RemoteClient:
-    """One server; objects are named by place, such as ``cas/<sha256>``. Every method may be called from any thread.
+    """One server, whose objects have places such as ``cas/<sha256>``; used by any number of threads.
 
-    A request that fails at once is tried a second time. One that brings nothing for `stall_s` seconds, or less
-    than `least_rate` bytes a second after that, is given up.
+    A request that fails at once is tried a second time. One that brings nothing for `stall_s` seconds, or
+    less than `least_rate` bytes a second after that, is given up.
     """
 
     def __init__(self, settings: RemoteSettings) -> None:
@@ -76,9 +85,7 @@ class RemoteClient:
             for data in self._obstore.get(store, place).stream(min_chunk_size=1):
                 count += len(data)
                 sink(bytes(data))
-                late = time.monotonic() - began - limits.stall_s
-                if late > 0 and count < late * limits.least_rate:
-                    raise RemoteFailure(f"it sent {count:,} bytes in {late + limits.stall_s:.1f} s")
+                _require_rate(count, time.monotonic() - began, limits)
         except FileNotFoundError:
             return False
         except Exception as error:
@@ -136,8 +143,13 @@ class RemoteClient:
         return self._stores.HTTPStore.from_url(settings.url, client_options=client, retry_config=retry)
 
 
+def _require_rate(count: int, seconds: float, limits: RemoteLimits) -> None:
+    if (late := seconds - limits.stall_s) > 0 and count < late * limits.least_rate:
+        raise RemoteFailure(f"it sent {count:,} bytes in {seconds:.1f} s")
+
+
 def _authorization(settings: RemoteSettings) -> str:
-    """Return the header with the user's credentials; empty where there are none, or they could be read on the way."""
+    """Return the header with the user's credentials; empty where they could be read on the way."""
     from requests.utils import get_netrc_auth
 
     if not settings.encrypted:
@@ -149,7 +161,7 @@ def _authorization(settings: RemoteSettings) -> str:
 
 
 def _failure(error: Exception) -> Exception:
-    """Return the failure to raise, by the kind of *error* alone: its text may hold an address or a key's id."""
+    """Return the failure to raise, by the kind of *error* alone: its text may hold a key's id."""
     if isinstance(error, RemoteFailure) or (isinstance(error, OSError) and error.errno is not None):
         return error
     name, text = type(error).__name__, str(error)
@@ -157,12 +169,5 @@ def _failure(error: Exception) -> Exception:
         return RemoteFailure(f"it answered {status[1]}", object_only=status[1] == _TOO_LARGE)
     if name in {"PermissionDeniedError", "UnauthenticatedError"}:
         return RemoteFailure("it refuses access")
-    if "TimedOut" in text or "Timeout" in text:
-        return RemoteFailure("it did not answer in time")
-    if "request or response body error" in text or "Content-Length" in text:
-        return RemoteFailure("its answer was not whole")
-    if "invalid peer certificate" in text:
-        return RemoteFailure("its certificate is not accepted")
-    if "error sending request" in text:
-        return RemoteFailure("it cannot be reached")
-    return RemoteFailure(f"the request failed ({name})")
+    told = next((words for sign, words in _CAUSES.items() if sign in text), f"the request failed ({name})")
+    return RemoteFailure(told)

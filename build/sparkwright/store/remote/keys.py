@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import ConfigError, ToolError
+from sparkwright.base.errors import ConfigError
 from sparkwright.store.atomic import storing
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ class RemoteLimits:
     """Limits that keep a slow, dead or hostile server from holding up a build.
 
     Attributes:
-        stall_s: longest wait for a connection, for the first bytes of an answer, and between two pieces of it.
+        stall_s: longest wait for a connection, for an answer, and between two pieces of it, in seconds.
         least_rate: bytes a second that a transfer has to bring on the average after `stall_s`.
         most_bytes: largest file that is read or written.
     """

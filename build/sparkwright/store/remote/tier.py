@@ -224,7 +224,7 @@ class RemoteTier:
             warn(f"the remote store sent something that is not used ({place[:20]}…: {why})", place=place)
 
     def write_record(self, store: Store, kind: str, key: str) -> None:
-        """Write the record of *kind* and *key* in *store*, if its kind travels, after the files that it names."""
+        """Write the record of *kind* and *key* in *store*, if it travels, after the files that it names."""
         if kind not in TRAVELLING or not self._writing or not _KEY.fullmatch(key):
             return
         record = store.record_path(kind, key).read_bytes()
@@ -286,7 +286,7 @@ class RemoteTier:
         warn(f"{what} the remote store {self.settings.url} stops for the rest of this command: {why}")
 
     def examine(self) -> dict[str, object]:
-        """Return the state of the server: can it be read and written, and does it give back what it was given.
+        """Return the state of the server: can it be read and written, and does it return what it was given.
 
         A small object is looked for, written where that is allowed, and read. ``read`` and ``write`` are
         ``yes``, ``off`` by the settings, or why it cannot be done.
