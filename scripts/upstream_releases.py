@@ -4,7 +4,7 @@ Outcomes are those of merges, and a mark says that a proof which is recorded bes
 No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
 dependency's source would be needed for, and cannot be had, stays as the page has it.
 
-    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0] [--cluster ssh://HOST,HOST]
+    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0]
 """
 
 from __future__ import annotations

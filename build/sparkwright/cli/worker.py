@@ -54,7 +54,8 @@ def command(*, jobs: int | None, cuda: Path | None) -> None:
     environment = {"SPARKWRIGHT_STORE_URL": url} if url else {}
     if cuda is not None:
         environment["SPARKWRIGHT_CUDA"] = str(cuda)
-    program = (sys.executable, str(Path(sys.argv[0]).absolute()))
+    script = Path(sys.argv[0]).absolute()
+    program = (sys.executable, *(("-m", "sparkwright") if script.name == "__main__.py" else (str(script),)))
     with store.running():
         serve(
             TaskRunner(store, program, given.name, environment),

@@ -116,8 +116,8 @@ class Cluster:
 
         Args:
             tasks: the tasks.
-            take: takes a result, from another machine and maybe anything; false if it is not what was asked
-                for, and has to be made again.
+            take: takes a result, which may be anything; false if it is not what was asked for, and has to be
+                made again.
             title: name of the work in progress; empty to show none.
             unit: name of its parts.
             stop: when set, from another thread, the tasks are given up.
@@ -179,6 +179,8 @@ class ThisMachine:
         runner = TaskRunner(self.store, (sys.executable, "-m", "sparkwright"), "this machine", {})
         for one in tasks:
             reply = runner.run(one, stop)
+            if isinstance(reply, Failed) and not reply.fault:
+                raise TaskLostError(reply.what, because=reply.because)
             if isinstance(reply, Failed):
                 raise _error(reply)
             if not _taken(take, reply):
@@ -197,7 +199,6 @@ class Workers:
     """Connected workers, and the tasks of one run on them.
 
     Attributes:
-        name: the address, as it is shown.
         client: Dask's client.
         patience_s: how long to wait for a worker when none is left.
     """
@@ -228,7 +229,7 @@ class Workers:
         try:
             found = self.client.sync(self.client.scheduler.identity, n_workers=-1)
         except OSError as error:
-            raise _without_scheduler(self.name) from error
+            raise _deserted(self.name, "the scheduler was lost") from error
         return {
             home: (str(worker["name"]).rpartition(" ")[0], worker["resources"])
             for home, worker in found["workers"].items()
@@ -345,7 +346,7 @@ class Workers:
             if stop is not None and stop.is_set():
                 raise KeyboardInterrupt
             if self.client.status != "running":
-                raise _without_scheduler(self.name)
+                raise _deserted(self.name, "the scheduler was lost")
             ready = [future for future in self._futures if future.done()]
             for future in ready:
                 asked, _ = self._futures.pop(future)
@@ -368,7 +369,7 @@ class Workers:
     def _result(self, future: Any, asked: Task) -> Done | None:
         """Return the result of a finished task, or `None` if it was given to another worker."""
         if future.status in {"cancelled", "lost"}:
-            raise _without_scheduler(self.name)
+            raise _deserted(self.name, "the scheduler was lost")
         if future.status != "finished":
             error = future.exception()
             lost = type(error).__name__ == "KilledWorker"
@@ -460,14 +461,6 @@ def _require_library() -> tuple[Any, Any]:
             next_step="pip install 'sparkwright[cluster]'",
         ) from error
     return dask, distributed
-
-
-def _without_scheduler(name: str) -> ClusterError:
-    return ClusterError(
-        f"the scheduler of {name} was lost",
-        because="it ended, or its network did",
-        next_step="run again: what is finished is kept",
-    )
 
 
 def _deserted(name: str, because: str) -> ClusterError:

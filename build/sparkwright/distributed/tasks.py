@@ -32,16 +32,14 @@ class StoredFile(Model, frozen=True):
     size: int
 
 
-class Task(Model, frozen=True):
+class Task(Model, frozen=True, kw_only=False):
     """A command line of sparkwright to run elsewhere; it prints one JSON document.
 
     Attributes:
-        name: its name; no other one of the same run has it.
-        words: the command line, without the program.
+        name: no other task of the same run has it.
         files: what it reads, below its working folder.
         needs: what the machine has to have.
-        seconds: expected CPU time.
-        mib: expected memory.
+        seconds, mib: expected CPU time and memory.
     """
 
     name: str
@@ -52,16 +50,8 @@ class Task(Model, frozen=True):
     mib: float = 1024.0
 
 
-class Done(Model, frozen=True, tag="done"):
-    """The result of a task.
-
-    Attributes:
-        name: the task's.
-        machine: where it ran.
-        seconds: wall-clock time.
-        value: the document that it printed.
-        files: what it left in the folder `OUT`, in the store.
-    """
+class Done(Model, frozen=True, kw_only=False, tag="done"):
+    """The result of a task: the document that it printed, and the files that it left in `OUT`."""
 
     name: str
     machine: str
@@ -70,13 +60,12 @@ class Done(Model, frozen=True, tag="done"):
     files: tuple[StoredFile, ...] = ()
 
 
-class Failed(Model, frozen=True, tag="failed"):
+class Failed(Model, frozen=True, kw_only=False, tag="failed"):
     """The end of a task without a result.
 
     Attributes:
-        name, machine: as of `Done`.
         fault: whose it is: the ``task``'s, which fails on every machine; the ``machine``'s, which gets no
-            further one; or none is known, as the program was killed: another machine tries it.
+            further one; or unknown, as the program was killed: another machine tries it.
         kind, what, because, next_step: the error's class and its parts.
     """
 
@@ -97,12 +86,11 @@ class WorkerSettings(Model, frozen=True):
 
     Attributes:
         code: digest of the program that asks; see `own_code`.
-        scheduler: address of the scheduler, as seen from the worker.
-        listen: address at which the worker listens.
-        contact: address at which the scheduler reaches it.
+        scheduler, listen, contact: addresses of the scheduler and of the worker, as seen from the worker,
+            and of the worker as seen from the scheduler.
         ca, cert, key: certificates of the cluster and the worker's private key (PEM).
-        store_url: address of the store that machines share; empty for what is configured there.
-        name: name of the machine in progress and errors.
+        store_url: the store that machines share; empty for what is configured there.
+        name: the machine's, in progress and errors.
     """
 
     code: str

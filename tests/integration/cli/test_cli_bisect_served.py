@@ -1,4 +1,4 @@
-"""``sparkwright bisect`` with wheels that are served here and over a real ssh, and rehearsed: by the simulator."""
+"""``sparkwright bisect`` with wheels that are served here and over a real ssh, and rehearsed."""
 
 from __future__ import annotations
 
