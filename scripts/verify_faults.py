@@ -40,7 +40,7 @@ from the check that should detect it, with a cause that names it.
 """
 _TESTED = [
     "`server` stands for the server's start and end, which is no check: tests of the processes show it",
-    "(`tests/integration/test_verify_server.py`). Faults in a real server's code are in",
+    "(`tests/integration/test_engine_server.py`). Faults in a real server's code are in",
     "[Verify on real servers](verify-servers.md).",
 ]
 

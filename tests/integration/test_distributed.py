@@ -1,4 +1,4 @@
-"""Units compiled on other machines over a real sshd: the same bytes, whatever happens to the machines."""
+"""Units compiled on other machines over real sshds: the same bytes, whatever happens to the machines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
 
 import pytest
 from cluster_kit import SUPPORT, Home, Host, make_home
@@ -22,15 +24,14 @@ from world import SOURCE_ROOT, wait_until
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.base.ports import free_port
-from sparkwright.cluster import parse_cluster, starting
-from sparkwright.cluster.opening import open_pool
+from sparkwright.distributed import TaskLostError, parse_cluster, ssh
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     import psutil
 
@@ -38,6 +39,15 @@ if TYPE_CHECKING:
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
+
+
+KILL = "worker.TaskRunner.run = lambda *_: os.kill(os.getpid(), 9)"
+
+
+@pytest.fixture(autouse=True)
+def one_unit_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every unit be a task of its own."""
+    monkeypatch.setattr("sparkwright.pipeline.remote_units._BATCH_S", 0.0)
 
 
 def shown(host: Host) -> str:
@@ -76,34 +86,45 @@ def test_a_worker_whose_ports_others_have_is_started_with_others(tmp_path, url, 
             chosen.append(ports)
             return tuple(ports)
 
-        monkeypatch.setattr(starting, "_choose_ports", lambda: choose(3))
-        with open_pool(address, tmp_path, store_url=url) as pool:
-            assert len(pool.workers) == 1
+        monkeypatch.setattr(ssh, "_choose_ports", lambda: choose(3))
+        cluster = Cluster(address=address, store=make_home(tmp_path / "home", url, []).builder.store)
+        with cluster.open() as workers:
+            assert workers.machines() == {shown(hosts[0])}
         assert len(chosen) == 4
         chosen.clear()
-        monkeypatch.setattr(starting, "_choose_ports", lambda: choose(99))
-        with pytest.raises(ClusterError), open_pool(address, tmp_path, store_url=url):
+        monkeypatch.setattr(ssh, "_choose_ports", lambda: choose(99))
+        with pytest.raises(ClusterError), cluster.open():
             pass
         assert len(chosen) == 4
 
 
 def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):
     """The first one is killed by its own unit, as the kernel does when memory runs out."""
-    suicide = "serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)"
-    hosts[0].install(extra=suicide)
+    hosts[0].install(extra=KILL)
     home = make_home(tmp_path / "home", url, hosts)
     assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
 
 
 def test_no_machine_is_left(tmp_path, url, hosts):
     for host in hosts:
-        host.install(extra="serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)")
+        host.install(extra=KILL)
     home = make_home(tmp_path / "home", url, hosts)
-    elsewhere = replace(home.builder.elsewhere, patience_s=5)
     with pytest.raises(ClusterError, match="lost"):
-        build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+        build(home.with_cluster(patience_s=5).builder, home.inputs)
     healthy = make_home(tmp_path / "again", "", [])
     assert build(healthy.builder, healthy.inputs)[0].sha256 == here(tmp_path)
+
+
+def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts):
+    """The worker lives on: it is the task's own process that is killed."""
+    hosts[0].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    home = make_home(tmp_path / "home", url, hosts)
+    assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
+    hosts[1].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    again = make_home(tmp_path / "again", f"{url}/other", hosts)
+    with pytest.raises(TaskLostError, match="did not arrive") as error:
+        build(again.builder, again.inputs)
+    assert "status -9" in error.value.because
 
 
 def test_a_machine_with_another_toolchain_compiles_nothing(tmp_path, url, hosts, recwarn):
@@ -123,17 +144,18 @@ def test_a_machine_with_another_toolchain_compiles_nothing(tmp_path, url, hosts,
 def test_a_machine_with_another_program_is_refused_before_it_compiles(tmp_path, url, hosts):
     """Its version is the same, and a file of it is not."""
     for host in hosts:
-        host.install(extra="import sparkwright.cluster.worker as w; w.own_code = lambda: 'f' * 64")
+        host.install(extra="worker.own_code = lambda: 'f' * 64")
     home = make_home(tmp_path / "home", url, hosts)
-    with pytest.raises(ToolError, match="another state of the same version"):
+    with pytest.raises(ToolError, match="cannot be used") as error:
         build(home.builder, home.inputs)
+    assert "another state" in error.value.because
 
 
 def test_an_object_that_is_not_there_is_compiled_again_elsewhere_and_then_is_an_error(tmp_path, url, hosts):
     lying = """
 from msgspec.structs import replace as other
-honest = compiling.LaidBuild._kept
-compiling.LaidBuild._kept = lambda *given: other(honest(*given), sha256="0" * 64)
+honest = remote_units._compiled
+remote_units._compiled = lambda *given: other(honest(*given), sha256="0" * 64)
 """
     for host in hosts:
         host.install(extra=lying)
@@ -146,14 +168,15 @@ def test_a_record_of_other_files_is_not_taken(tmp_path, url, hosts):
     """The object is there, and the worker says that it read other files than those here."""
     lying = """
 from msgspec.structs import replace as other
-honest = compiling.LaidBuild._kept
+honest = remote_units._compiled
 def lie(*given):
-    reply = honest(*given)
-    for manifest in reply.record["manifests"]:
-        for state in manifest["states"]:
-            state["state"] = "0" * 64
-    return reply
-compiling.LaidBuild._kept = lie
+    made = honest(*given)
+    manifests = tuple(
+        other(one, states=tuple(other(state, state="0" * 64) for state in one.states))
+        for one in made.record.manifests
+    )
+    return other(made, record=other(made.record, manifests=manifests))
+remote_units._compiled = lie
 """
     for host in hosts:
         host.install(extra=lying)
@@ -202,7 +225,7 @@ build(home.builder, home.inputs)
 @pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
-        host.install(extra="import time; serving.Serving.serve = lambda *_: time.sleep(600)")
+        host.install(extra="import time; remote_units.compile_units = lambda *_: time.sleep(600)")
     # A process of its own: forks of this one, which has threads of Dask, may stand still.
     search = os.pathsep.join([str(SUPPORT), str(SOURCE_ROOT)])
     words = [sys.executable, "-c", _BUILD, tmp_path / "home", url, *(host.sshd.host for host in hosts)]
@@ -217,21 +240,21 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
 
 _SLOW = """
 import time
-honest = compiling.LaidBuild.run
+honest = remote_units._compiled
 def slow(*given):
     time.sleep(1)
     return honest(*given)
-compiling.LaidBuild.run = slow
+remote_units._compiled = slow
 """
 _FULL = """
-honest = compiling.LaidBuild._kept
-def full(*given):
+honest = remote_units.record_object
+def full(*given, **more):
     with contextlib.suppress(OSError), open(os.environ["SPARKWRIGHT_HOME"] + "/fill", "ab", 0) as fill:
         while fill.write(bytes(4096)):
             pass
-    return honest(*given)
+    return honest(*given, **more)
 import contextlib
-compiling.LaidBuild._kept = full
+remote_units.record_object = full
 """
 
 
@@ -250,7 +273,6 @@ def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, ur
     for host in hosts:
         host.install(extra=_SLOW)
     home = make_home(tmp_path / "home", url, hosts)
-    elsewhere = replace(home.builder.elsewhere, silent_s=5)
     stopped: list[psutil.Process] = []
 
     def stall(event: Event) -> None:
@@ -262,93 +284,13 @@ def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, ur
 
     try:
         with subscribe(stall):
-            built, _ = build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+            built, _ = build(home.with_cluster(silent_s=5).builder, home.inputs)
     finally:
         for process in stopped:
             process.resume()
     assert stopped, "progress named the machine"
     assert built.sha256 == here(tmp_path)
     wait_until(lambda: not hosts[0].workers())
-
-
-@contextlib.contextmanager
-def scheduling(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Dask's own scheduler, as one starts it by hand."""
-    program = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1"]
-    words = [*program, "--port", str(port), "--no-dashboard"]
-    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as scheduler:
-        try:
-            yield scheduler
-        finally:
-            scheduler.kill()
-
-
-@contextlib.contextmanager
-def working(host: Host, port: int) -> Iterator[None]:
-    """A worker of *host* for that scheduler, as SLURM or Kubernetes start it."""
-    program = host.sshd.folder / "programs" / "sparkwright"
-    with subprocess.Popen([program, "worker", f"tcp://127.0.0.1:{port}"]) as worker:
-        try:
-            yield
-        finally:
-            worker.kill()
-
-
-def use_scheduler(home: Home, port: int) -> Home:
-    address = parse_cluster(f"tcp://127.0.0.1:{port}")
-    elsewhere = replace(home.builder.elsewhere, address=address, patience_s=30)
-    return replace(home, builder=replace(home.builder, elsewhere=elsewhere))
-
-
-def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
-    port = free_port()
-    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
-    with scheduling(tmp_path, port), working(hosts[0], port):
-        built, started = build(home.builder, home.inputs)
-    assert (built.sha256, started) == (here(tmp_path), [])
-
-
-def test_a_scheduler_whose_workers_have_another_program_is_refused(tmp_path, url, hosts):
-    port = free_port()
-    hosts[0].install(extra="import sparkwright.cluster.capabilities as c; c.own_code = lambda: 'f' * 64")
-    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
-    with (
-        scheduling(tmp_path, port),
-        working(hosts[0], port),
-        pytest.raises(ClusterError, match="sparkwright is another state"),
-    ):
-        build(home.builder, home.inputs)
-
-
-def test_a_scheduler_that_is_restarted_ends_the_build_and_the_next_one_goes_on(tmp_path, url, hosts):
-    port = free_port()
-    hosts[0].install(extra=_SLOW, slots=1)
-    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
-    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
-        scheduler = first.enter_context(scheduling(tmp_path, port))
-        first.enter_context(working(hosts[0], port))
-
-        def restart(event: Event) -> None:
-            if event.kind == "compile.finished" and scheduler.poll() is None:
-                scheduler.kill()
-                scheduler.wait()
-                second.enter_context(scheduling(tmp_path, port))
-
-        heard = Recorder()
-        with subscribe(heard), subscribe(restart), pytest.raises(ClusterError, match=r"scheduler of .* lost"):
-            build(home.builder, home.inputs)
-        before = {event["unit"] for event in heard.of("compile.finished")}
-        hosts[0].install()
-        second.enter_context(working(hosts[0], port))
-        again = Recorder()
-        with subscribe(again):
-            built, started = build(home.builder, home.inputs)
-    after = {event["unit"] for event in again.of("compile.finished")}
-    assert before, "a unit was finished before"
-    assert after, "and another one was not"
-    assert not before & after
-    assert (built.sha256, started) == (here(tmp_path), [])
 
 
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, url, hosts, monkeypatch):
@@ -360,3 +302,110 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, url, hosts,
     home = make_home(tmp_path / "home", url, hosts)
     build(home.builder, home.inputs)
     assert list(folder.iterdir()) == []
+
+
+def test_a_worker_removes_the_folder_of_a_killed_one(tmp_path, url, hosts):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    hosts[0].install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
+    home = make_home(tmp_path / "home", url, hosts[:1])
+    cluster = home.builder.elsewhere.cluster
+    with cluster.open():
+        (killed,) = folder.glob("sparkwright-worker-*")
+        wait_until((killed / "dask").exists)
+        for process in hosts[0].workers():
+            process.kill()
+        wait_until(lambda: not hosts[0].workers())
+    assert killed.exists(), "it was killed and removed nothing"
+    with cluster.open():
+        (alive,) = folder.glob("sparkwright-worker-*")
+        assert alive != killed
+
+
+@dataclass
+class StallingProxy:
+    """Forwards TCP connections to *upstream*; once *stalled*, it holds them and what comes over them.
+
+    Attributes:
+        upstream: host and port.
+        stalled: hold everything.
+        held: pieces of data that came while it was stalled.
+    """
+
+    upstream: tuple[str, int]
+    stalled: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    held: int = 0
+    port: int = 0
+    _connections: list[socket.socket] = field(default_factory=list)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self._listening.close()
+        for one in self._connections:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(30)
+        for one in self._connections:
+            one.close()
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self.ended.is_set():
+                client, _ = self._listening.accept()
+                server = socket.create_connection(self.upstream)
+                self._connections += [client, server]
+                self._start(self._pump, client, server)
+                self._start(self._pump, server, client)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.held += self.stalled.is_set()
+                while self.stalled.is_set() and not self.ended.is_set():
+                    time.sleep(0.05)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, stalls):
+    """Sources have arrived when it stalls; what that machine compiles afterwards does not."""
+    place = urlsplit(url)
+    heard = Recorder()
+    with StallingProxy((place.hostname, place.port)) as proxy:
+        hosts[0].url = f"http://127.0.0.1:{proxy.port}"
+        hosts[0].install(extra=_SLOW)
+        config = hosts[0].folder / "config" / "sparkwright"
+        config.mkdir(parents=True)
+        (config / "store.toml").write_text("stall-s = 1.0\n")
+        hosts[1].install(extra=_SLOW)
+        home: Home = make_home(tmp_path / "home", url, hosts)
+
+        def stall(event: Event) -> None:
+            if shown(hosts[0]) in [part["machine"] for part in event.data.get("running", ())] and stalls:
+                threading.Timer(0.5, proxy.stalled.set).start()
+
+        with subscribe(heard), subscribe(stall):
+            built, started = build(home.builder, home.inputs)
+    assert (built.sha256, started) == (here(tmp_path), [])
+    machines = {event["machine"] for event in heard.of("compile.finished")}
+    if stalls:
+        assert machines == {shown(hosts[1])}
+        assert [one for one in heard.warnings if shown(hosts[0]) in one]
+    else:
+        assert machines == {shown(host) for host in hosts}
+        assert not heard.of("cluster.result-refused")

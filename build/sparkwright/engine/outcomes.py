@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.lifecycle import ServerFailedError
-from sparkwright.rehearsal.model import CheckOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,23 @@ _ORDER = ("failed", "undecided", "passed")
 _OF_CARDS = frozenset({"the drafter works", "KV cache and weights stay within the budget"})
 # A small model repeats itself, patched or not; `parity` tells if it does so for another reason.
 _OF_LARGE_MODELS = frozenset({"answers do not loop"})
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """The outcome of one check.
+
+    Attributes:
+        name: the check.
+        verdict: ``skipped`` where upstream's own CPU backend cannot do what is checked.
+        detail: the reason, in words.
+        signature: the failure without numbers, addresses and paths; empty if it did not fail.
+    """
+
+    name: str
+    verdict: Literal["passed", "failed", "undecided", "skipped"]
+    detail: str = ""
+    signature: str = ""
 
 
 def outcomes_of(
