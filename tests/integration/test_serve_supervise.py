@@ -19,7 +19,7 @@ from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.server import ServerProcess, start_server
 from sparkwright.serve.engine import served_engine
-from sparkwright.serve.notify import read_state
+from sparkwright.serve.sd_notify import read_state
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.watchdog import RestartPolicy, WatchLimits
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.serve.notify import STALE_S, notify, read_state, write_state
+from sparkwright.serve.sd_notify import STALE_S, notify, read_state, write_state
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from sparkwright.serve.places import caches_of, new_run_folder
+from sparkwright.serve.paths import caches_of, new_run_folder
 from sparkwright.store.survey import survey
 
 if TYPE_CHECKING:
