@@ -20,7 +20,7 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.client import open_session
 from sparkwright.engine.server import ServerProcess, start_server
 from sparkwright.serve.engine import ServedEngine
-from sparkwright.serve.notify import read_state
+from sparkwright.serve.sd_notify import read_state
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.watchdog import RestartPolicy, WatchLimits
 

@@ -22,6 +22,7 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements
 from sparkwright.engine.server.environment import prepare_wheel
 from sparkwright.lock.model import PATCHSETS, checkout_root
+from sparkwright.lock.runtime import beside
 from sparkwright.publish import dist_folder
 from sparkwright.store import open_store
 from sparkwright.wheel.names import parse_name
@@ -207,6 +208,15 @@ def plan_environment(
         companion=choice.wheel.name if choice.wheel is not None else "",
         remedy=_remedy(offered, recipe, sources, capability, locked=locked) if choice.missing else "",
     )
+
+
+def runtime_beside(wheel: Path) -> tuple[Path, str]:
+    """Return the file with the locked runtime of *wheel*, and its name beside the wheel on another host.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return find_runtime(wheel, sources_here().patchsets), beside(wheel).name
 
 
 def wheel_requirements(offered: OfferedWheel, patchsets: Path | None) -> ExactRequirements:

@@ -41,10 +41,9 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.journal import Manifest
-from sparkwright.verify.lacking import find_lacking, lacking_facts
-from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
+from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use, require_one_rival
+from sparkwright.verify.probe_capabilities import find_lacking, lacking_facts
 from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
-from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.simulated import simulated
 from sparkwright.verify.suite import Suite
 
