@@ -132,6 +132,23 @@ def test_it_installs_exactly_what_is_locked_and_once(
     assert (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns == made, "it was not made again"
 
 
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
+def test_a_locked_override_is_installed(
+    store: Store, offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
+) -> None:
+    if installer == "pip":
+        monkeypatch.setattr("sparkwright.base.process.uv_program", lambda: "")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(offered))
+    pack(offered, "epsilon", "1.0", "beta>=9")
+    wheel = pack(tmp_path / "d", "vllm", "0.24.0", "epsilon", tag=f"py3-none-manylinux_2_28_{MACHINE}")
+    runtime = resolve_runtime(requirements_of(wheel), MACHINE, offline=True, overrides=["beta>=3"])
+    (tmp_path / f"0.24-{MACHINE}.requirements.txt").write_text(
+        format_runtime(runtime, release="0.24.0", machine=MACHINE)
+    )
+    made = prepare(wheel, RECIPE, Sources(store, tmp_path), offline=True)
+    assert list(made.python.parents[1].glob("lib/python*/site-packages/beta-3.0.dist-info"))
+
+
 def test_unlocked_it_is_another_environment(
     store: Store, wheel: Path, patchsets: Path, offered: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_an_address_without_such_a_bucket(bucket: str, tmp_path: Path, heard: Re
         store.remote.client.put("cas/x", b"x")
     assert SECRET not in str(caught.value)
     assert "key-id" not in str(caught.value)
-    assert store.remote.examine()["read"] != "yes"
+    assert store.remote.examine()["write"] != "yes"
 
 
 def test_a_bucket_that_cannot_be_reached(

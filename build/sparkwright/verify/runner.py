@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.store import open_store
 from sparkwright.verify.results import write_results
-from sparkwright.verify.setup import prepare
-from sparkwright.verify.suite import run_suite
+from sparkwright.verify.setup import make_plan
+from sparkwright.verify.suite import run_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +34,8 @@ def run_verification(
     """
 
     async def run() -> None:
-        suite, manifest = await prepare(options, folder, *keys, offline=offline)
-        await run_suite(suite, folder, manifest)
+        plan, manifest = await make_plan(options, folder, *keys, offline=offline)
+        await run_plan(plan, folder, manifest)
 
     with open_store().running():  # so that no environment of a server is pruned meanwhile
         asyncio.run(run())

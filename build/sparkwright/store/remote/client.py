@@ -118,7 +118,7 @@ class RemoteClient:
         settings, limits = self._settings, self._settings.limits
         parts = urlsplit(settings.url)
         patience_s = limits.stall_s * (1 if reading else _PATIENT)
-        client: dict[str, Any] = {
+        client: Any = {
             "connect_timeout": timedelta(seconds=limits.stall_s),
             "timeout": timedelta(seconds=patience_s + size / limits.least_rate),
         }
@@ -126,16 +126,17 @@ class RemoteClient:
             client["read_timeout"] = timedelta(seconds=limits.stall_s)
         if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
             client["root_certificate"] = Path(bundle).read_bytes()
-        retry = {"max_retries": 1, "retry_timeout": timedelta(seconds=limits.stall_s), "backoff": _RETRY}
+        retry: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=limits.stall_s), "backoff": _RETRY}
         if parts.scheme == "s3":
             endpoint = next((found for name in _ENDPOINTS if (found := os.environ.get(name))), "")
             client["allow_http"] = is_this_machine(urlsplit(endpoint).hostname or "")
+            more: Any = {"endpoint": endpoint} if endpoint else {}
             return self._stores.S3Store(
                 parts.netloc,
                 prefix=parts.path.strip("/") or None,
                 client_options=client,
                 retry_config=retry,
-                **({"endpoint": endpoint} if endpoint else {}),
+                **more,
             )
         client["allow_http"] = True
         if words := _authorization(settings):
