@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install what the tests need beside Python: the C++ compiler for the wheel's other architecture, an SSH server,
-# and nginx with its WebDAV module.
+# and nginx, which stands for a shared store.
 # Tests that lack one are skipped, which suits a contributor's machine but not continuous integration.
 set -euo pipefail
 packages=()
@@ -8,7 +8,7 @@ if [ "$(uname -m)" != aarch64 ] && ! command -v aarch64-linux-gnu-g++ >/dev/null
     packages+=(g++-aarch64-linux-gnu libc6-dev-arm64-cross)
 fi
 [ -x /usr/sbin/sshd ] || packages+=(openssh-server)
-[ -e /usr/lib/nginx/modules/ngx_http_dav_ext_module.so ] || packages+=(nginx-light libnginx-mod-http-dav-ext)
+[ -x /usr/sbin/nginx ] || packages+=(nginx-light)
 if [ ${#packages[@]} -gt 0 ]; then
     as_root=$([ "$(id -u)" = 0 ] || echo sudo)
     $as_root apt-get update -qq

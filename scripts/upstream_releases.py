@@ -4,7 +4,7 @@ Outcomes are those of merges, and a mark says that a proof which is recorded bes
 No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
 dependency's source would be needed for, and cannot be had, stays as the page has it.
 
-    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0] [--cluster ssh://HOST,HOST]
+    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0]
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.cluster import parse_cluster
 from sparkwright.git import open_repository
 from sparkwright.native.sources import gather_sources
 from sparkwright.pipeline import BuildOptions, make_job, open_checkout
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.pipeline.releases import cells, outcomes_elsewhere, outcomes_on
+from sparkwright.pipeline.releases import cells, outcomes_on
 from sparkwright.store import open_store
-from sparkwright.store.remote import open_remote, read_remote_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,10 +59,9 @@ def main() -> int:
     """Merge, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--releases", nargs="+", metavar="VERSION", default=RELEASES)
-    parser.add_argument("--cluster", default="", metavar="ADDRESS", help="merge on these machines")
     args = parser.parse_args()
     known = documented(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
-    tables = tables_of(sorted(series_names(ROOT)), args.releases, known, args.cluster)
+    tables = tables_of(sorted(series_names(ROOT)), args.releases, known)
     PAGE.write_text(page(tables), encoding="utf-8")
     return 0
 
@@ -79,7 +76,6 @@ def tables_of(
     names: Sequence[str],
     releases: Sequence[str],
     known: Mapping[str, Mapping[str, Column]],
-    cluster: str = "",
 ) -> dict[str, dict[str, Column]]:
     """Return the column of each of *releases* for each series of *names*.
 
@@ -87,13 +83,9 @@ def tables_of(
         names: the series.
         releases: the releases.
         known: the columns that the page has: a cell stays for a carry whose source the store lacks.
-        cluster: address of the machines that merge; this one if it is empty.
     """
     with contextlib.ExitStack() as stack:
-        remote = read_remote_settings("") if cluster else None
-        store = open_store(remote=None if remote is None else open_remote(remote))
-        if store.remote is not None:
-            stack.callback(store.remote.close, store)
+        store = open_store()
         repository = stack.enter_context(contextlib.closing(open_repository(store.git)))
         jobs = {
             series: make_job(open_checkout(ROOT, series), store, repository, options_of(series))
@@ -101,13 +93,10 @@ def tables_of(
         }
         for job in jobs.values():
             gather(job)
-        if cluster:
-            found = outcomes_elsewhere(parse_cluster(cluster), list(jobs.values()), releases)
-        else:
-            found = {
-                series: {release: outcomes_on(job, release) for release in releases}
-                for series, job in jobs.items()
-            }
+        found = {
+            series: {release: outcomes_on(job, release) for release in releases}
+            for series, job in jobs.items()
+        }
     words = {"proved": f" {MARK}", "not needed": f", not needed {MARK}"}
     return {
         series: {

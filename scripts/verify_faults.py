@@ -1,4 +1,4 @@
-"""Write docs/verify-faults.md: the effect of every fault of the simulator, and of none, on the checks.
+"""Write docs/verify-faults.md: which check notices which fault; and how: dist/verify-faults.md.
 
 python scripts/verify_faults.py [--seeds 20] [--faults NAME,…] [--out FILE]
 """
@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,16 +31,17 @@ _PERSONAL = (
     (re.compile(r"\(\w+ pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d "), r"\1 "),
 )
 
-PAGE = ROOT / "docs" / "verify-faults.md"
-HEAD = """# Effect of each fault on each check
+PAGE, CAUSES = ROOT / "docs" / "verify-faults.md", ROOT / "dist" / "verify-faults.md"
+HEAD = """# Which check notices which fault
 
-Made by `scripts/verify_faults.py`; `make test` runs the same cases. A case is a whole run of the suite
-against a simulator in a process of its own with one fault. *As expected* means the right verdict,
-from the check that should detect it, with a cause that names it.
+Made by `make test-verify`, with the cause that each check names in `dist/verify-faults.md`; `make test` runs
+the same cases. A case is a whole run of the suite against a simulator in a process of its own with one fault.
+It is detected by the right verdict (*fail* unless another one stands here), from the check that should detect
+it, with a cause that names it. `sparkwright-simulator --list-faults` says what each does.
 """
 _TESTED = [
     "`server` stands for the server's start and end, which is no check: tests of the processes show it",
-    "(`tests/integration/test_verify_server.py`). Faults in a real server's code are in",
+    "(`tests/integration/test_engine_server.py`). Faults in a real server's code are in",
     "[Verify on real servers](verify-servers.md).",
 ]
 
@@ -55,7 +56,10 @@ def main() -> int:
     cases = _chosen([name for name in given.faults.split(",") if name], given.seeds)
     with tempfile.TemporaryDirectory() as folder:
         outcomes = run_cases(cases, Path(folder)).values()
-    given.out.write_text(page(list(zip(cases, outcomes, strict=True))), encoding="utf-8")
+    found = list(zip(cases, outcomes, strict=True))
+    given.out.write_text(page(found), encoding="utf-8")
+    CAUSES.parent.mkdir(exist_ok=True)
+    CAUSES.write_text("\n".join(_faults([pair for pair in found if pair[0].fault])) + "\n", encoding="utf-8")
     return 0 if all(as_expected(*pair) for pair in zip(cases, outcomes, strict=True)) else 1
 
 
@@ -79,7 +83,7 @@ def page(found: list[tuple[Case, Outcome]]) -> str:
     """Return the page in Markdown."""
     faulty = [(case, outcome) for case, outcome in found if case.fault]
     healthy = [outcome for case, outcome in found if not case.fault]
-    parts = [HEAD, *_confusion(faulty, healthy), "", *_faults(faulty), "", *not_shown(faulty), ""]
+    parts = [HEAD, *_confusion(faulty, healthy), "", *not_shown(faulty), ""]
     return "\n".join(parts)
 
 
@@ -101,10 +105,13 @@ def not_shown(faulty: list[tuple[Case, Outcome]]) -> list[str]:
 
 
 def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> list[str]:
-    detected, missed = Counter[str](), Counter[str]()
+    detected, missed = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for case, outcome in faulty:
         if not _harmless(case):
-            (detected if as_expected(case, outcome) else missed)[case.check] += 1
+            verdict = "" if case.verdict is Verdict.FAIL else f" ({'warned' if case.warns else case.verdict})"
+            (detected if as_expected(case, outcome) else missed)[case.check].append(
+                f"`{case.fault}`{verdict}"
+            )
     checks = sorted({*detected, *missed, *(name for outcome in healthy for name in outcome.verdicts)})
     rows = [
         "| check | faults detected | missed | healthy runs passed | false alarms |",
@@ -113,10 +120,11 @@ def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> li
     for name in checks:
         verdicts = [outcome.verdicts[name] for outcome in healthy if name in outcome.verdicts]
         passed = verdicts.count(Verdict.PASS)
-        row = (name, detected[name], missed[name], passed, len(verdicts) - passed)
-        rows.append(f"| {' | '.join(map(str, row))} |")
-    odd = [as_expected(*pair) for pair in faulty if _harmless(pair[0])]
-    return [*rows, "", f"Streams and starts that are odd and right: {sum(odd)} of {len(odd)} passed."]
+        shown = (", ".join(faults[name]) or "none" for faults in (detected, missed))
+        rows.append(f"| {' | '.join(map(str, (name, *shown, passed, len(verdicts) - passed)))} |")
+    odd = [pair for pair in faulty if _harmless(pair[0])]
+    names = ", ".join(f"`{case.fault}`" for case, outcome in odd if as_expected(case, outcome))
+    return [*rows, "", f"Streams and starts that are odd and right, of which {names} passed: {len(odd)}."]
 
 
 def _harmless(case: Case) -> bool:

@@ -56,7 +56,8 @@ def timed(action: Callable[..., object], *arguments: object, **named: object) ->
 
 def merge_as_new_process(job: Job, request: MergeRequest) -> Taken:
     """Return the seconds of a merge that holds nothing of files read before."""
-    sides.forget()
+    for kept in (sides._modules, sides._faults, sides._words):  # noqa: SLF001 - what a new process lacks
+        kept.clear()
     return timed(merge_patchset, job.repository, request)
 
 

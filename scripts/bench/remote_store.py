@@ -33,7 +33,7 @@ from sparkwright.pipeline import BuildState, apply, make_job, open_checkout
 from sparkwright.pipeline.kernels import builder_of, inputs_of
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.store import default_home, open_store
-from sparkwright.store.remote import RemoteSettings, open_remote
+from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ def new_store(folder: Path) -> None:
 def make(arguments: argparse.Namespace) -> None:
     """Build in this process, and print what it took as JSON."""
     settings = RemoteSettings(url=arguments.url, key_file=Path(arguments.key)) if arguments.url else None
-    remote = open_remote(settings) if settings else None
+    remote = RemoteTier(settings) if settings else None
     store = open_store(Path(arguments.store), remote)
     seen: list[Event] = []
     with contextlib.closing(open_repository(store.git)) as repository, subscribe(seen.append):
@@ -113,7 +113,7 @@ def make(arguments: argparse.Namespace) -> None:
             units = sum(event.kind == "compile.started" for event in seen)
             extensions = {key: one.sha256 for key, one in state.extensions.items()}
         waited = time.perf_counter()
-        report = remote.finish(store).to_json() if remote else {}
+        report = remote.report.to_json() if remote else {}
         print(
             json.dumps(
                 {

@@ -22,12 +22,14 @@ from sparkwright.engine.environment import (
 )
 from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.engine.server import find_installed
-from sparkwright.lock.runtime import format_runtime, read_runtime
+from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.runtimes import runtimes_in
+from sparkwright.publish.index import describe
+from sparkwright.publish.runtimes import promoted_runtime, runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
+from sparkwright.verify.setup import environment_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,6 +132,23 @@ def test_it_installs_exactly_what_is_locked_and_once(
     assert (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns == made, "it was not made again"
 
 
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
+def test_a_locked_override_is_installed(
+    store: Store, offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
+) -> None:
+    if installer == "pip":
+        monkeypatch.setattr("sparkwright.base.process.uv_program", lambda: "")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(offered))
+    pack(offered, "epsilon", "1.0", "beta>=9")
+    wheel = pack(tmp_path / "d", "vllm", "0.24.0", "epsilon", tag=f"py3-none-manylinux_2_28_{MACHINE}")
+    runtime = resolve_runtime(requirements_of(wheel), MACHINE, offline=True, overrides=["beta>=3"])
+    (tmp_path / f"0.24-{MACHINE}.requirements.txt").write_text(
+        format_runtime(runtime, release="0.24.0", machine=MACHINE)
+    )
+    made = prepare(wheel, RECIPE, Sources(store, tmp_path), offline=True)
+    assert list(made.python.parents[1].glob("lib/python*/site-packages/beta-3.0.dist-info"))
+
+
 def test_unlocked_it_is_another_environment(
     store: Store, wheel: Path, patchsets: Path, offered: Path
 ) -> None:
@@ -139,6 +158,23 @@ def test_unlocked_it_is_another_environment(
     assert installed.requirements.runtime == ""
     assert list(installed.python.parents[1].glob("lib/python*/site-packages/alpha-1.9.dist-info"))
     assert installed.python != plan_environment(OfferedWheel(wheel), RECIPE, sources).python
+
+
+def test_verify_measures_what_is_served(
+    store: Store, wheel: Path, patchsets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(store.home))
+    (patchsets.parent / "upstream.lock").touch()
+    monkeypatch.chdir(patchsets.parent)
+    verified, identity = environment_of(str(wheel), RECIPE, "wheel", offline=True)
+    assert verified == prepare(wheel, RECIPE, offline=True)
+    locked = read_runtime(next(patchsets.iterdir())).digest
+    assert (identity["wheel-runtime"], identity["wheel"]) == (locked, wheelkit.sha256(wheel))
+    promoted = promoted_runtime(wheel, describe(wheel)[0], patchsets)
+    assert parse_runtime(promoted.decode(), "promoted").digest == locked
+    unlocked, other = environment_of(str(wheel), RECIPE, "wheel", locked=False, offline=True)
+    assert unlocked.python != verified.python
+    assert "wheel-runtime" not in other
 
 
 def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> None:

@@ -16,7 +16,7 @@ from serve_kit import SECRET, TOOL, Serving, all_files, key_file
 from world import wait_until
 
 from sparkwright.base.errors import ServerEndedError
-from sparkwright.serve.notify import read_state
+from sparkwright.serve.sd_notify import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,18 +17,16 @@ import pytest
 
 from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import Event, subscribe
+from sparkwright.engine.client import open_session
 from sparkwright.engine.server import ServerProcess, start_server
-from sparkwright.serve.engine import served_engine
-from sparkwright.serve.notify import read_state
+from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.sd_notify import read_state
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.watchdog import RestartPolicy, WatchLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
-
-    from sparkwright.serve.engine import ServedEngine
 
 SPEED = 20.0
 PATIENCE_S = 240.0
@@ -59,7 +57,8 @@ class Watched:
     def state(self) -> Path:
         return self.folder / "state.json"
 
-    def start(self) -> AbstractAsyncContextManager[ServedEngine]:
+    @contextlib.asynccontextmanager
+    async def start(self) -> AsyncIterator[ServedEngine]:
         number = len(self.servers)
         names = self.faults[number] if number < len(self.faults) else ()
         argv = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--port", "{port}"]
@@ -67,7 +66,8 @@ class Watched:
         argv += [part for name in names for part in ("--fault", name)]
         server = start_server(argv, folder=self.folder / str(number), speed=SPEED, end_s=3.0, boot_s=3600.0)
         self.servers.append(server)
-        return served_engine(server)
+        async with server, open_session(server.endpoint) as session:
+            yield ServedEngine(server, session)
 
     def heard(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for event in self.events if event.kind == kind]

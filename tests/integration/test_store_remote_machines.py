@@ -12,7 +12,7 @@ from unit_kit import FILES, Project, make_toolchain
 
 from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
 from sparkwright.store import Store, open_store
-from sparkwright.store.remote import RemoteSettings, open_remote
+from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,9 +42,6 @@ class Machine:
         tree = patch_tree(self.repository, self.inputs.tree, {path: FileEntry("100644", text.encode())})
         return replace(self.inputs, tree=tree)
 
-    def finish(self):
-        return self.store.remote.finish(self.store)
-
 
 @pytest.fixture
 def machine(tmp_path: Path, url: str) -> Iterator[Callable[[str], Machine]]:
@@ -54,7 +51,7 @@ def machine(tmp_path: Path, url: str) -> Iterator[Callable[[str], Machine]]:
         folder = tmp_path / name
         folder.mkdir()
         settings = RemoteSettings(url=url, key_file=tmp_path / "key.pem")
-        store = open_store(folder / "store", open_remote(settings))
+        store = open_store(folder / "store", RemoteTier(settings))
         opened.append(open_repository(folder / "git"))
         builder = make_builder(store, opened[-1], folder / "logs")
         return Machine(store, opened[-1], builder, make_inputs(opened[-1], folder))
@@ -71,22 +68,19 @@ def test_an_empty_store_gets_the_extension_without_a_compiler(machine) -> None:
     first, second = machine("first"), machine("second")
     built, units = build(first.builder, first.inputs)
     assert units == UNITS
-    assert first.finish().waiting == 0
     again, units = build(second.builder, second.inputs)
     assert (units, again) == ([], built)
     assert (
         second.store.file_path(built.sha256).read_bytes() == first.store.file_path(built.sha256).read_bytes()
     )
-    assert second.finish().hits == 2, "one record and one file"
+    assert second.store.remote.report.hits == 2, "one record and one file"
 
 
 def test_an_edit_costs_one_unit_and_the_others_objects_come_from_there(machine) -> None:
     first, second = machine("first"), machine("second")
     build(first.builder, first.inputs)
-    first.finish()
     text = UPSTREAM["csrc/ops.c"].replace("10", "20")
     assert compiled(second.builder, second.edited("csrc/ops.c", text)) == (22, ["_C/csrc/ops.c"])
-    second.finish()
     assert compiled(first.builder, first.edited("csrc/ops.c", text)) == (22, [])
 
 
@@ -94,11 +88,10 @@ def test_another_toolchain_finds_nothing(machine) -> None:
     """Its key has every part of the machine that counts: tests/unit/test_native_toolchain.py shows that."""
     first, second = machine("first"), machine("second")
     build(first.builder, first.inputs)
-    first.finish()
     other = replace(second.inputs, toolchain=replace(second.inputs.toolchain, key="another toolchain"))
     _, units = build(second.builder, other)
     assert units == UNITS
-    assert second.store.remote.counts.hits == 0
+    assert second.store.remote.report.hits == 0
 
 
 class TestOneRecordOfManyMachines:
@@ -117,7 +110,6 @@ class TestOneRecordOfManyMachines:
             assert project.find(one.store) is None
             project.compile()
             objects.append(project.record(one.store))
-            assert one.finish().waiting == 0
         last = machine("last")
         found = [
             self.project(tmp_path / f"again {number}", text).find(last.store)
@@ -134,7 +126,6 @@ class TestOneRecordOfManyMachines:
         for one, project in zip((first, second), projects, strict=True):
             project.compile()
             project.record(one.store)
-            one.finish()
         assert None not in {project.find(third.store) for project in projects}
 
     def test_a_machine_with_an_older_record_asks_for_newer_states(self, machine, tmp_path: Path) -> None:
@@ -142,12 +133,10 @@ class TestOneRecordOfManyMachines:
         old = self.project(tmp_path / "old", "#define DEEP 1\n")
         old.compile()
         assert old.record(first.store) is not None
-        first.finish()
         new = self.project(tmp_path / "new", "#define DEEP 2\n")
         new.compile()
         made = new.record(second.store)
-        second.finish()
-        later = open_store(first.store.home, open_remote(first.store.remote.settings))
+        later = open_store(first.store.home, RemoteTier(first.store.remote.settings))
         assert new.find(later) == made
         alone = open_store(first.store.home)
         assert new.find(alone) == made, "it is local from now on"

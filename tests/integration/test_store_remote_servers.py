@@ -12,9 +12,8 @@ from store_servers import nginx_store, s3_server
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError
 from sparkwright.store import Store, open_store
-from sparkwright.store.remote import RemoteSettings, open_remote
-from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
-from sparkwright.store.remote.health import examine
+from sparkwright.store.remote import RemoteSettings, RemoteTier
+from sparkwright.store.remote.client import RemoteFailure
 from sparkwright.store.remote.settings import RemoteLimits
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 KEY = digest_of("a key")
 SECRET = "planted-secret-key"  # noqa: S105
-LIMITS = RemoteLimits(stall_s=20, flush_s=60)
+LIMITS = RemoteLimits(stall_s=20)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def machine(tmp_path: Path, url: str) -> Callable[[str], Store]:
     settings = RemoteSettings(url=url, key_file=tmp_path / "key.pem", limits=LIMITS)
-    return lambda name: open_store(tmp_path / name, open_remote(settings))
+    return lambda name: open_store(tmp_path / name, RemoteTier(settings))
 
 
 def add(store: Store, data: bytes) -> str:
@@ -72,8 +71,7 @@ def test_a_file_and_its_record_travel(machine, size: int) -> None:
     record = {"sha256": add(first, data), "size": size}
     key = digest_of(size)
     first.put_record("extension", key, record)
-    report = first.remote.finish(first)
-    assert (report.waiting, report.stopped, report.written) == (0, "", 2)
+    assert (first.remote.report.stopped, first.remote.report.written) == ("", 2)
     second = machine("second")
     assert second.find_record("extension", key) == record
     assert second.find_file(record["sha256"], size=size).read_bytes() == data
@@ -83,59 +81,55 @@ def test_what_is_not_there(machine, heard: Recorder) -> None:
     store = machine("first")
     assert store.find_file("0" * 64) is None
     assert store.find_record("unit", "0" * 64) is None
-    assert store.remote.report(store).misses == 2
-    assert store.remote.backend.has(f"cas/{'0' * 64}") is False
+    assert store.remote.report.misses == 2
+    assert store.remote.client.has(f"cas/{'0' * 64}") is False
     assert heard.of("warning") == []
 
 
 def test_a_record_is_replaced_as_a_whole(machine) -> None:
     for number in range(3):
-        store = machine(str(number))
-        store.put_record("proof", KEY, {"number": number})
-        store.remote.finish(store)
+        machine(str(number)).put_record("proof", KEY, {"number": number})
         assert machine(f"reader {number}").find_record("proof", KEY) == {"number": number}
 
 
 def test_status_of_a_healthy_server(machine) -> None:
-    store = machine("first")
-    found = examine(store.remote, store)
-    assert (found.read, found.write, found.fault) == ("yes", "yes", "")
+    found = machine("first").remote.examine()
+    assert (found["read"], found["write"]) == ("yes", "yes")
 
 
 def test_nginx_refuses_what_is_too_large(nginx: str, tmp_path: Path) -> None:
     settings = RemoteSettings(url=nginx, key_file=tmp_path / "key.pem", limits=LIMITS)
-    store = open_store(tmp_path / "store", open_remote(settings))
+    store = open_store(tmp_path / "store", RemoteTier(settings))
     store.share(add(store, bytes(40 << 20)))
     store.put_record("proof", digest_of("after it"), {})
-    report = store.remote.finish(store)
-    assert (report.written, report.waiting) == (1, 0)
+    assert (store.remote.report.written, store.remote.report.stopped) == (1, "")
 
 
 def test_an_address_without_such_a_bucket(bucket: str, tmp_path: Path, heard: Recorder) -> None:
     settings = RemoteSettings(url="s3://absent/team", key_file=tmp_path / "key.pem", limits=LIMITS)
-    store = open_store(tmp_path / "store", open_remote(settings))
+    store = open_store(tmp_path / "store", RemoteTier(settings))
     with pytest.raises(RemoteFailure) as caught:
-        store.remote.backend.put("cas/x", b"x", TransferProgress())
+        store.remote.client.put("cas/x", b"x")
     assert SECRET not in str(caught.value)
     assert "key-id" not in str(caught.value)
-    assert examine(store.remote, store).fault
+    assert store.remote.examine()["write"] != "yes"
 
 
 def test_a_bucket_that_cannot_be_reached(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: Recorder
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    limits = replace(LIMITS, stall_s=2, connect_s=1)
+    limits = replace(LIMITS, stall_s=2)
     settings = RemoteSettings(url=bucket, key_file=tmp_path / "key.pem", limits=limits)
-    store = open_store(tmp_path / "store", open_remote(settings))
+    store = open_store(tmp_path / "store", RemoteTier(settings))
     for number in range(5):
         assert store.find_file(digest_of(number)) is None
-    assert store.remote.reading.reason
+    assert store.remote.report.stopped
     assert SECRET not in str(heard.events)
 
 
 def test_obstore_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(ToolError, match="s3://") as caught:
-        open_remote(RemoteSettings(url="s3://shared/team", key_file=tmp_path / "key.pem"))
+        RemoteTier(RemoteSettings(url="s3://shared/team", key_file=tmp_path / "key.pem"))
     assert "sparkwright[remote]" in caught.value.next_step

@@ -15,7 +15,7 @@ from sparkwright.verify import setup
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import load_run
 from sparkwright.verify.simulator.process import simulator
-from sparkwright.verify.suite import run_suite
+from sparkwright.verify.suite import run_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,8 @@ def verified(folder: Path, *server: str, sizes: Any = SIZES, **options: Any) -> 
     async def run() -> None:
         async with simulator(folder, *QUICK, *server) as endpoint:
             chosen = VerifyOptions(url=endpoint.url, **({"model": endpoint.model} | options))
-            suite, manifest = await setup.prepare(chosen, folder / "run", sizes=sizes)
-            await run_suite(suite, folder / "run", manifest)
+            plan, manifest = await setup.make_plan(chosen, folder / "run", sizes=sizes)
+            await run_plan(plan, folder / "run", manifest)
 
     asyncio.run(run())
     return load_run(folder / "run")

@@ -18,12 +18,13 @@ from ssh_kit import running_sshd
 from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
-from sparkwright.cluster import ClusterAddress
-from sparkwright.cluster.compiler import ClusterCompiler
+from sparkwright.distributed import ClusterAddress
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import open_repository
 from sparkwright.lock.native import Package
+from sparkwright.pipeline.remote_units import RemoteCompiler
 from sparkwright.store import open_store
-from sparkwright.store.remote import RemoteSettings, open_remote
+from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +44,10 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {support!r})
 from unit_kit import make_toolchain
-from sparkwright.cluster import compiling, serving
+from sparkwright.distributed import worker
+from sparkwright.pipeline import remote_units
 chain = replace(make_toolchain(Path({folder!r}, str(os.getpid()))), key={key!r})
-compiling.prepare_toolchain = lambda *_, **__: chain
+remote_units.prepare_toolchain = lambda *_, **__: chain
 {extra}
 from sparkwright.cli.main import main
 sys.exit(main(sys.argv[1:]))
@@ -104,11 +106,18 @@ class Home:
     builder: Builder
     inputs: Inputs
 
+    def with_cluster(self, **changes: float) -> Home:
+        """Return the machine with other limits of its cluster."""
+        compiler = self.builder.elsewhere
+        assert isinstance(compiler, RemoteCompiler)
+        other = replace(compiler, cluster=replace(compiler.cluster, **changes))  # type: ignore[arg-type]
+        return replace(self, builder=replace(self.builder, elsewhere=other))
+
 
 def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = False) -> Home:
     """Return the machine that builds on *hosts*, with an empty store of its own."""
     folder.mkdir()
-    remote = open_remote(RemoteSettings(url=url, key_file=folder / "key.pem")) if url else None
+    remote = RemoteTier(RemoteSettings(url=url, key_file=folder / "key.pem")) if url else None
     store = open_store(folder / "store", remote)
     repository = open_repository(folder / "git")
     builder = make_builder(store, repository, folder / "logs")
@@ -118,9 +127,9 @@ def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = F
     lock = msgspec.structs.replace(builder.lock, native=msgspec.structs.replace(native, toolkit=toolkit))
     name = "ssh://" + ",".join(host.sshd.host for host in hosts)
     address = ClusterAddress(name, tuple(parse_host(host.sshd.host) for host in hosts))
-    elsewhere = ClusterCompiler(
-        address=address, store=store, repository=repository, lock=lock, logs=folder / "logs",
-        keep_going=keep_going,
+    elsewhere = RemoteCompiler(
+        cluster=Cluster(address=address, store=store), repository=repository, lock=lock,
+        logs=folder / "logs", keep_going=keep_going,
     )  # fmt: skip
     inputs = make_inputs(repository, folder)
     return Home(repository, replace(builder, elsewhere=elsewhere if hosts else None), inputs)
@@ -147,6 +156,13 @@ def two_hosts(
         for process in host.workers():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def card(host: Host, capability: str) -> None:
+    """Let the machine's ``nvidia-smi`` name a card with that compute capability, or find none."""
+    program = host.sshd.folder / "programs" / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap) echo {capability};; *) exit 1;; esac\n")
+    program.chmod(0o755)
 
 
 def use_ssh(monkeypatch: pytest.MonkeyPatch, hosts: list[Host]) -> None:

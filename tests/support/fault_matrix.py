@@ -22,7 +22,7 @@ from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import make_reference, write_reference
 from sparkwright.verify.run import worst
 from sparkwright.verify.simulator.process import simulator
-from sparkwright.verify.suite import run_suite
+from sparkwright.verify.suite import run_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -177,15 +177,15 @@ async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
             options = VerifyOptions(url=endpoint.url, **case.options)
-            suite, manifest = await setup.prepare(options, folder / "run", sizes=profile)
-            return await run_suite(suite, folder / "run", manifest)
+            plan, manifest = await setup.make_plan(options, folder / "run", sizes=profile)
+            return await run_plan(plan, folder / "run", manifest)
     faults = (case.fault,) if case.fault else ()
     options = VerifyOptions(simulator=True, faults=faults, **case.options)
     if case.check == "reference":
         made = await _reference(folder, profile)
         options = msgspec.structs.replace(options, reference=str(made))
-    suite, manifest = await setup.prepare(options, folder, sizes=profile)
-    return await run_suite(suite, folder, manifest)
+    plan, manifest = await setup.make_plan(options, folder, sizes=profile)
+    return await run_plan(plan, folder, manifest)
 
 
 async def _reference(folder: Path, profile: Profile) -> Path:

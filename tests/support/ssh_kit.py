@@ -1,4 +1,4 @@
-"""A real sshd on this machine, as the target of a bisection, and wheels whose server is the simulator."""
+"""A real sshd on this machine, and wheels whose server is the simulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
@@ -71,42 +70,11 @@ off-grid = [3]
 
 @dataclass(frozen=True)
 class Sshd:
-    """A running sshd; its target has ``sparkwright`` in the folder's ``bin``."""
+    """A running sshd."""
 
     folder: Path
     port: int
     process: subprocess.Popen[bytes]
-
-    @property
-    def place(self) -> Path:
-        """The agent's folder."""
-        return self.folder / "a target's place"
-
-    @property
-    def address(self) -> str:
-        place = str(self.place).replace(" ", "%20")
-        return f"ssh://{getpass.getuser()}@127.0.0.1:{self.port}{place}"
-
-    @property
-    def path(self) -> str:
-        """PATH with an ``ssh`` that knows the keys."""
-        return f"{self.folder / 'bin'}:{os.environ['PATH']}"
-
-    @property
-    def program(self) -> Path:
-        """The target's ``sparkwright``."""
-        return self.place / "bin" / "sparkwright"
-
-    def install(self, index: str) -> None:
-        """Let the target's ``sparkwright`` run the code under test and install from *index*."""
-        self.replace(
-            f"export PYTHONPATH='{SOURCE_ROOT}' HOME='{self.folder}' UV_DEFAULT_INDEX='{index}'\n"
-            f"export SPARKWRIGHT_TEST_TARGET='{self.folder}'\nexec {sys.executable} -m sparkwright \"$@\"\n"
-        )
-
-    def replace(self, script: str) -> None:
-        """Let the target's ``sparkwright`` be the shell *script*."""
-        _write_script(self.program, script)
 
     @property
     def host(self) -> str:
@@ -129,34 +97,6 @@ class Sshd:
         for process in self.connections():
             with contextlib.suppress(psutil.Error):
                 found += [child for child in process.children() if child.name().startswith("sshd")]
-        return found
-
-    def cut(self) -> None:
-        """Kill every connection."""
-        for process in self.connections():
-            with contextlib.suppress(psutil.Error):
-                for child in process.children():
-                    if child.name().startswith("sshd"):
-                        child.kill()
-                process.kill()
-
-    def serving(self) -> list[int]:
-        """Return the ids of the servers that agents here started."""
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "vllm.entrypoints.cli.main" in process.cmdline():
-                    found.append(process.pid)
-        return found
-
-    def processes(self) -> list[psutil.Process]:
-        """Return every process that an agent here started, and the agents themselves."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("SPARKWRIGHT_TEST_TARGET") == str(self.folder)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
         return found
 
 
@@ -189,7 +129,9 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
                 pytest.skip(f"sshd cannot run here: {(folder / 'log').read_text().strip()}")
             yield sshd
         finally:
-            sshd.cut()
+            for one in sshd.sessions():
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
             process.kill()
 
 

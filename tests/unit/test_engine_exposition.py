@@ -12,8 +12,8 @@ from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client import EndpointFacts
 from sparkwright.engine.metrics import MetricSample, parse_exposition, parse_snapshot
 from sparkwright.engine.observations import BootFacts
-from sparkwright.verify.lacking import lacking_facts
 from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.probe_capabilities import lacking_facts
 
 NAME = 'served "as" a\\b'
 ESCAPED = r"served \"as\" a\\b"

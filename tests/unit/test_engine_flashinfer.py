@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkwright.engine import flashinfer
 from sparkwright.engine.flashinfer import CUBIN, cubin_variables, environment_path, installed_variables
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.recipes import Recipe
-from sparkwright.serve import flashinfer
 from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.preflight import EngineFacts
 from sparkwright.serve.run import server_variables

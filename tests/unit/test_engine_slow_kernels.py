@@ -12,8 +12,7 @@ from verify_kit import Bench, boot_facts, by_name, context
 from sparkwright.base.events import subscribe
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.bootlog import read_boot_log
-from sparkwright.engine.slow_kernels import fallbacks, lost_graphs
-from sparkwright.serve.kernels import warn_of_fallbacks
+from sparkwright.engine.slow_kernels import fallbacks, lost_graphs, warn_of_fallbacks
 from sparkwright.verify.checks.boot import BootCheck
 from sparkwright.verify.simulator.log import boot_lines
 

@@ -51,7 +51,8 @@ def merge_in_new_process(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple
         parsed.append(text.decode())
         return read_module(text)
 
-    sides.forget()
+    for kept in (sides._modules, sides._faults, sides._words):
+        kept.clear()
     with monkeypatch.context() as patched:
         patched.setattr(sides, "read_module", reading)
         return scene.merge(), parsed

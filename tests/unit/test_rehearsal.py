@@ -13,13 +13,13 @@ from world import World, make_world
 
 from sparkwright.base.errors import RehearsalError, ServerError
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.outcomes import broken_server, normalised, outcomes_of
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
 from sparkwright.probe.environment import requirements as probes_requirements
 from sparkwright.rehearsal import CheckOutcome, ServedTree, prepare
 from sparkwright.rehearsal.environment import read_requirements
 from sparkwright.rehearsal.model import worst
-from sparkwright.rehearsal.outcome import broken_server, normalised, outcomes_of
 from sparkwright.rehearsal.statements import statements
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from tiny_release import make_tiny
 from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameError
 from sparkwright.carries.patchset import load_patchset
 from sparkwright.lock import read_lock
+from sparkwright.lock.model import LOCK_NAME
 from sparkwright.pipeline import open_checkout
-from sparkwright.pipeline.checkout import LOCK_NAME, new_checkout, require_fit, series_names
+from sparkwright.pipeline.checkout import new_checkout, require_fit, series_names
 
 if TYPE_CHECKING:
     from sparkwright.pipeline import Checkout

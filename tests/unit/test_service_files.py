@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 from compose_spec import PyCompose
 
+from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.cli.service import command
 from sparkwright.recipes import recipes
@@ -30,7 +31,6 @@ from sparkwright.serve.service import (
     plan_uninstall,
 )
 from sparkwright.serve.service.compose import compose_text
-from sparkwright.serve.service.install import check_unit
 from sparkwright.serve.service.unit import command_line, unit_text
 from sparkwright.serve.settings import read_key
 
@@ -59,6 +59,13 @@ def directives(text: str) -> dict[str, list[str]]:
         if equals and not line.startswith("#"):
             found.setdefault(name, []).append(value)
     return found
+
+
+def check_unit(path: Path) -> str:
+    """Return what ``systemd-analyze verify`` says of the unit *path*; empty if nothing."""
+    done = process.run(["systemd-analyze", "verify", "--man=no", path], timeout=60, accept=tuple(range(256)))
+    said = f"{done.text}\n{done.stderr}".splitlines()
+    return "\n".join(line for line in said if path.name in line or str(path) in line)
 
 
 @SYSTEMD

@@ -1,29 +1,23 @@
-"""The settings of the remote tier, the keys of writers, and the watch over requests."""
+"""The settings of the remote tier and the keys of writers."""
 
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
-from sparkwright.store.remote import RemoteSettings, open_remote, read_remote_settings
-from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
+from sparkwright.store.remote import RemoteSettings, RemoteTier, read_remote_settings
 from sparkwright.store.remote.keys import WriterKey, find_key, require_key
 from sparkwright.store.remote.settings import RemoteLimits
-from sparkwright.store.remote.watch import Breaker, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kit import Recorder
-
 URL = "https://store.example.org/team"
 SECRET = "planted-pass-word"  # noqa: S105
-QUICK = RemoteLimits(stall_s=0.2, least_rate=10_000)
 
 
 @pytest.fixture
@@ -62,18 +56,12 @@ def test_every_key_of_the_file(read) -> None:
         write = false
         downloads = false
         trust = "unsigned"
-        connect-s = 1.0
         stall-s = 2.0
-        least-rate = 3.0
-        failures = 4
-        patience-s = 5.0
-        flush-s = 6.0
-        most-bytes = 7
         [writers]
         ci = "{key}"
     """)
     assert (found.write, found.downloads, found.signed, found.writers) == (False, False, False, {"ci": key})
-    assert found.limits == RemoteLimits(1.0, 2.0, 3.0, 4, 5.0, 6.0, 7)
+    assert found.limits == RemoteLimits(stall_s=2.0)
 
 
 def test_defaults_write_and_believe_nobody_else(read) -> None:
@@ -174,72 +162,6 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_reading_needs_no_key_of_its_own(tmp_path: Path) -> None:
-    open_remote(RemoteSettings(url=URL, write=False, key_file=tmp_path / "key.pem"))
-    open_remote(RemoteSettings(url=URL, signed=False, key_file=tmp_path / "key.pem"))
+    RemoteTier(RemoteSettings(url=URL, write=False, key_file=tmp_path / "key.pem"))
+    RemoteTier(RemoteSettings(url=URL, signed=False, key_file=tmp_path / "key.pem"))
     assert not (tmp_path / "key.pem").exists()
-
-
-# The watch -----------------------------------------------------------------------------------
-
-
-def test_a_result_comes_back_and_so_does_an_error() -> None:
-    assert watched(lambda _: 5, QUICK) == 5
-    with pytest.raises(KeyError):
-        watched(lambda _: {}["absent"], QUICK)
-
-
-def test_silence_is_given_up_and_the_thread_is_told() -> None:
-    told = threading.Event()
-
-    def silent(transfer: TransferProgress) -> None:
-        transfer.cancelled.wait(30)
-        told.set()
-
-    with pytest.raises(RemoteFailure, match="0 bytes"):
-        watched(silent, QUICK)
-    assert told.wait(30)
-
-
-def test_too_little_is_given_up_and_enough_is_not() -> None:
-    def sending(amount: int, seconds: float) -> Callable[[TransferProgress], str]:
-        def send(transfer: TransferProgress) -> str:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                transfer.advance(amount)
-                time.sleep(0.02)
-            return "done"
-
-        return send
-
-    with pytest.raises(RemoteFailure):
-        watched(sending(1, 30), QUICK)
-    assert watched(sending(100_000, 0.6), QUICK) == "done"
-
-
-def test_the_switch_opens_once_and_says_so_once(heard: Recorder) -> None:
-    breaker = Breaker("reading", failures=2, patience_s=10)
-    breaker.fail(RemoteFailure("first"))
-    breaker.succeeded()
-    breaker.fail(RemoteFailure("second"))
-    assert breaker.closed
-    for _ in range(3):
-        breaker.fail(RemoteFailure("third"))
-    assert not breaker.closed
-    (told,) = heard.warnings
-    assert "third" in told
-
-
-def test_the_switch_opens_at_what_will_not_change() -> None:
-    breaker = Breaker("reading", failures=9, patience_s=10)
-    breaker.fail(RemoteFailure("too large", object_only=True))
-    assert breaker.closed
-    breaker.fail(RemoteFailure("forbidden", final=True))
-    assert breaker.reason == "forbidden"
-
-
-def test_the_switch_opens_when_patience_ends() -> None:
-    breaker = Breaker("reading", failures=9, patience_s=10)
-    breaker.spend(6)
-    assert breaker.closed
-    breaker.spend(6)
-    assert not breaker.closed

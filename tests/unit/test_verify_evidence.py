@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkwright.base.errors import MissingEvidenceError
 from sparkwright.cli.verify import _attach
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.publish.evidence import require_evidence
@@ -31,6 +32,7 @@ def attached(
         "title": "t",
         "wheel": {"name": "vllm-0.24.0-py3-none-any.whl", "sha256": DIGEST},
         "card": options.pop("card", "12.1"),
+        "wheel-runtime": options.pop("runtime", ""),
     }
     match options.pop("of", "a wheel"):
         case "an address":
@@ -82,3 +84,17 @@ def test_less_than_the_whole_run_or_another_card_is_not_accepted(
         require_evidence(
             tmp_path / "vllm-0.24.0-py3-none-any.whl", DIGEST, "stable", STABLE, tmp_path / "evidence"
         )
+
+
+def test_a_run_with_other_packages_than_the_promoted_ones_is_not_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel, folder = tmp_path / "vllm-0.24.0-py3-none-any.whl", tmp_path / "evidence"
+    attached(tmp_path, monkeypatch, Verdict.PASS)  # unlocked: with what the index had that day
+    with pytest.raises(MissingEvidenceError, match="other packages than the locked runtime"):
+        require_evidence(wheel, DIGEST, "stable", STABLE, folder, runtime="b" * 64)
+    attached(tmp_path, monkeypatch, Verdict.PASS, runtime="b" * 64)
+    (found,) = require_evidence(wheel, DIGEST, "stable", STABLE, folder, runtime="b" * 64)
+    assert found.evidence.detail["runtime"] == "b" * 64
+    with pytest.raises(MissingEvidenceError, match="other packages than the locked runtime"):
+        require_evidence(wheel, DIGEST, "stable", STABLE, folder)  # promoted without its runtime

@@ -17,7 +17,6 @@ from scipy.stats import rankdata
 from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, Sample
 from sparkwright.verify.statistics import (
     change_point,
-    empirical_logit,
     hierarchical_bootstrap_log_ratio,
     mcnemar,
     one_sided_excess,
@@ -266,17 +265,6 @@ def test_a_change_depends_on_order_alone(values: list[int], block: int) -> None:
     assert (plain.index, plain.p) == (curved.index, curved.p)
     assert 0 < plain.p <= 1
     assert 3 <= plain.index <= len(values) - 3
-
-
-@pytest.mark.parametrize(("successes", "trials", "logit"), [(5, 10, 0), (0, 9, -2.944439), (9, 9, 2.944439)])
-def test_logit_is_finite_for_none_and_all(successes: int, trials: int, logit: float) -> None:
-    assert empirical_logit(successes, trials) == pytest.approx(logit)
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 2), (math.nan, 2)])
-def test_no_logit_of_what_is_no_share(successes: float, trials: float) -> None:
-    with pytest.raises(ValueError, match="no share"):
-        empirical_logit(successes, trials)
 
 
 # Effects -------------------------------------------------------------------------------------

@@ -16,18 +16,19 @@ from sparkwright.engine.client import Endpoint
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
+from sparkwright.verify.plan import Plan
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.results import load_run
-from sparkwright.verify.suite import Suite, run_suite
+from sparkwright.verify.suite import run_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from sparkwright.verify.check import Context
 
 MANIFEST = Manifest(run="r", created="now", server="none", identity={"wheel": "1"}, options={})
 PROFILE = Profile(name="test", checks=("one",), speed=2.0)
@@ -70,7 +71,7 @@ class Asked:
 class Fake:
     """A server and its fleet in one: it counts its starts and ends after so many cells."""
 
-    arms: frozenset[str] = frozenset({"main", "baseline"})
+    names: frozenset[str] = frozenset({"main", "baseline"})
     ends_after: int = 1000
     broken: frozenset[str] = frozenset()
     starts: list[tuple[str, int]] = field(default_factory=list)
@@ -116,8 +117,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
-    suite = Suite(checks, PROFILE, load_corpus(), fleet)
-    return asyncio.run(run_suite(suite, folder, MANIFEST))
+    plan = Plan(fleet, checks, Context(PROFILE, load_corpus(), {}))
+    return asyncio.run(run_plan(plan, folder, MANIFEST))
 
 
 def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
@@ -247,7 +248,7 @@ def test_a_later_one_that_does_not_start_leaves_its_cells_out(tmp_path: Path, me
 
 def test_an_arm_that_nobody_brings_up_is_left_out(tmp_path: Path, measured: list[str]) -> None:
     one = Asked("one", (("main", 0), ("baseline", 0)))
-    fleet = Fake(arms=frozenset({"main"}))
+    fleet = Fake(names=frozenset({"main"}))
     run(tmp_path, fleet, one)
     assert (measured, fleet.starts) == (["one0"], [("main", 0)])
 
@@ -356,8 +357,8 @@ def words_per_token(
     monkeypatch.setattr(suite_module, "measure", measure)
     asked = Asked("one", (("main", 0), ("main", 1), ("baseline", 0)))
     sizes = msgspec.structs.replace(PROFILE, checks=checks)
-    suite = Suite((asked,), sizes, load_corpus(), Fake())
-    asyncio.run(run_suite(suite, folder, MANIFEST))
+    plan = Plan(Fake(), (asked,), Context(sizes, load_corpus(), {}))
+    asyncio.run(run_plan(plan, folder, MANIFEST))
     return {place: boot.facts.words_per_token for place, boot in read_journal(folder).boots.items()}
 
 

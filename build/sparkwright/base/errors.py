@@ -336,12 +336,6 @@ class RehearsalError(SparkwrightError):
     exit_code = 85
 
 
-class TargetError(SparkwrightError):
-    """The machine that is to judge wheels cannot be reached, or the connection was lost."""
-
-    exit_code = 86
-
-
 class BisectionError(SparkwrightError):
     """A bisection cannot start: the ends are alike, do not reproduce, or cannot be realised."""
 

@@ -65,14 +65,9 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 )
 @click.option("--wheel", "build_wheel", is_flag=True, help="Build each candidate's wheel for the command.")
 @click.option(
-    "--target",
-    "machine",
-    default="",
-    metavar="TARGET",
-    help="Serve wheels on a card: local, or ssh://[USER@]HOST[:PORT][/FOLDER].",
+    "--recipe", default="", help="Serve candidates' wheels on a card so, by name or file, as verify."
 )
-@click.option("--recipe", default="", help="What the target serves, by name or file, as for verify.")
-@click.option("--profile", default="", help="How much it measures: full, smoke, demo or cpu.")
+@click.option("--profile", default="", help="How much is measured then: full, smoke, demo or cpu.")
 @click.option(
     "--try", "attempted", metavar="IDS", help="Judge one candidate: the older end with these changes."
 )
@@ -95,7 +90,9 @@ def command(
     upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
     Between two pins lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
 
-    With --cluster, probes, commands and rehearsals run on other machines, and the next two steps ahead.
+    'verify CHECK' rehearses candidates on the CPU; with --recipe it serves their wheels on a card, here or on
+    the machine of --cluster. With --cluster, probes, commands and rehearsals run on other machines, and the
+    next two steps ahead.
 
     'bisect status' lists bisections. The same command again resumes one that was stopped.
     """
@@ -111,12 +108,12 @@ def command(
         return
     jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
     options = _options(words, target, arguments, listing=listing)
-    jobs = jobs or (_AHEAD + 1 if options.cluster else 1)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options, VERIFIER) as search:
         if listing:
             _list(session, search)
             return
+        jobs = jobs or (_AHEAD + 1 if options.cluster and not search.alone else 1)
         if jobs > 1 and search.alone:
             raise ConfigError(
                 f"this judge evaluates one candidate at a time, not {jobs}",
@@ -147,7 +144,7 @@ def _options(
         raise click.UsageError("A bisection needs two ends: --good SPEC and --bad SPEC.")
     if not arguments["judge"] and not listing:
         raise click.UsageError("A bisection needs a judge: --judge 'probe FILE', for example.")
-    if arguments["machine"]:
+    if arguments["recipe"]:
         require_libraries()
     arguments["judge"] = arguments["judge"] or "merge"
     return SearchOptions(**arguments, command=tuple(_repeated(target, arguments)))
@@ -155,9 +152,10 @@ def _options(
 
 def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]:
     """Yield the words of the command line that name the same search, without defaults."""
-    for name in ("good", "bad", "judge", "commits", "machine", "recipe", "profile"):
+    places = ("cluster", "recipe", "profile") if arguments["recipe"] else ()
+    for name in ("good", "bad", "judge", "commits", *places):
         if arguments[name]:
-            yield f"--{'target' if name == 'machine' else name}={arguments[name]}"
+            yield f"--{name}={arguments[name]}"
     for flag in ("find_fix", "mend", "build_wheel", "any_failure", "deterministic"):
         if arguments[flag]:
             yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"

@@ -11,7 +11,7 @@ from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import cluster_option, job_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
+from sparkwright.cli.remote import remote_report, remote_summary, show_remote
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 
@@ -54,7 +54,7 @@ def prove(
     job = session.job(target, compiling=compiling)
     with counting_machines() as machines:
         proofs, needless, unproved = _prove(job, names, onto)
-    remote = finish_remote(session)
+    remote = remote_report(session)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
         made = {"proofs": described, "needless": needless, "unproved": unproved}
@@ -108,7 +108,8 @@ def _prove(
     from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.pipeline.checkout import pinned_by
-    from sparkwright.pipeline.trial import prove_elsewhere, trial_of
+    from sparkwright.pipeline.remote_proofs import prove_remotely
+    from sparkwright.pipeline.trial import trial_of
     from sparkwright.probe import ProbeVerdict, write_proof
 
     known = [carry.name for carry in job.spec.carries]
@@ -136,7 +137,7 @@ def _prove(
             (needless if decided else unproved)[carry.name] = why
             continue
         trials[carry.name] = trial
-    made = prove_elsewhere(job, list(trials.values()))
+    made = {} if job.cluster is None else prove_remotely(job.cluster, list(trials.values()))
     for name, trial in trials.items():
         carry, outcome = trial.carry, report.outcome(name)
         blocked = outcome.kind.blocks_build

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.base.events import Event
-    from sparkwright.cluster.running import Cluster
+    from sparkwright.distributed.cluster import Cluster
 
 _KINDS = {
     "compile.finished": "units",
     "proof.finished": "proofs",
     "rehearsal.finished": "rehearsals",
-    "step.elsewhere": "steps",
+    "step.finished": "steps",
     "verify.finished": "runs",
 }
 
@@ -41,18 +41,16 @@ def counting_machines() -> Iterator[dict[str, Counter[str]]]:
 
 @contextlib.contextmanager
 def opened_cluster(address: str) -> Iterator[Cluster]:
-    """Yield the machines at *address*, with the user's store; what goes there is written at the end."""
-    from sparkwright.cluster import parse_cluster
-    from sparkwright.cluster.running import Cluster
+    """Yield the machines at *address*, with the user's store."""
+    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.cluster import Cluster
     from sparkwright.store import open_store
-    from sparkwright.store.remote import open_remote, read_remote_settings
+    from sparkwright.store.remote import RemoteTier, read_remote_settings
 
     machines, settings = parse_cluster(address), read_remote_settings("")
-    store = open_store(remote=None if settings is None else open_remote(settings))
+    store = open_store(remote=None if settings is None else RemoteTier(settings))
     with contextlib.ExitStack() as stack:
         stack.enter_context(store.running())
-        if store.remote is not None:
-            stack.callback(store.remote.close, store)
         yield Cluster(address=machines, store=store)
 
 

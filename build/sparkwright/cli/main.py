@@ -34,8 +34,6 @@ COMMANDS = {
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
     "bisect": "Name the change between a good and a bad build spec that makes the difference.",
-    "agent": "Judge wheels on this machine's card for a bisection elsewhere; started by it over ssh.",
-    "worker": "Compile on this machine for a build elsewhere, which starts it over ssh or by a scheduler.",
     "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
@@ -45,6 +43,9 @@ COMMANDS = {
     "doctor": "Check that this machine has what is needed.",
     "preflight": "Check that a recipe would start here: checkpoint, memory, card, ports, link.",
 }
+
+_HIDDEN = {"task", "worker"}
+"""Commands that other machines start over ssh."""
 
 # Syntax trees and git's trees are many objects without a cycle, and Python looks for cycles after every
 # 700 new ones: that takes longer than making them.
@@ -62,7 +63,7 @@ class _LateGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS.keys() | _HIDDEN:
             import difflib  # not for --help, which is as fast as its imports
 
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)

@@ -16,6 +16,7 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 
 if TYPE_CHECKING:
+    from sparkwright.engine.verifier import Verifier
     from sparkwright.nightly.deliver import Delivered
     from sparkwright.nightly.model import CarryNight, Night, TargetNight
     from sparkwright.pipeline.options import TargetOptions
@@ -96,10 +97,12 @@ def command(
 
     proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
     proposing.check()
-    verifier = None
+    verifier: Verifier | None = None
     if not (no_build or no_rehearsal or propose_last):
         require_libraries()  # before hours of work, not in their last step
-        from sparkwright.verify.verifier import VERIFIER as verifier  # noqa: N811
+        from sparkwright.verify.verifier import VERIFIER
+
+        verifier = VERIFIER
     job = session.job(target)
     work = session.checkout.root / WORK
     path = state or work / "nightly.sqlite"

@@ -111,13 +111,13 @@ _CLUSTER = click.option(
     default="",
     metavar="ADDRESS",
     envvar="SPARKWRIGHT_CLUSTER",
-    help="Other machines that compile and prove: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+    help="Other machines that compile and prove: ssh://[USER@]HOST[:PORT],…",
 )
 _MACHINES = click.option(
     "--cluster",
     default="",
     metavar="ADDRESS",
-    help="Work on these machines: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+    help="Work on these machines: ssh://[USER@]HOST[:PORT],…",
 )
 _COMPILING = (
     click.option(

@@ -85,13 +85,10 @@ def command(
         seed=seed,
     )
     with counting_machines() as done:
-        if cluster:
-            from sparkwright.cluster import parse_cluster
-            from sparkwright.cluster.running import Cluster
-            from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
+        if machines := session.cluster(cluster):
+            from sparkwright.rehearsal.remote import rehearse_remotely
 
-            machines = Cluster(address=parse_cluster(cluster), store=job.store)
-            result = rehearse_elsewhere(machines, job, report, options)
+            result = rehearse_remotely(machines, job, report, options)
         else:
             result = rehearse(job, report, VERIFIER, options)
     complete = options.checks == DEFAULT and not no_pristine

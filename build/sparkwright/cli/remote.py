@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from sparkwright.store.remote.tier import RemoteReport
 
 
-def finish_remote(session: Session) -> RemoteReport | None:
-    """Wait, for a limited time, until new results are written to the remote tier; return what it did."""
+def remote_report(session: Session) -> RemoteReport | None:
+    """Return what the remote tier did in this command; `None` without one."""
     remote = session.store.remote
-    return None if remote is None else remote.finish(session.store)
+    return None if remote is None else remote.report
 
 
 def remote_summary(report: RemoteReport | None) -> dict[str, object]:
@@ -36,5 +36,3 @@ def show_remote(report: RemoteReport | None) -> None:
         click.echo(f"         {report.refused} refused: not what was asked for, or of unknown writers")
     if report.stopped:
         click.echo(f"         stopped: {report.stopped}")
-    if report.waiting:
-        click.echo(f"         {report.waiting} wait for a later command, or 'sparkwright store push'")

@@ -112,7 +112,7 @@ def command(
     """
     require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import served_recipe
-    from sparkwright.serve.places import caches_of, new_run_folder
+    from sparkwright.serve.paths import caches_of, new_run_folder
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
@@ -289,7 +289,7 @@ def _preflight(
 
     from sparkwright.serve.ask_installed import ask_installed
     from sparkwright.serve.caches import cache_variables
-    from sparkwright.serve.places import caches_of
+    from sparkwright.serve.paths import caches_of
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
 
     # What --python names may change in place: only a list of its files identifies it.

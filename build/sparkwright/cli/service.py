@@ -104,7 +104,7 @@ def install(
 def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
     del offline
-    from sparkwright.serve.notify import read_state
+    from sparkwright.serve.sd_notify import read_state
     from sparkwright.serve.service import load_record
 
     names = [name] if name else _installed(asked)

@@ -39,6 +39,7 @@ from sparkwright.upstream import Access, UpstreamSource, open_source, read_setti
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkwright.distributed.cluster import Cluster
     from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 P = ParamSpec("P")
@@ -149,7 +150,21 @@ class Session:
             full=full,
             compiling=compiling or CompileOptions(),
         )
-        return make_job(self.checkout, self.store, self.repository, options)
+        job = make_job(self.checkout, self.store, self.repository, options)
+        return replace(job, cluster=self.cluster(options.compiling.cluster))
+
+    def cluster(self, address: str) -> Cluster | None:
+        """Return the machines at *address*; `None` for an empty one.
+
+        Raises:
+            ConfigError: it is no address.
+        """
+        if not address:
+            return None
+        from sparkwright.distributed import parse_cluster
+        from sparkwright.distributed.cluster import Cluster
+
+        return Cluster(address=parse_cluster(address), store=self.store)
 
 
 @contextlib.contextmanager
@@ -181,7 +196,7 @@ def _open_session(
             remote = store.remote.settings.url if store.remote is not None else ""
             places = {"root": str(checkout.root), "store": str(store.home), "remote": remote}
             emit("session.started", **places, offline=offline)
-            with store.running() as run, _written_behind(store):
+            with store.running() as run:
                 repository = Repository(store.git) if read_only else open_repository(store.git)
                 with contextlib.closing(repository):
                     yield Session(checkout, store, repository, offline, as_json, run, store_url)
@@ -189,24 +204,10 @@ def _open_session(
 
 def _remote(store_url: str) -> RemoteTier | None:
     """Return the remote tier that the user configured, if any."""
-    from sparkwright.store.remote import open_remote, read_remote_settings
+    from sparkwright.store.remote import RemoteTier, read_remote_settings
 
     settings = read_remote_settings(store_url)
-    return None if settings is None else open_remote(settings)
-
-
-@contextlib.contextmanager
-def _written_behind(store: Store) -> Iterator[None]:
-    """Have what the block makes written to the remote tier at its end, unless it is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if store.remote is not None:
-            store.remote.close(store, wait=False)
-        raise
-    finally:
-        if store.remote is not None:
-            store.remote.close(store)
+    return None if settings is None else RemoteTier(settings)
 
 
 def _logs(work: Path) -> tuple[Path, ...]:

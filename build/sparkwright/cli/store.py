@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.base.errors import ConfigError, FetchError
+from sparkwright.base.errors import FetchError
 from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
-from sparkwright.cli.remote import remote_summary, show_remote
-from sparkwright.cli.session import Session, common_options, run_in_session, run_read_only
+from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
@@ -132,25 +131,33 @@ def prune_command(
 def status_command(session: Session) -> None:
     """Show where the store is, its remote tier, and if that can be read and written.
 
-    A small object is written and read back.
+    A small object is written and read back. The key is this machine's public one, made on first use, for the
+    store.toml of other machines.
     """
-    from sparkwright.store.remote import open_remote
-    from sparkwright.store.remote.health import examine
+    import os
+
+    from sparkwright.store.remote import RemoteTier
+    from sparkwright.store.remote.keys import require_key
+    from sparkwright.store.remote.settings import key_file
 
     settings = session.remote_settings()
-    described: dict[str, object] = {"store": str(session.store.home), "remote": None}
+    described: dict[str, object] = {
+        "store": str(session.store.home),
+        "key": require_key(key_file(os.environ)).public.text,
+        "remote": None,
+    }
     if settings is None:
         _show_described(session, described)
         return
     session.require_network("the remote store's state")
-    remote = open_remote(settings)
-    found = examine(remote, session.store)
-    described["remote"] = found.to_json()
+    found = RemoteTier(settings).examine()
+    described["remote"] = found
     _show_described(session, described)
-    if why := found.fault:
+    faults = [state for state in (found["read"], found["write"]) if state not in {"yes", "off"}]
+    if faults:
         raise FetchError(
             f"the remote store {settings.url} cannot be used",
-            because=why,
+            because=str(faults[0]),
             next_step="check its address and your credentials; builds go on without it",
         )
 
@@ -160,59 +167,15 @@ def _show_described(session: Session, described: dict[str, object]) -> None:
         print_json(described)
         return
     remote = described["remote"]
-    rows = [("store", described["store"]), ("remote", "none: --store URL, or store.toml, names one")]
+    rows = [
+        ("store", described["store"]),
+        ("key", described["key"]),
+        ("remote", "none: --store URL, or store.toml, names one"),
+    ]
     if isinstance(remote, dict):
-        rows[1:] = [(name, value) for name, value in remote.items() if value != ""]
+        rows[2:] = [(name, value) for name, value in remote.items() if value != ""]
     for name, value in rows:
         click.echo(f"{name:<10} {', '.join(value) if isinstance(value, list) else value}")
-
-
-@command.command("push")
-@common_options
-@run_in_session
-def push_command(session: Session) -> None:
-    """Write all results that machines can share, and the files that they name, to the remote tier."""
-    remote = session.store.remote
-    if remote is None:
-        raise _without_remote()
-    report = remote.push(session.store)
-    if session.as_json:
-        print_json(remote_summary(report))
-    else:
-        show_remote(report)
-    if report.stopped:
-        raise FetchError(
-            f"{report.waiting} entries were not written to {report.url}",
-            because=report.stopped,
-            next_step="'sparkwright store status' examines it; then run again: it goes on where it stopped",
-        )
-
-
-@command.command("key")
-@common_options
-@run_read_only
-def key_command(session: Session) -> None:
-    """Print this machine's public key, made on first use, for the store.toml of other machines."""
-    import os
-
-    from sparkwright.store.remote.keys import require_key, require_signatures
-    from sparkwright.store.remote.settings import key_file
-
-    require_signatures()
-    path = key_file(os.environ)
-    public = require_key(path).public
-    if session.as_json:
-        print_json({"key": public.text, "id": public.id, "file": str(path)})
-    else:
-        click.echo(public.text)
-
-
-def _without_remote() -> ConfigError:
-    return ConfigError(
-        "there is no remote store",
-        because="neither --store nor store.toml names one, or the network is off",
-        next_step="name it: --store https://HOST/PATH",
-    )
 
 
 def _described(found: list[KindTotal]) -> list[dict[str, object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -140,11 +139,13 @@ def command(
             tell_plan(options)
         with counting_machines() as done:
             if cluster:
-                from sparkwright.cluster.verifying import verify_elsewhere
+                from sparkwright.verify.remote import verify_remotely
 
                 with opened_cluster(cluster) as machines:
-                    results = verify_elsewhere(machines, options, folder.absolute())
+                    results = verify_remotely(machines, options, folder.absolute())
             else:
+                from sparkwright.verify.runner import run_verification
+
                 results = run_verification(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
     show_results(results, as_json=as_json, machines=done)
@@ -208,24 +209,6 @@ def _require_possible(options: VerifyOptions) -> None:
     from sparkwright.verify.setup import require_possible
 
     require_possible(options)
-
-
-def run_verification(
-    options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool
-) -> Results:
-    """Run what *options* select, or what is left of it, and write the results to *folder*."""
-    from sparkwright.store import open_store
-    from sparkwright.verify.results import write_results
-    from sparkwright.verify.setup import prepare
-    from sparkwright.verify.suite import run_suite
-
-    async def run() -> None:
-        suite, manifest = await prepare(options, folder, *keys, offline=offline)
-        await run_suite(suite, folder, manifest)
-
-    with open_store().running():  # so that nobody prunes the servers' environments meanwhile
-        asyncio.run(run())
-    return write_results(folder)
 
 
 def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:

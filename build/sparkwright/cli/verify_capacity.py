@@ -92,12 +92,13 @@ def command(
         refuse_keys,
         refuse_others,
         require_libraries,
-        run_verification,
         showing_run,
     )
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
+    from sparkwright.verify.runner import run_verification
+
     with showing_run(quiet=quiet or as_json) as log:
         if resume is None:
             options = _options_of(asked)

@@ -100,11 +100,12 @@ def use(
 
     Sends the reference's prompts one at a time and eight at a time, and nothing else.
     """
-    from sparkwright.cli.verify import new_folder, require_libraries, run_verification, showing_run
+    from sparkwright.cli.verify import new_folder, require_libraries, showing_run
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
     from sparkwright.verify.options import REFERENCE, VerifyOptions
+    from sparkwright.verify.runner import run_verification
 
     options = VerifyOptions(
         url=url,

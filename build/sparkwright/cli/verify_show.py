@@ -57,7 +57,7 @@ def show_plan(options: VerifyOptions, *, as_json: bool) -> None:
         if share.cells
     ]
     if found.before_s:
-        rows.append(("starts and calibration", "", "", "", human_seconds(found.before_s)))
+        rows.append(("starts", "", "", "", human_seconds(found.before_s)))
     rows.append(("together", *map("{:,}".format, found.totals), human_seconds(found.seconds)))
     widths = [max(len(row[place]) for row in rows) for place in range(5)]
     for row in rows:

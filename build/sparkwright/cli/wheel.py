@@ -15,7 +15,7 @@ from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
-from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
+from sparkwright.cli.remote import remote_report, remote_summary, show_remote
 from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -83,7 +83,7 @@ def command(
         )
     with counting_machines() as machines:
         state = apply(job)
-    remote = finish_remote(session)
+    remote = remote_report(session)
     if session.as_json:
         print_json(_summary(job, state) | machines_summary(machines) | remote_summary(remote))
     else:

@@ -6,7 +6,6 @@ so that what is verified is what is served.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import sysconfig
@@ -16,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.card import card_capability
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import task, warn
 from sparkwright.engine.companions import build_command, choose_companion, choose_of_channel, with_companion
 from sparkwright.engine.flashinfer import cubin_variables, environment_path, installed_variables
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements
 from sparkwright.engine.server.environment import prepare_wheel
-from sparkwright.pipeline import open_checkout
+from sparkwright.lock.model import PATCHSETS, checkout_root
+from sparkwright.lock.runtime import beside
 from sparkwright.publish import dist_folder
 from sparkwright.store import open_store
 from sparkwright.wheel.names import parse_name
@@ -75,9 +74,8 @@ def sources_here(folder: Path | None = None) -> Sources:
     Args:
         folder: holds environments instead of the store; `None` for the store.
     """
-    patchsets = None
-    with contextlib.suppress(SparkwrightError):
-        patchsets = open_checkout(Path()).patchsets
+    root = checkout_root(Path())
+    patchsets = root / PATCHSETS if root is not None else None
     return Sources(open_store(), patchsets, (dist_folder(Path()),), folder)
 
 
@@ -210,6 +208,15 @@ def plan_environment(
         companion=choice.wheel.name if choice.wheel is not None else "",
         remedy=_remedy(offered, recipe, sources, capability, locked=locked) if choice.missing else "",
     )
+
+
+def runtime_beside(wheel: Path) -> tuple[Path, str]:
+    """Return the file with the locked runtime of *wheel*, and its name beside the wheel on another host.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return find_runtime(wheel, sources_here().patchsets), beside(wheel).name
 
 
 def wheel_requirements(offered: OfferedWheel, patchsets: Path | None) -> ExactRequirements:

@@ -23,8 +23,8 @@ from sparkwright.engine.server.jobs import COMPILER_GIB, JOBS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sparkwright.engine.installed import EngineFacts
     from sparkwright.engine.runtime import ExactRequirements
-    from sparkwright.serve.preflight import EngineFacts
 
 CUBIN = "VLLM_HAS_FLASHINFER_CUBIN"
 REASONS: Mapping[str, str] = {

@@ -151,7 +151,7 @@ class ExactRequirements:
 
     Attributes:
         text: exact requirements with digests, in pip's format; empty for what the index has today.
-        overrides: requirements that count instead of those of the same project.
+        overrides: requirements that count instead of those of the same project, as exact as `text`.
         runtime: the digest of the locked runtime, see `LockedRuntime.digest`; empty without one.
     """
 
@@ -175,6 +175,8 @@ def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
         WheelError: it is not named as a wheel is.
     """
     from packaging.markers import default_environment
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     sha256 = sha256_file(wheel)
     locked = read_runtime(runtime)
@@ -195,4 +197,7 @@ def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
             next_step=f"make it again: sparkwright lock runtime --series {series}",
         )
     own_line = f"vllm @ {wheel.absolute().as_uri()} --hash=sha256:{sha256}\n"
-    return ExactRequirements(own_line + rest.text, rest.overrides, locked.digest)
+    # uv takes no override that is not exact where every file has a digest.
+    instead = {canonicalize_name(Requirement(one).name) for one in rest.overrides}
+    overrides = tuple(package.line for package in rest.packages if package.name in instead)
+    return ExactRequirements(own_line + rest.text, overrides, locked.digest)

@@ -64,23 +64,28 @@ class MeasuredServer(Protocol):
 
 
 @dataclass(frozen=True)
-class Starters:
-    """A fleet (see `suite.Fleet`) with one start function per arm.
+class Arms:
+    """The servers of a run, with one start function per arm.
 
     Attributes:
-        by_arm: given the number of the start, starts that server.
+        by_name: given the number of the start, starts that server.
     """
 
-    by_arm: Mapping[str, Callable[[int], contextlib.AbstractAsyncContextManager[MeasuredServer]]]
+    by_name: Mapping[str, Callable[[int], contextlib.AbstractAsyncContextManager[MeasuredServer]]]
 
     @property
-    def arms(self) -> frozenset[str]:
-        """Names of the servers that it can start."""
-        return frozenset(self.by_arm)
+    def names(self) -> frozenset[str]:
+        """Names of the servers that can be started."""
+        return frozenset(self.by_name)
 
     def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
-        """Return one start of a server."""
-        return self.by_arm[arm](boot)
+        """Return one start of a server, ended with the block.
+
+        Raises:
+            ServerError: it does not come up, or ends by itself while it is in use.
+            EndpointError: what answers cannot be verified.
+        """
+        return self.by_name[arm](boot)
 
 
 @dataclass(frozen=True)

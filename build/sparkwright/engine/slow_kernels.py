@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.base.events import warn
+
 if TYPE_CHECKING:
     from sparkwright.engine.observations import BootFacts
 
@@ -92,6 +94,25 @@ def lost_graphs(facts: BootFacts) -> str:
         f"steps with drafts run in piecewise graphs, and {planned} was configured: an attention backend "
         f"takes no whole ones; its line on cudagraph_mode names it. {_WHOLE}"
     )
+
+
+def warn_of_fallbacks(facts: BootFacts) -> tuple[Fallback, ...]:
+    """Warn of each slow path that a card which computes in FP4 was given without being asked to.
+
+    On any card it warns of whole graphs that drafts have lost.
+
+    Args:
+        facts: the facts of a start; without the card's compute capability nothing is judged.
+
+    Returns:
+        The slow paths that were warned of.
+    """
+    if lost := lost_graphs(facts):
+        warn(lost)
+    found = fallbacks(facts) if computes_fp4(facts.capability) else ()
+    for fallback in found:
+        warn(str(fallback), layers=fallback.layers)
+    return found
 
 
 def _of_layers(layers: str, chosen: tuple[str, ...], asked: str) -> list[Fallback]:

@@ -8,19 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.base.config import Model
+from sparkwright.engine.findings import Finding
+from sparkwright.engine.outcomes import CheckOutcome
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkwright.engine.findings import Finding
+    from sparkwright.distributed import Task
+    from sparkwright.store import Store
 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """Checks of an installed vLLM, which a recipe starts.
+    """Checks of a vLLM, which a recipe starts.
 
     Attributes:
-        python: interpreter of its environment.
+        vllm: a wheel, or the interpreter of an environment.
         recipe: a recipe's name or file.
         checks: names of the checks.
         against: interpreter of another vLLM, whose answers are compared; `None` for none.
@@ -31,7 +36,7 @@ class CheckRequest:
         offline: fetch nothing.
     """
 
-    python: Path
+    vllm: Path
     recipe: str
     checks: tuple[str, ...]
     against: Path | None = None
@@ -42,6 +47,20 @@ class CheckRequest:
     offline: bool = True
 
 
+class CheckResult(Model, frozen=True):
+    """The result of checks in another process.
+
+    Attributes:
+        started: true if the server came up.
+        outcomes: one for each check that was requested, and for the start.
+        findings: all conclusions, with their figures.
+    """
+
+    started: bool
+    outcomes: tuple[CheckOutcome, ...]
+    findings: tuple[Finding, ...] = ()
+
+
 @dataclass(frozen=True)
 class Verifier:
     """A way to run checks.
@@ -50,7 +69,10 @@ class Verifier:
         checks: names of all checks that need one server.
         run: runs the requested checks into a folder; a finished run is not repeated. Raises `ServerError`
             if no server comes up.
+        task: returns the task of running them elsewhere, by the name of the run's folder; its document is a
+            `CheckResult`.
     """
 
     checks: tuple[str, ...]
     run: Callable[[CheckRequest, Path], tuple[Finding, ...]]
+    task: Callable[[Store, CheckRequest, str], Task]

@@ -13,6 +13,10 @@ from sparkwright.lock.native import NativePin, TreeId
 if TYPE_CHECKING:
     from pathlib import Path
 
+LOCK_NAME = "upstream.lock"
+PATCHSETS = "patchsets"
+"""Names of the lock, and of the folder of patchsets beside it."""
+
 LOCK_FORMAT = 1
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
@@ -153,6 +157,12 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
                 f"there is no wheel for platform {platform!r} in the lock",
                 next_step=f"choose one of: {', '.join(sorted(self.wheels))}",
             ) from None
+
+
+def checkout_root(start: Path) -> Path | None:
+    """Return the folder from *start* up that holds ``upstream.lock``; `None` outside of a checkout."""
+    folders = (start.absolute(), *start.absolute().parents)
+    return next((folder for folder in folders if (folder / LOCK_NAME).is_file()), None)
 
 
 def read_lock(path: Path) -> Lock:

@@ -264,11 +264,6 @@ def _shortened(marker: str, machine: str) -> str:
     return " and ".join(term for term in marker.split(" and ") if term.strip("() ") not in always)
 
 
-def wheel_line(version: str, sha256: str) -> str:
-    """Return the requirement of the wheel itself, for a file that stands beside it."""
-    return f"vllm=={version} --hash=sha256:{sha256}\n"
-
-
 def plain_requirements(requirements: Sequence[str]) -> tuple[str, ...]:
     """Return those of *requirements*, values of Requires-Dist, that no extra asks for."""
     found = []

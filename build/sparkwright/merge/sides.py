@@ -27,12 +27,6 @@ _MOST_MODULES = 2_000
 _MOST_WORDS = 20_000
 
 
-def forget() -> None:
-    """Drop the facts of all files that this process has read, as in a new process."""
-    for kept in (_modules, _faults, _words):
-        kept.clear()
-
-
 def _kept(kept: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
     """Return what *kept* has under *key*, made now where it has none; the oldest of *most* makes way."""
     if key not in kept:

@@ -19,6 +19,7 @@ from sparkwright.carries import load_carry
 from sparkwright.carries.files import add_revision, declare_superseded
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.lock.bump import rewrite
+from sparkwright.lock.model import LOCK_NAME, PATCHSETS
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.nightly.messages import (
     BASE_TRAILER,
@@ -29,7 +30,6 @@ from sparkwright.nightly.messages import (
     superseded_message,
 )
 from sparkwright.nightly.model import Judgement, Standing
-from sparkwright.pipeline.checkout import LOCK_NAME, PATCHSETS
 from sparkwright.probe.proof import proof_file, write_proof
 
 if TYPE_CHECKING:

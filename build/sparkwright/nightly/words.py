@@ -11,7 +11,7 @@ from sparkwright.nightly.model import Judgement, NightVerdict, Standing, standin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.nightly.model import CarryNight, Mark, Night, TargetNight, UpstreamCommit
+    from sparkwright.nightly.model import CarryNight, Mark, Night, UpstreamCommit
 
 VERDICTS = {
     NightVerdict.GREEN: "Green",
@@ -102,12 +102,6 @@ def strip_words(history: Sequence[Mark]) -> str:
             runs.append((mark.judgement, 1))
     parts = [f"{JUDGEMENTS[judgement]} for {counted(nights, 'night')}" for judgement, nights in runs]
     return ", before that ".join(parts) or "no night yet"
-
-
-def reds(found: TargetNight) -> tuple[CarryNight, ...]:
-    """Return the carries of a target that need a person, those red for longest first."""
-    red = [carry for carry in found.carries if carry.standing is Standing.RED]
-    return tuple(sorted(red, key=lambda carry: -carry.days_red))
 
 
 def tally(night: Night) -> str:

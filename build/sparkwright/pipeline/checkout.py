@@ -17,6 +17,7 @@ from sparkwright.base.errors import ConfigError, LockMismatchError
 from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
 from sparkwright.lock import Lock, read_lock
+from sparkwright.lock.model import LOCK_NAME, PATCHSETS, checkout_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
 
-LOCK_NAME = "upstream.lock"
-PATCHSETS = "patchsets"
 # The one patchset of a checkout whose lock names no series yet.
 _BEFORE_SERIES = "spark"
 _SERIES = re.compile(r"\d+(\.\d+)+")
@@ -153,9 +152,8 @@ def open_checkout(start: Path, series: str = "", patchset: str = "") -> Checkout
         UnknownNameError: the series does not exist.
         LockMismatchError: its lock is another series', or pins a release from before it.
     """
-    for folder in (start.absolute(), *start.absolute().parents):
-        if (folder / LOCK_NAME).is_file():
-            return _of_series(folder, series or _declared(folder, patchset))
+    if root := checkout_root(start):
+        return _of_series(root, series or _declared(root, patchset))
     raise ConfigError(
         f"{start} is not in a checkout",
         because=f"no folder from there up holds {LOCK_NAME}",

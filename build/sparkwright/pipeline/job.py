@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Revision
     from sparkwright.carries.patchset import BuildSpec
+    from sparkwright.distributed.cluster import Cluster
     from sparkwright.git import Repository, TreeEntry
     from sparkwright.lock import Artifact
     from sparkwright.lock.native import NativePin
@@ -51,6 +52,7 @@ class Job:
         source: the origin of upstream's tree.
         facilities: resources that probes may need, by name.
         pool: makes the runs of probes, where there are many.
+        cluster: other machines that compile and prove; they do that here if there are none.
     """
 
     checkout: Checkout
@@ -61,6 +63,7 @@ class Job:
     source: UpstreamSource
     facilities: Mapping[str, ProbeResource] = field(default_factory=dict)
     pool: ProbePool | None = None
+    cluster: Cluster | None = None
 
     @property
     def kernels(self) -> Literal["upstream", "native"]:

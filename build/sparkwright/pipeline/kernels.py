@@ -303,15 +303,13 @@ def builder_of(job: Job) -> Builder:
 
 def _elsewhere(job: Job) -> UnitCompiler | None:
     """Return what compiles on other machines, if the user named any."""
-    compiling = job.options.compiling
-    if not compiling.cluster:
+    if job.cluster is None:
         return None
-    from sparkwright.cluster import parse_cluster
-    from sparkwright.cluster.compiler import ClusterCompiler
+    from sparkwright.pipeline.remote_units import RemoteCompiler
 
-    return ClusterCompiler(
-        address=parse_cluster(compiling.cluster),
-        store=job.store,
+    compiling = job.options.compiling
+    return RemoteCompiler(
+        cluster=job.cluster,
         repository=job.repository,
         lock=job.spec.lock,
         logs=job.checkout.root / ".sparkwright" / "compile",

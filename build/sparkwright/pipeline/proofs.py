@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
 from sparkwright.merge import OutcomeKind
+from sparkwright.pipeline.remote_proofs import prove_remotely
 from sparkwright.pipeline.state import require
-from sparkwright.pipeline.trial import Trial, find_proof, prove_elsewhere, trial_of, wants_proof
+from sparkwright.pipeline.trial import Trial, find_proof, trial_of, wants_proof
 from sparkwright.probe import ProbeVerdict, Proof
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class Prove:
         trial = trial_of(job, report, self.carry)
         if trial is None:
             raise _unproved(name, "the tree that it changes cannot be judged here")
-        if name not in state.judged:  # those of the other carries are made there at the same time
-            state.judged |= prove_elsewhere(job, _unproved_trials(job, state))
+        if job.cluster is not None and name not in state.judged:
+            # Those of the other carries are made there at the same time.
+            state.judged |= prove_remotely(job.cluster, _unproved_trials(job, state))
         proof = state.judged.get(name) or trial.prove()
         _refuse_unless_proved(proof, trial.wanted, report.outcome(name))
         state.proofs[name] = proof

@@ -56,23 +56,6 @@ class Trial:
         return self.prover.prove(self.carry, self.paths, absorbed=not self.in_tree)
 
 
-def prove_elsewhere(job: Job, trials: Sequence[Trial]) -> dict[str, Proof]:
-    """Run the probes of *trials* on the machines that the user names; return the proofs by carry.
-
-    Probes that need more than the trees run here: they are left out, and all are where no machine is named.
-    """
-    if not job.options.compiling.cluster:
-        return {}
-    from sparkwright.cluster import parse_cluster
-    from sparkwright.cluster.prover import ClusterProver, ProofRequest
-
-    asked = [ProofRequest(one.prover, one.carry, one.paths, not one.in_tree) for one in trials]
-    asked = [request for request in asked if request.portable]
-    if not asked:
-        return {}
-    return ClusterProver(address=parse_cluster(job.options.compiling.cluster), store=job.store).prove(asked)
-
-
 def trial_of(
     job: Job, report: MergeReport, carry: Carry, touched: Sequence[str] | None = None
 ) -> Trial | None:

@@ -4,10 +4,11 @@
 vLLM. What it shows holds for everything that does not depend on the GPU.
 
 Open `run` first. `stock` finds the wheel, `environment` and `weights` make what every server needs, `tree`
-installs the wheel with other Python files, and `outcome` and `statements` say what came of it.
+installs the wheel with other Python files, and `statements` says what the result holds for.
 """
 
-from sparkwright.rehearsal.model import DEFAULT, CheckOutcome, RehearsalOptions, RehearsalResult, ServedTree
+from sparkwright.engine.outcomes import CheckOutcome
+from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions, RehearsalResult, ServedTree
 from sparkwright.rehearsal.run import rehearse, serve_nearest
 from sparkwright.rehearsal.stock import nearest_release
 from sparkwright.rehearsal.tree import prepare

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkwright.engine.outcomes import CheckOutcome
+
 Verdict = Literal["passed", "failed", "undecided"]
 
 SPECULATION = "speculation"
@@ -40,23 +42,6 @@ class RehearsalOptions:
     out: Path | None = None
     against_pristine: bool = True
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class CheckOutcome:
-    """The outcome of one check.
-
-    Attributes:
-        name: the check.
-        verdict: ``skipped`` where upstream's own CPU backend cannot do what is checked.
-        detail: the reason, in words.
-        signature: the failure without numbers, addresses and paths; empty if it did not fail.
-    """
-
-    name: str
-    verdict: Literal["passed", "failed", "undecided", "skipped"]
-    detail: str = ""
-    signature: str = ""
 
 
 @dataclass(frozen=True)

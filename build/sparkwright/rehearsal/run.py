@@ -11,6 +11,7 @@ from msgspec import structs
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import RehearsalError, ServerError, UnknownNameError
 from sparkwright.base.events import emit, task
+from sparkwright.engine.outcomes import CheckOutcome, broken_server, error_line, outcomes_of
 from sparkwright.engine.verifier import CheckRequest
 from sparkwright.merge import merge_patchset
 from sparkwright.publish import dist_folder
@@ -18,12 +19,10 @@ from sparkwright.rehearsal.model import (
     DEFAULT,
     PARITY,
     SPECULATION,
-    CheckOutcome,
     RehearsalOptions,
     RehearsalResult,
     worst,
 )
-from sparkwright.rehearsal.outcome import broken_server, error_line, outcomes_of
 from sparkwright.rehearsal.recipe import write_recipe
 from sparkwright.rehearsal.report import PAGE, write_report
 from sparkwright.rehearsal.statements import statements

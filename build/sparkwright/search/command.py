@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sparkwright.base.process import Completed
     from sparkwright.engine.verifier import Verifier
     from sparkwright.search.axes import Candidate
-    from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.realise import Realiser
+    from sparkwright.search.remote import Machines
     from sparkwright.search.served import Serving
 
 OUTPUT, SPEC = "output.log", "spec.json"
@@ -46,9 +46,9 @@ class JudgeOptions:
         build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
         inverted: the start is the bad end, so that a metric's baseline is the end.
         stop: set when the search ends, by an answer or an interrupt.
-        serving: the target that serves wheels, instead of a rehearsal here.
-        elsewhere: other machines, which run probes, commands and rehearsals.
-        verifier: runs the checks of rehearsals; `None` where none is judged by.
+        serving: how wheels are served, instead of a rehearsal.
+        machines: other machines, which run probes, commands and rehearsals.
+        verifier: runs the checks; `None` where none is judged by.
     """
 
     timeout_s: float = 3600.0
@@ -56,7 +56,7 @@ class JudgeOptions:
     inverted: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     serving: Serving | None = None
-    elsewhere: Elsewhere | None = None
+    machines: Machines | None = None
     verifier: Verifier | None = None
 
 
@@ -96,9 +96,9 @@ class Command:
         with storing(f"writing to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         described = describe_candidate(candidate)
-        if (elsewhere := self.options.elsewhere) is not None:
+        if (machines := self.options.machines) is not None:
             report = self.realiser.merged(candidate)
-            status, output = elsewhere.command(
+            status, output = machines.command(
                 self.realiser.access, report, self.words, described, folder, wheel=wheel,
                 timeout_s=self.options.timeout_s,
             )  # fmt: skip

@@ -29,7 +29,6 @@ from sparkwright.base.errors import (
     ServerError,
     SparkwrightError,
     StorageError,
-    TargetError,
 )
 from sparkwright.base.events import emit, task
 from sparkwright.search.journal import Evaluated, Known, SearchJournal, Stopped, read_journal
@@ -53,7 +52,6 @@ _PASSING = (
     ProcessError,
     ServerError,
     StorageError,
-    TargetError,
 )
 """Failures of the infrastructure that may be gone after a while."""
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from sparkwright.merge import MergeReport, Outcome
     from sparkwright.probe.proof import ProbeRun
     from sparkwright.search.axes import Candidate
-    from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.model import CandidateJudge
     from sparkwright.search.realise import Realiser
+    from sparkwright.search.remote import Machines
 
 _PACKAGE = "vllm"
 _PROBE_SECONDS, _PROBE_MIB = 120, 4096
@@ -56,14 +56,14 @@ class ProbeJudge:
         file: the probe.
         name: the judge as the user gave it.
         stop: ends a running probe.
-        elsewhere: other machines, which run it.
+        machines: other machines, which run it.
     """
 
     realiser: Realiser
     file: Path
     name: str
     stop: threading.Event
-    elsewhere: Elsewhere | None = None
+    machines: Machines | None = None
 
     @cached_property
     def spec(self) -> ProbeSpec:
@@ -108,12 +108,10 @@ class ProbeJudge:
         )
 
     def _run(self, candidate: Candidate) -> ProbeRun:
-        """Run the probe on the candidate's merged tree, here or elsewhere."""
+        """Run the probe on the candidate's merged tree, here or on another machine."""
         access, version = self.realiser.access, candidate.point.version
-        if self.elsewhere is not None:
-            return self.elsewhere.probe(
-                access, self.realiser.merged(candidate), self.file, self.spec, version
-            )
+        if self.machines is not None:
+            return self.machines.probe(access, self.realiser.merged(candidate), self.file, self.spec, version)
         tree = self.realiser.tree(candidate)
         python, stop = self._python, self.stop
         report = run_probe(access.store, python, self.file, self.spec, tree, version=version, stop=stop)
@@ -185,14 +183,14 @@ class CheckJudge:
         check: the check's name.
         name: the judge as the user gave it.
         verifier: runs the check.
-        elsewhere: other machines, which rehearse.
+        machines: other machines, which rehearse.
     """
 
     realiser: Realiser
     check: str
     name: str
     verifier: Verifier
-    elsewhere: Elsewhere | None = None
+    machines: Machines | None = None
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Rehearse the candidate."""
@@ -213,8 +211,8 @@ class CheckJudge:
             against_pristine=self.check == PARITY,
         )
         job = self.realiser.exact_job(candidate)
-        if self.elsewhere is not None:
-            result = self.elsewhere.rehearse(job, report, options)
+        if self.machines is not None:
+            result = self.machines.rehearse(job, report, options)
         else:
             result = rehearse(job, report, self.verifier, options)
         if not result.exact:

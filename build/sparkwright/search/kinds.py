@@ -44,7 +44,7 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = Non
         file = Path(words[0]).absolute()
         if not file.is_file():
             raise _no_judge(text, f"there is no file {words[0]}")
-        judge = ProbeJudge(realiser, file, text, chosen.stop, chosen.elsewhere)
+        judge = ProbeJudge(realiser, file, text, chosen.stop, chosen.machines)
         if judge.spec.needs:
             raise _no_judge(text, f"the probe needs {', '.join(judge.spec.needs)}, not only the merged tree")
         return judge
@@ -60,24 +60,25 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = Non
 
 
 def _require_place(text: str, kind: str, words: Sequence[str], options: JudgeOptions) -> None:
-    """Refuse a judge that the target or the cluster of *options* cannot run."""
-    if options.serving is not None and (kind not in {"verify", "metric"} or "--" in words):
-        raise _no_judge(text, "a target judges by 'verify CHECK' and by 'metric NAME --worse-by SHARE' only")
-    if options.elsewhere is not None and not (kind in {"probe", "run", "verify"} or "--" in words):
+    """Refuse a judge that a recipe says nothing to, or that the cluster of *options* cannot run."""
+    if options.serving is not None:
+        if kind not in {"verify", "metric"} or "--" in words:
+            raise _no_judge(text, "a recipe is for 'verify CHECK' and 'metric NAME --worse-by SHARE' only")
+    elif options.machines is not None and not (kind in {"probe", "run", "verify"} or "--" in words):
         raise _no_judge(text, "on a cluster run probes, commands and the checks of a rehearsal only")
 
 
 def _verify(text: str, check: str, realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
     if options.serving is not None:
-        from sparkwright.search.served import TargetJudge, require_check
+        from sparkwright.search.served import ServedJudge, require_check
 
         require_check(check, text, _verifier(text, options))
-        return TargetJudge(realiser, options.serving, check, f"{text} {options.serving}")
+        return ServedJudge(realiser, options.serving, check, f"{text} {options.serving}")
     from sparkwright.rehearsal import DEFAULT
 
     if check not in DEFAULT:
         raise _no_judge(text, f"a rehearsal has the checks {', '.join(DEFAULT)}")
-    return CheckJudge(realiser, check, text, _verifier(text, options), options.elsewhere)
+    return CheckJudge(realiser, check, text, _verifier(text, options), options.machines)
 
 
 def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
@@ -106,12 +107,12 @@ def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeO
 
 def _measured(name: str, realiser: Realiser, options: JudgeOptions) -> tuple[Sampler, bool]:
     """Return the source of a figure of `verify`, and true if more of it is better."""
-    from sparkwright.search.served import RehearsalSampler, TargetSampler
+    from sparkwright.search.served import RehearsalSampler, ServedSampler
 
     figure = parse_figure(name)
     if options.serving is None:
         return RehearsalSampler(realiser, figure, _verifier(name, options)), figure.higher_is_better
-    return TargetSampler(realiser, options.serving, figure), figure.higher_is_better
+    return ServedSampler(realiser, options.serving, figure), figure.higher_is_better
 
 
 def _verifier(text: str, options: JudgeOptions) -> Verifier:

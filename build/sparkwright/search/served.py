@@ -1,122 +1,150 @@
-"""Judges and samplers that serve a candidate: its wheel on a target, or its Python on this machine's CPU."""
+"""Judges and samplers that serve a candidate: its wheel by a recipe, or its Python on this machine's CPU."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.config import convert, to_builtins
+from sparkwright.base.digests import sha256_file, to_json
+from sparkwright.base.errors import (
+    ConfigError,
+    EnvironmentSetupError,
+    FetchError,
+    IncompatibleOptionsError,
+    LockMismatchError,
+    ServerError,
+    StorageError,
+)
+from sparkwright.distributed import bring_files
+from sparkwright.engine.outcomes import error_line
 from sparkwright.engine.server import ServerFailedError
-from sparkwright.engine.verifier import CheckRequest
+from sparkwright.engine.verifier import CheckRequest, CheckResult
 from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal.outcome import error_line
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search import figures
 from sparkwright.search.command import timed
 from sparkwright.search.judges import VERDICTS
-from sparkwright.search.messages import Request
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.model import Evaluation
-from sparkwright.search.target import caller
 from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
+    from sparkwright.distributed import Done
     from sparkwright.engine.verifier import Verifier
     from sparkwright.search.figures import NamedFigure
-    from sparkwright.search.messages import Judged
     from sparkwright.search.realise import Realiser
-    from sparkwright.search.target import Target
+    from sparkwright.search.remote import Machines
 
-RECIPE = "qwen3.6-27b-dflash"
 _SMOKE = "smoke"
 # One start is one sample: more requests of one start make it no surer.
 _SAMPLE = "smoke"
 _BOOT = "boot"
 JUDGED = "judged.json"
+_FULL = re.compile("No space left on device|Disk quota exceeded|os error 28", re.IGNORECASE)
+_UNREACHABLE = re.compile(
+    "error sending request|dns error|connection|timed? ?out|temporary failure|network is unreachable",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A target, and how wheels are served there.
+    """How wheels are served, and where.
 
     Attributes:
-        target: the machine.
-        recipe: a recipe's name, or the name of its file.
-        text: the text of the file; empty for a recipe that ships.
+        machines: run the servers.
+        recipe: a recipe's name or file.
+        verifier: runs the checks.
         profile: how much is measured; by what is judged if it is empty.
-        offline: install from that machine's cache alone.
+        offline: fetch no packages.
     """
 
-    target: Target
+    machines: Machines
     recipe: str
-    text: str = ""
+    verifier: Verifier
     profile: str = ""
     offline: bool = False
 
     def __str__(self) -> str:
-        """Return the machine and the recipe, with the digest of its text."""
-        digest = f" ({sha256_bytes(self.text.encode())[:12]})" if self.text else ""
+        """Return the machines and the recipe, with the digest of its file."""
+        path = Path(self.recipe)
+        digest = f" ({sha256_file(path)[:12]})" if path.suffix == ".toml" and path.is_file() else ""
         profile = f", {self.profile}" if self.profile else ""
-        return f"on {self.target.name} with {self.recipe}{digest}{profile}"
+        return f"on {self.machines} with {path.name}{digest}{profile}"
 
     def judge(
         self, wheel: Path, folder: Path, *, checks: tuple[str, ...], levels: tuple[int, ...] = ()
-    ) -> Judged:
-        """Have *wheel* served and verified; the result is kept in *folder*.
+    ) -> CheckResult:
+        """Have *wheel* served and verified; the result and the run are kept in *folder*.
 
         Raises:
             UntestableError: it cannot be judged there.
-            TargetError: the machine cannot be reached.
+            ClusterError: no machine can be reached.
         """
         usual = _SAMPLE if levels else _SMOKE if self.recipe == _SMOKE else "full"
-        request = Request(
-            wheel=wheel.name,
-            sha256=sha256_file(wheel),
-            size=wheel.stat().st_size,
-            run=secrets.token_hex(8),
-            who=caller(),
+        request = CheckRequest(
+            vllm=wheel,
+            recipe=self.recipe,
+            profile=self.profile or usual,
             checks=checks,
             levels=levels,
-            recipe=self.recipe,
-            recipe_text=self.text,
-            profile=self.profile or usual,
             offline=self.offline,
         )
-        result = self.target.judge(wheel, request)
+        store = self.machines.cluster.store
+
+        def take(done: Done) -> CheckResult | None:
+            return convert(done.value, CheckResult) if bring_files(store, done.files, folder) else None
+
+        try:
+            asked = self.verifier.task(store, request, f"run-{secrets.token_hex(8)}")
+        except ConfigError as error:  # the candidate's release has no locked runtime
+            raise UntestableError(str(error)) from error
+        try:
+            result = self.machines.do(asked, take)
+        except (EnvironmentSetupError, IncompatibleOptionsError, LockMismatchError) as error:
+            raise UntestableError(str(error)) from error
+        except ServerError as error:
+            raise _of_an_installer(error) from error
         with storing(f"writing to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / JUDGED, to_json(to_builtins(result)))
         return result
 
 
-def read_serving(target: Target, recipe: str, profile: str, *, offline: bool) -> Serving:
-    """Return how *target* serves wheels by a recipe that ships, or by one in a file here.
+def _of_an_installer(error: ServerError) -> Exception:
+    """Return what the *error* of an installation says: a full disk says nothing of the wheel."""
+    for kind, pattern in ((StorageError, _FULL), (FetchError, _UNREACHABLE)):
+        if pattern.search(error.because):
+            return kind(error.what, because=error.because, next_step=error.next_step)
+    return UntestableError(str(error))
+
+
+def read_serving(
+    machines: Machines, recipe: str, profile: str, verifier: Verifier, *, offline: bool
+) -> Serving:
+    """Return how *machines* serve wheels by a recipe that ships, or by one in a file here.
 
     Raises:
         UnknownNameError: there is no such recipe.
         ConfigError: the file does not follow its format.
     """
-    chosen = recipe or RECIPE
-    _ = load_recipe(chosen)
-    path = Path(chosen)
-    if path.suffix == ".toml" and path.exists():
-        return Serving(target, path.name, path.read_text(encoding="utf-8"), profile, offline)
-    return Serving(target, chosen, "", profile, offline)
+    _ = load_recipe(recipe)
+    return Serving(machines, recipe, verifier, profile, offline)
 
 
 @dataclass(frozen=True)
-class TargetJudge:
-    """Good if a server with the candidate's wheel passes a check of `verify` on a target.
+class ServedJudge:
+    """Good if a server with the candidate's wheel passes a check of `verify`.
 
     Attributes:
         realiser: builds wheels.
-        serving: the target.
+        serving: how they are served.
         check: the check's name.
-        name: the judge as the user gave it, with the target.
+        name: the judge as the user gave it, with the recipe.
     """
 
     realiser: Realiser
@@ -130,7 +158,6 @@ class TargetJudge:
         return timed(lambda: self._judge(applied, folder))
 
     def _judge(self, applied: frozenset[str], folder: Path) -> Evaluation:
-        self.serving.target.require_once()  # before anything is built for it
         wheel = self.realiser.wheel(self.realiser.candidate(applied))
         result = self.serving.judge(wheel, folder, checks=(self.check,))
         by_name = {one.name: one for one in result.outcomes}
@@ -146,8 +173,8 @@ class TargetJudge:
 
 
 @dataclass(frozen=True)
-class TargetSampler:
-    """A figure of one start of a candidate's server on a target."""
+class ServedSampler:
+    """A figure of one start of a candidate's server."""
 
     realiser: Realiser
     serving: Serving
@@ -165,7 +192,6 @@ class TargetSampler:
             UntestableError: it cannot be built, started or measured.
         """
         del number
-        self.serving.target.require_once()
         wheel = self.realiser.wheel(self.realiser.candidate(applied))
         levels = (self.figure.level,)
         result = self.serving.judge(wheel, folder, checks=(figures.CHECK,), levels=levels)
@@ -203,7 +229,7 @@ class RehearsalSampler:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
         request = CheckRequest(
             recipe=str(served.recipe),
-            python=served.python,
+            vllm=served.python,
             profile=_SAMPLE,
             checks=(figures.CHECK,),
             categories=("code",),
@@ -217,7 +243,7 @@ class RehearsalSampler:
 
 
 def require_check(check: str, text: str, verifier: Verifier) -> None:
-    """Do nothing if *check* can be judged on a target.
+    """Do nothing if *check* can be judged on a candidate's wheel.
 
     Raises:
         ConfigError: it is unknown, or compares two servers.
@@ -225,6 +251,6 @@ def require_check(check: str, text: str, verifier: Verifier) -> None:
     if check not in verifier.checks:
         raise ConfigError(
             f"{text!r} is no judge",
-            because=f"a target has the checks {', '.join(verifier.checks)}",
+            because=f"a served wheel has the checks {', '.join(verifier.checks)}",
             next_step="take one",
         )

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import SpecDifference, UpstreamStep
-    from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.model import Axis, CandidateJudge
     from sparkwright.search.points import ResolvedSpec
+    from sparkwright.search.remote import Machines
     from sparkwright.search.served import Serving
     from sparkwright.upstream import Access
 
@@ -58,9 +58,8 @@ class SearchOptions:
         confidence: probability of the answer at which the search ends.
         timeout_s: the most seconds of one run of a command.
         build_wheel: build each candidate's wheel for a command.
-        machine: address of the machine whose card judges wheels; a rehearsal here if it is empty.
-        recipe: what is served there.
-        profile: how much is measured there.
+        recipe: what candidates' wheels are served by; their Python is rehearsed on the CPU if it is empty.
+        profile: how much is measured then.
         command: the words of the command line that repeat this search.
         cluster: address of other machines that run the steps; they run here if it is empty.
     """
@@ -79,7 +78,6 @@ class SearchOptions:
     confidence: float = 0.95
     timeout_s: float = 3600.0
     build_wheel: bool = False
-    machine: str = ""
     recipe: str = ""
     profile: str = ""
     command: tuple[str, ...] = ()
@@ -95,7 +93,7 @@ class Search:
         judge: judges candidates.
         realiser: makes them.
         alone: evaluations at the same time would disturb each other's servers.
-        elsewhere: other machines that run the steps, if there are any.
+        used: the machines that run the steps, where these are processes of their own.
     """
 
     problem: SearchProblem
@@ -103,7 +101,7 @@ class Search:
     realiser: Realiser
     stop: threading.Event
     alone: bool = False
-    elsewhere: Elsewhere | None = None
+    used: Machines | None = None
 
     @property
     def difference(self) -> SpecDifference:
@@ -112,7 +110,7 @@ class Search:
 
     def machines(self) -> contextlib.AbstractContextManager[object]:
         """Start workers on the other machines, where there are any, for the length of the block."""
-        return self.elsewhere or contextlib.nullcontext()
+        return self.used or contextlib.nullcontext()
 
     def judge_in(self, folder: Path) -> CandidateJudge:
         """Return the judge of a bisection in *folder*, where a metric keeps its samples."""
@@ -147,16 +145,18 @@ def open_search(
         build = replace(build, platform=_platform(start, end, build.platform))
         realiser = Realiser(found, checkout, access, build, options.commits or "git")
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
-        elsewhere = _elsewhere(access, options, judging.stop)
-        serving = _serving(access, options, judging.stop)
-        judging = replace(judging, serving=serving, elsewhere=elsewhere, verifier=verifier)
+        used = _machines(access, options, judging.stop)
+        serving = _serving(access, options, used, verifier)
+        judging = replace(
+            judging, serving=serving, machines=used if options.cluster else None, verifier=verifier
+        )
         try:
             judge = make_judge(options.judge, realiser, judging)
             problem = _problem(found, judge, options)
             measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
-            alone = measured or bool(options.machine)
+            alone = measured or serving is not None
             chosen = AnyFailure(judge) if options.any_failure else judge
-            yield Search(problem, chosen, realiser, judging.stop, alone, elsewhere)
+            yield Search(problem, chosen, realiser, judging.stop, alone, used)
         finally:
             judging.stop.set()
             realiser.close()
@@ -169,39 +169,39 @@ def _series_of_wheels(checkout: Checkout, options: SearchOptions) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _serving(access: Access, options: SearchOptions, stop: threading.Event) -> Serving | None:
-    if not options.machine:
-        if options.recipe or options.profile:
+def _machines(access: Access, options: SearchOptions, stop: threading.Event) -> Machines | None:
+    """Return the machines that run the steps; this one for servers by a recipe, `None` for all else here."""
+    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.cluster import Cluster, ThisMachine
+    from sparkwright.search.remote import Machines
+
+    if options.cluster:
+        if access.settings.offline:
+            raise NotInStoreError(f"{options.cluster} cannot be reached", because="the network is off")
+        return Machines(Cluster(address=parse_cluster(options.cluster), store=access.store), stop)
+    return Machines(ThisMachine(store=access.store), stop) if options.recipe else None
+
+
+def _serving(
+    access: Access, options: SearchOptions, used: Machines | None, verifier: Verifier
+) -> Serving | None:
+    if not options.recipe or used is None:
+        if options.profile:
             raise ConfigError(
-                "a recipe and a profile are for a target",
-                because="a rehearsal on this machine's CPU has its own",
-                next_step="add --target local, or --target ssh://HOST",
+                "a profile is for what a recipe serves",
+                because="a rehearsal on a CPU has its own",
+                next_step="add --recipe NAME",
             )
         return None
     from sparkwright.search.served import read_serving
-    from sparkwright.search.target import LOCAL, parse_target
 
-    target = parse_target(options.machine, home=access.store.home / "target", stop=stop)
-    offline = access.settings.offline
-    if offline and target.name != LOCAL:
-        raise NotInStoreError(f"{target.name} cannot be reached", because="the network is off")
-    return read_serving(target, options.recipe, options.profile, offline=offline)
-
-
-def _elsewhere(access: Access, options: SearchOptions, stop: threading.Event) -> Elsewhere | None:
-    if not options.cluster:
-        return None
-    from sparkwright.cluster import parse_cluster
-    from sparkwright.cluster.running import Cluster
-    from sparkwright.search.elsewhere import Elsewhere
-
-    if options.machine:
+    if options.judge.startswith("metric") and "," in options.cluster:
         raise ConfigError(
-            "a target and a cluster exclude each other",
-            because="a target serves one candidate after the other",
-            next_step="leave out --cluster",
+            "a metric is measured on one machine",
+            because=f"{options.cluster} names several, and their speeds differ",
+            next_step="name one of them",
         )
-    return Elsewhere(Cluster(address=parse_cluster(options.cluster), store=access.store), stop)
+    return read_serving(used, options.recipe, options.profile, verifier, offline=access.settings.offline)
 
 
 def _end(resolver: Resolver, text: str, options: SearchOptions) -> ResolvedSpec:

@@ -20,7 +20,8 @@ from sparkwright.carries import load_carry
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository, check_out
 from sparkwright.lock import read_lock
-from sparkwright.pipeline.checkout import LOCK_NAME, lock_name, open_checkout, series_names
+from sparkwright.lock.model import LOCK_NAME
+from sparkwright.pipeline.checkout import lock_name, open_checkout, series_names
 from sparkwright.search.points import RecordedSpec, ResolvedSpec, UpstreamPoint
 from sparkwright.store import storing
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.engine.client import open_session
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.server import sample_host
@@ -21,8 +20,6 @@ from sparkwright.serve.incident import compilers
 from sparkwright.serve.watchdog import EngineSample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import aiohttp
 
     from sparkwright.engine.observations import MetricsSnapshot
@@ -98,17 +95,6 @@ class ServedEngine:
         with contextlib.suppress(SparkwrightError):
             return await fetch_snapshot(self._session, self.server.endpoint)
         return None
-
-
-@contextlib.asynccontextmanager
-async def served_engine(server: ServerProcess) -> AsyncIterator[ServedEngine]:
-    """Start *server* and yield it as an engine; it ends with the block.
-
-    Raises:
-        ServerError: it did not start.
-    """
-    async with server, open_session(server.endpoint) as session:
-        yield ServedEngine(server, session)
 
 
 def memory_pressure_full() -> float:

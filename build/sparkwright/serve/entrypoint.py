@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.serve.variables import KNOWN, recipe_of
+from sparkwright.serve.container_env import KNOWN, recipe_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

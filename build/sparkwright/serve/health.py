@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from sparkwright.serve.notify import read_state
+from sparkwright.serve.sd_notify import read_state
 
 VARIABLE = "SPARKWRIGHT_STATE"
 

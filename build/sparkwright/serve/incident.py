@@ -1,4 +1,4 @@
-"""Evidence of a wedged or dead engine beyond that of `verify.server.evidence`: stacks, processes, samples."""
+"""Evidence of a wedged or dead engine beyond that of `engine.server.evidence`: stacks, processes, samples."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from sparkwright.base.card import card_capability
 from sparkwright.engine.server.environment import vllm_command
 from sparkwright.recipes import serve_arguments
 from sparkwright.serve.caches import cache_key
-from sparkwright.serve.explain import Reason, explain_flags, explain_variables
-from sparkwright.serve.places import caches_of
+from sparkwright.serve.paths import caches_of
+from sparkwright.serve.reasons import Reason, explain_flags, explain_variables
 from sparkwright.serve.run import server_variables
 from sparkwright.serve.settings import KEY_VARIABLE
 

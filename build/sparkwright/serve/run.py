@@ -20,9 +20,9 @@ from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.server import diagnose, sample_host, start_server
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
+from sparkwright.engine.slow_kernels import warn_of_fallbacks
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
-from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.serve.status import memory_pressure, status_between
 from sparkwright.serve.supervise import supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up

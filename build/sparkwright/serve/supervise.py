@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.incident import keep_incident
-from sparkwright.serve.notify import notify, write_state
 from sparkwright.serve.rotate import rotate
+from sparkwright.serve.sd_notify import notify, write_state
 from sparkwright.serve.watchdog import (
     EngineSample,
     Judgement,

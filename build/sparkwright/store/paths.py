@@ -252,7 +252,7 @@ class Store:
             download: true for a file that others can download too; the user may have turned these off.
         """
         if self.remote is not None and (self.remote.settings.downloads or not download):
-            self.remote.offer_file(self, sha256)
+            self.remote.write_file(self, sha256)
 
     def link(self, sha256: str, target: Path) -> Path:
         """Put the file with that digest at *target* too, inside the store.
@@ -381,7 +381,7 @@ class Store:
         """
         self._write_record(kind, key, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
         if share and self.remote is not None:
-            self.remote.offer_record(self, kind, key)
+            self.remote.write_record(self, kind, key)
 
     def _write_record(self, kind: str, key: str, data: bytes) -> None:
         path = self.record_path(kind, key)

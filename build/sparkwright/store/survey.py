@@ -28,7 +28,7 @@ _KEPT_RECORDS = frozenset({"release-sdist"})
 # It goes with its tree: a tree without it counts as tampered with.
 _OF_TREES = "tree-fingerprint"
 # Not worth a line: empty files, and links into files/.
-_UNLISTED = frozenset({"locks", "runs", "named", "bytecode", "files", "records", "outbox"})
+_UNLISTED = frozenset({"locks", "runs", "named", "bytecode", "files", "records"})
 # What is made of packages shares their files, and these count where they stand first.
 _FOLDERS = {
     "trees": "trees",

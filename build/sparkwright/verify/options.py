@@ -10,6 +10,7 @@ import msgspec
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes import load_recipe
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
@@ -139,6 +140,28 @@ def recipe_and_use(text: str) -> tuple[str, str]:
     """Return the name or path of a recipe and its use, from ``RECIPE`` or ``RECIPE:USE``."""
     recipe, colon, use = text.rpartition(":")
     return (recipe, use) if colon and "/" not in use and not use.endswith(".toml") else (text, "")
+
+
+def require_one_rival(options: VerifyOptions) -> None:
+    """Refuse a comparison with two servers at once, or with a recipe that is not there.
+
+    Raises:
+        ConfigError: both a wheel and a recipe are named, or a simulator has no recipe of its own.
+        UnknownNameError: there is no such recipe or use.
+    """
+    if not options.against_recipe:
+        return
+    if options.against:
+        raise ConfigError(
+            "--against and --against-recipe exclude each other",
+            because="a difference between two wheels with two recipes would have two possible causes",
+            next_step="compare the wheels by one recipe, and the recipes on one wheel",
+        )
+    if options.simulator and not options.recipe:
+        raise ConfigError(
+            "--against-recipe needs --recipe beside --demo", because="a simulator has no recipe by default"
+        )
+    load_recipe(*recipe_and_use(options.against_recipe))
 
 
 def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:

@@ -30,7 +30,7 @@ from sparkwright.engine.capabilities import (
 from sparkwright.engine.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import find_installed, start_server
-from sparkwright.engine.servers import Starters, read_log, standing
+from sparkwright.engine.servers import Arms, read_log, standing
 from sparkwright.recipes import load_recipe, variant
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
@@ -41,15 +41,14 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.journal import Manifest
-from sparkwright.verify.lacking import find_lacking, lacking_facts
-from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
+from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use, require_one_rival
+from sparkwright.verify.plan import Plan
+from sparkwright.verify.probe_capabilities import find_lacking, lacking_facts
 from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
-from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.simulated import simulated
-from sparkwright.verify.suite import Suite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from sparkwright.engine.client import EndpointFacts
@@ -139,7 +138,7 @@ def _require_comparable(options: VerifyOptions) -> None:
         )
 
 
-async def prepare(
+async def make_plan(
     options: VerifyOptions,
     folder: Path,
     api_key: str = "",
@@ -147,8 +146,8 @@ async def prepare(
     *,
     offline: bool = False,
     sizes: Profile | None = None,
-) -> tuple[Suite, Manifest]:
-    """Return the run that *options* select; servers' files are written below *folder*.
+) -> tuple[Plan, Manifest]:
+    """Return the plan that *options* select; servers' files are written below *folder*.
 
     Args:
         options: of the user.
@@ -169,32 +168,22 @@ async def prepare(
     require_possible(options, sizes)
     profile = profile_of(options, sizes)
     if options.url:
-        fleet, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
+        arms, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
         if VLLM in lacks:
             profile = _for_any_server(options, profile)
     elif options.simulator:
-        fleet, server, identity = simulated(options, profile, folder)
+        arms, server, identity = simulated(options, profile, folder)
         lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
     else:
-        fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
+        arms, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
         lacks = _lacks_by_recipe(load_recipe(options.recipe, options.use))
     refuse_lacking(lacks, options.require, server)
-    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
-    suite = Suite(
-        _checks(options, profile),
-        profile,
-        load_corpus(),
-        fleet,
-        band=recipe.band if recipe else "",
-        made_up=recipe is not None and recipe.made_up,
-        lacks=lacks,
-        rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
-        dataset=_dataset(options),
-    )
+    context = _context(options, profile, lacks)
+    plan = Plan(arms, _checks(options, profile), context, rates_of(options, lacks, made_up=context.made_up))
     if options.reference:
         identity["reference"] = reference_digest(Path(options.reference))
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
-    return suite, msgspec.structs.replace(manifest, lacks=lacks)
+    return plan, msgspec.structs.replace(manifest, lacks=lacks)
 
 
 def plan_run(options: VerifyOptions) -> Estimate:
@@ -209,15 +198,29 @@ def plan_run(options: VerifyOptions) -> Estimate:
     profile = profile_of(options)
     profile = _with_hints(profile, recipe, options) if recipe and not options.url else profile
     lacks = {} if recipe is None else _lacks_by_recipe(recipe)
-    made_up, alone = recipe is not None and recipe.made_up, bool(options.url) and not options.baseline_url
-    context = Context(profile, load_corpus(), {("main", 0): BootFacts()}, made_up=made_up, lacks=lacks)
+    alone = bool(options.url) and not options.baseline_url
+    context = replace(_context(options, profile, lacks), facts={("main", 0): BootFacts()})
     return estimate(
         {
             check.name: [cell for cell in check.plan(context) if cell.arm == "main" or not alone]
             for check in _checks(options, profile)
         },
-        rates_of(options, lacks, made_up=made_up),
+        rates_of(options, lacks, made_up=context.made_up),
         speed=profile.speed,
+    )
+
+
+def _context(options: VerifyOptions, profile: Profile, lacks: Mapping[str, str]) -> Context:
+    """Return what checks are given before any server runs."""
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    return Context(
+        profile,
+        load_corpus(),
+        {},
+        band=recipe.band if recipe else "",
+        made_up=recipe is not None and recipe.made_up,
+        lacks=lacks,
+        dataset=_dataset(options),
     )
 
 
@@ -287,7 +290,7 @@ def _require_known(profile: Profile, *, own: str = "") -> None:
 
 async def _at_address(
     options: VerifyOptions, profile: Profile, keys: tuple[str, str]
-) -> tuple[Starters, str, dict[str, str], dict[str, str]]:
+) -> tuple[Arms, str, dict[str, str], dict[str, str]]:
     """Return the servers at addresses, and the capabilities that the main one lacks, with reasons."""
     log = Path(options.log) if options.log else None
     starters: dict[str, Start] = {}
@@ -319,7 +322,7 @@ async def _at_address(
     if lacks:
         identity["main-lacks"] = ", ".join(sorted(lacks))
     what = f"vLLM {version}" if (version := identity["main-vllm"]) else "OpenAI-compatible server"
-    return Starters(starters), f"{what} at {options.url}", identity, lacks
+    return Arms(starters), f"{what} at {options.url}", identity, lacks
 
 
 def _for_any_server(options: VerifyOptions, profile: Profile) -> Profile:
@@ -374,7 +377,7 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
 
 def _by_recipe(
     options: VerifyOptions, profile: Profile, folder: Path, *, offline: bool
-) -> tuple[Starters, str, dict[str, str], Profile]:
+) -> tuple[Arms, str, dict[str, str], Profile]:
     recipe = variant(
         load_recipe(options.recipe, options.use), runner=options.runner, eager=True if options.eager else None
     )
@@ -403,7 +406,7 @@ def _by_recipe(
         )
 
     arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), title, {**identity, "recipe": _digest(recipe)}, profile
+    return Arms(arms), title, {**identity, "recipe": _digest(recipe)}, profile
 
 
 def environment_of(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import start_server
-from sparkwright.engine.servers import Starters
+from sparkwright.engine.servers import Arms
 from sparkwright.recipes import load_recipe
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.simulator.by_recipe import simulator_arguments
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
 
 
-def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
+def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Arms, str, dict[str, str]]:
     """Return simulated servers of both arms, their title, and their identity."""
     _ = parse_faults(options.faults)  # an unknown one is refused before anything starts
 
@@ -64,7 +64,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[S
         identity |= {f"{arm} recipe": " ".join(arguments) for arm, arguments in by_recipes.items()}
     broken = f" with {', '.join(options.faults)}" if options.faults else ""
     arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), f"simulated vLLM {options.dialect}{broken}", identity
+    return Arms(arms), f"simulated vLLM {options.dialect}{broken}", identity
 
 
 def _by_recipes(options: VerifyOptions) -> dict[str, tuple[str, ...]]:

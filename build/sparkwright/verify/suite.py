@@ -1,4 +1,4 @@
-"""A run of the suite: servers are started, cells are planned and measured, observations are judged.
+"""A run of a plan: servers are started, cells are planned and measured, observations are judged.
 
 Every observation is written to the journal at once. A stopped run can be resumed: cells that the journal
 holds are not measured again, and only servers with cells left to measure are started.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,24 +21,21 @@ from sparkwright.engine.client import canary, count_tokens, open_session
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.check import AdaptiveCheck, Context
+from sparkwright.verify.check import AdaptiveCheck
 from sparkwright.verify.checks.common import unanswered
-from sparkwright.verify.datasets import Dataset
-from sparkwright.verify.estimate import Rates, Remaining, estimate
+from sparkwright.verify.estimate import Remaining, estimate
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.engine.cell import Cell
     from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.verify.check import Check
-    from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.journal import Manifest
-    from sparkwright.verify.profile import Profile
+    from sparkwright.verify.check import Check, Context
+    from sparkwright.verify.journal import Contents, Manifest
+    from sparkwright.verify.plan import Plan
 
 DURATION = "duration"
 """Name of the journal's note on the expected and the real duration of the run."""
@@ -57,52 +54,7 @@ _WITH_DOCUMENTS = {"context", CAPACITY}  # checks that send some
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
 
 
-class Fleet(Protocol):
-    """A source of servers: starts and stops them by arm and boot number."""
-
-    @property
-    def arms(self) -> frozenset[str]:
-        """Names of the servers that it can start."""
-        ...
-
-    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
-        """Return one start of a server, ended with the block.
-
-        Raises:
-            ServerError: it does not come up, or ends by itself while it is in use.
-            EndpointError: what answers cannot be verified.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Suite:
-    """The parts of a run.
-
-    Attributes:
-        checks: to run, in order.
-        profile: sizes.
-        corpus: prompts and documents.
-        fleet: source of servers.
-        band: key of the reference band that fits what is served, or empty.
-        made_up: whether the model's weights are made up.
-        lacks: reasons by the capability that the main server lacks and need not have.
-        rates: typical ones of such a server, for the run's expected duration.
-        dataset: prompts of the sweep and rates of arrivals that the user chose.
-    """
-
-    checks: Sequence[Check]
-    profile: Profile
-    corpus: Corpus
-    fleet: Fleet
-    band: str = ""
-    made_up: bool = False
-    lacks: Mapping[str, str] = field(default_factory=dict)
-    rates: Rates = field(default_factory=Rates)
-    dataset: Dataset = field(default_factory=Dataset)
-
-
-async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
+async def run_plan(plan: Plan, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
     """Measure what the journal in *folder* lacks, judge, and write down the findings.
 
     Raises:
@@ -113,7 +65,7 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
         StorageError: the disk is full or cannot be written.
     """
     with Journal(folder, manifest) as journal:
-        run = _SuiteRun(suite, folder, journal)
+        run = _PlanRun(plan, journal, read_journal(folder))
         await run.measure_all()
         run.note_duration()
         findings = tuple(map(_finite, run.judge()))
@@ -121,38 +73,30 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
     return findings
 
 
-class _SuiteRun:
+class _PlanRun:
     """A run in progress: its boots, observations and silent servers."""
 
-    def __init__(self, suite: Suite, folder: Path, journal: Journal) -> None:
-        contents = read_journal(folder)
-        self.suite = suite
+    def __init__(self, plan: Plan, journal: Journal, contents: Contents) -> None:
+        self.plan = plan
+        self.sizes = plan.context.profile
         self.journal = journal
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
         self.silent: set[str] = set()  # arms that no longer answer and cannot be started again
         self.begun = time.monotonic()
-        self.remaining = Remaining(suite.rates, suite.profile.speed)
+        self.remaining = Remaining(plan.rates, self.sizes.speed)
         self.duration = {"estimated": 0.0, "actual": 0.0, **contents.notes.get(DURATION, {})}
 
     @property
     def context(self) -> Context:
         """The input of checks, from what is known so far."""
         facts = {place: boot.facts for place, boot in self.boots.items()}
-        return Context(
-            self.suite.profile,
-            self.suite.corpus,
-            facts,
-            band=self.suite.band,
-            made_up=self.suite.made_up,
-            lacks=self.suite.lacks,
-            dataset=self.suite.dataset,
-        )
+        return replace(self.plan.context, facts=facts)
 
-    def plan(self) -> list[Cell]:
+    def cells(self) -> list[Cell]:
         """Return all cells, those of the main server's first start first; equal ones of two checks once."""
-        planned = [cell for check in self.suite.checks for cell in self._cells_of(check)]
+        planned = [cell for check in self.plan.checks for cell in self._cells_of(check)]
         cells = {cell.key: cell for cell in planned}.values()
         places = list(dict.fromkeys([("main", 0), *((cell.arm, cell.boot) for cell in cells)]))
         return sorted(cells, key=lambda cell: places.index((cell.arm, cell.boot)))
@@ -173,13 +117,13 @@ class _SuiteRun:
         """Return the cells of one start of one server that are still to be measured."""
         return [
             cell
-            for cell in self.plan()
+            for cell in self.cells()
             if (cell.arm, cell.boot) == (arm, boot) and cell_id(cell, self.identity) not in self.measured
         ]
 
     def _left(self) -> list[Cell]:
         """Return the cells that are left on every server."""
-        return [cell for cell in self.plan() if cell_id(cell, self.identity) not in self.measured]
+        return [cell for cell in self.cells() if cell_id(cell, self.identity) not in self.measured]
 
     async def measure_all(self) -> None:
         """Bring up one server after another and measure what is missing on it.
@@ -199,11 +143,11 @@ class _SuiteRun:
             check.name: [
                 cell
                 for cell in self._cells_of(check)
-                if cell.arm in self.suite.fleet.arms and cell_id(cell, self.identity) not in self.measured
+                if cell.arm in self.plan.arms.names and cell_id(cell, self.identity) not in self.measured
             ]
-            for check in self.suite.checks
+            for check in self.plan.checks
         }
-        expected = estimate(plans, self.suite.rates, speed=self.suite.profile.speed, started=1)
+        expected = estimate(plans, self.plan.rates, speed=self.sizes.speed, started=1)
         cells, requests, tokens = expected.totals
         emit("verify.planned", seconds=expected.seconds, cells=cells, requests=requests, tokens=tokens)
         if not self.duration["estimated"]:
@@ -216,8 +160,8 @@ class _SuiteRun:
 
     def _next_place(self, tried: set[tuple[str, int]]) -> tuple[str, int] | None:
         """Return the next start of a server with cells left to measure; `None` if there is none."""
-        for arm, boot in dict.fromkeys((cell.arm, cell.boot) for cell in self.plan()):
-            reachable = arm in self.suite.fleet.arms and arm not in self.silent
+        for arm, boot in dict.fromkeys((cell.arm, cell.boot) for cell in self.cells()):
+            reachable = arm in self.plan.arms.names and arm not in self.silent
             if (arm, boot) not in tried and reachable and self.missing(arm, boot):
                 return arm, boot
         return None
@@ -227,7 +171,7 @@ class _SuiteRun:
         silences = 0
         for again in range(_MOST_RESTARTS + 1):
             try:
-                async with self.suite.fleet.start(arm, boot) as server:
+                async with self.plan.arms.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
                     self._note_boot(arm, boot, server, again, facts)
                     if (arm, boot) == ("main", 0) and not again:
@@ -270,7 +214,7 @@ class _SuiteRun:
         for cell in cells:
             emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
             begun = time.monotonic()
-            observation = await measure(server, cell, self.suite.profile)
+            observation = await measure(server, cell, self.sizes)
             self.remaining.took(cell, time.monotonic() - begun)
             identity = cell_id(cell, self.identity)
             self.journal.write(Measured(id=identity, observation=observation))
@@ -285,7 +229,7 @@ class _SuiteRun:
 
     async def _is_silent(self, server: MeasuredServer) -> bool:
         """Tell if a second plain request stays without an answer too."""
-        profile = self.suite.profile
+        profile = self.sizes
         async with open_session(server.endpoint) as session:
             why = await canary(session, server.endpoint, profile.deadlines, profile.speed)
         return unanswered(why) and server.died is None
@@ -302,11 +246,11 @@ class _SuiteRun:
             return msgspec.structs.replace(
                 server.facts, words_per_token=known.words_per_token, uncounted=known.uncounted
             )
-        profile = self.suite.profile
+        profile = self.sizes
         if (
             (arm, boot) != ("main", 0)
-            or (_WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.suite.dataset.input_tokens)
-            or TOKENIZE in self.suite.lacks
+            or (_WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.plan.context.dataset.input_tokens)
+            or TOKENIZE in self.plan.context.lacks
         ):
             return server.facts
         counts = []
@@ -314,7 +258,7 @@ class _SuiteRun:
             async with open_session(server.endpoint) as session:
                 for number in range(_COUNTED):
                     salt = f"size {number}" if number else "size"
-                    text = self.suite.corpus.document(_MEASURED_TOKENS, profile.seed, salt=salt).text
+                    text = self.plan.context.corpus.document(_MEASURED_TOKENS, profile.seed, salt=salt).text
                     count = await count_tokens(
                         session, server.endpoint, text, profile.deadlines, profile.speed
                     )
@@ -344,7 +288,7 @@ class _SuiteRun:
         context = self.context
         seen = self._observations()
         findings: list[Finding] = []
-        for check in self.suite.checks:
+        for check in self.plan.checks:
             own = [seen[cell.key] for cell in self._cells_of(check) if cell.key in seen]
             try:
                 findings.extend(check.judge(context, own))
@@ -371,7 +315,7 @@ class _SuiteRun:
 
     def _observations(self) -> Mapping[str, Observation]:
         """Return the observations of the planned cells, by the cell's key."""
-        found = ((cell.key, self.measured.get(cell_id(cell, self.identity))) for cell in self.plan())
+        found = ((cell.key, self.measured.get(cell_id(cell, self.identity))) for cell in self.cells())
         return {key: observation for key, observation in found if observation}
 
 

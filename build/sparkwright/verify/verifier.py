@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.verifier import CheckRequest, Verifier
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.results import write_results
-from sparkwright.verify.setup import prepare
-from sparkwright.verify.suite import run_suite
+from sparkwright.verify.remote import run_task
+from sparkwright.verify.runner import run_verification
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkwright.distributed import Task
     from sparkwright.engine.findings import Finding
+    from sparkwright.store import Store
 
 _PAIRED = frozenset({"compare", "parity"})  # they need two servers
 
 
-def run_checks(request: CheckRequest, folder: Path) -> tuple[Finding, ...]:
-    """Run the checks of *request* into *folder* and write their results; a finished run is not repeated.
-
-    Raises:
-        ServerError: no server came up.
-        StorageError: the disk is full or cannot be written.
-    """
-    options = VerifyOptions(
+def _options(request: CheckRequest) -> VerifyOptions:
+    is_wheel = request.vllm.suffix == ".whl"
+    return VerifyOptions(
         recipe=request.recipe,
-        python=str(request.python),
+        wheel=str(request.vllm) if is_wheel else "",
+        python="" if is_wheel else str(request.vllm),
         against="" if request.against is None else str(request.against),
         profile=request.profile,
         checks=request.checks,
@@ -38,14 +34,14 @@ def run_checks(request: CheckRequest, folder: Path) -> tuple[Finding, ...]:
         seed=request.seed,
     )
 
-    async def run() -> tuple[Finding, ...]:
-        suite, manifest = await prepare(options, folder, offline=request.offline)
-        return await run_suite(suite, folder, manifest)
 
-    findings = asyncio.run(run())
-    write_results(folder)
-    return findings
+def _run(request: CheckRequest, folder: Path) -> tuple[Finding, ...]:
+    return tuple(run_verification(_options(request), folder, offline=request.offline).run.findings)
 
 
-VERIFIER = Verifier(tuple(name for name in ALL if name not in _PAIRED), run_checks)
+def _task(store: Store, request: CheckRequest, name: str) -> Task:
+    return run_task(store, _options(request), name, offline=request.offline)
+
+
+VERIFIER = Verifier(tuple(name for name in ALL if name not in _PAIRED), _run, _task)
 """All of them."""

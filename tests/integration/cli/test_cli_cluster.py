@@ -10,6 +10,7 @@ from cluster_kit import Host, two_hosts, two_sshds
 from store_servers import nginx_store
 from world import PROBE
 
+from sparkwright.base.errors import ToolError
 from sparkwright.probe.environment import requirements
 from sparkwright.store import open_store
 
@@ -88,14 +89,14 @@ def test_a_wheel_takes_proofs_of_other_machines(world, hosts):
 
 def test_a_machine_that_is_killed_costs_the_proof_that_it_was_making(world, hosts):
     expected = prove_here(world)
-    hosts[0].install(extra="serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)")
+    hosts[0].install(extra="worker.TaskRunner.run = lambda *_: os.kill(os.getpid(), 9)")
     world.good("carry", "prove", "--cluster", cluster(hosts))
     assert proofs(world) == expected
 
 
 def test_a_machine_without_the_environment_proves_nothing(world, hosts):
     expected = prove_here(world)
-    other = "import sparkwright.cluster.proving as p; p.environment_key = lambda: 'another'"
+    other = "import sparkwright.pipeline.remote_proofs as p; p.environment_key = lambda: 'another'"
     hosts[0].install(extra=other)
     done = world.good("carry", "prove", "--cluster", cluster(hosts))
     assert f"{shown(hosts[0])} is left out: its environment for probes is another one" in done.err
@@ -111,12 +112,9 @@ def test_a_proof_for_other_inputs_is_refused(world, hosts):
     """The machine sends a proof that holds elsewhere."""
     lying = """
 from msgspec.structs import replace as other
-import sparkwright.cluster.proving as proving
-honest = proving.LaidProofs.run
-def lie(*given):
-    reply = honest(*given)
-    return other(reply, proof=reply.proof | {"key": "0" * 64})
-proving.LaidProofs.run = lie
+import sparkwright.pipeline.remote_proofs as proofs
+honest = proofs.prove
+proofs.prove = lambda *given: other(honest(*given), key="0" * 64)
 """
     hosts[0].install(extra=lying)
     forget(world, "other store")
@@ -128,8 +126,9 @@ proving.LaidProofs.run = lie
 
 
 def test_a_machine_with_another_program_proves_nothing(world, hosts):
-    hosts[0].install(extra="import sparkwright.cluster.worker as w; w.own_code = lambda: 'f' * 64")
+    hosts[0].install(extra="worker.own_code = lambda: 'f' * 64")
     forget(world, "other store")
     done = world.call("carry", "prove", "--cluster", cluster(hosts[:1]))
-    assert "another state of the same version" in done.err
+    assert done.status == ToolError.exit_code
+    assert "sparkwright is another state here" in done.err
     assert proofs(world) == {}

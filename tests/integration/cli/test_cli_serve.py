@@ -21,7 +21,7 @@ from sparkwright.base.errors import (
     ServerError,
     UnknownNameError,
 )
-from sparkwright.serve.notify import read_state
+from sparkwright.serve.sd_notify import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from sparkwright.base.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from world import World
 
@@ -65,7 +65,7 @@ class TestTwoMachines:
         remote = built["remote"]
         assert remote["hits"] >= 5
         assert remote["bytes-read"] > len(before) / 2
-        assert (remote["refused"], remote["waiting"], remote["stopped"]) == (0, 0, "")
+        assert (remote["refused"], remote["stopped"]) == (0, "")
 
     def test_the_summary(self, shared: World) -> None:
         ran = shared.good("wheel")
@@ -97,14 +97,14 @@ class TestWithoutAServer:
     def test_a_build_goes_on(self, world: World) -> None:
         ran = world.good("wheel", "--json", "--store", f"http://127.0.0.1:{free_port()}")
         assert "cannot be reached" in ran.json["remote"]["stopped"]
-        assert ran.json["remote"]["waiting"] > 0
         assert 1 <= ran.err.count("warning:") <= 2
 
     def test_a_server_that_only_errs(self, world: World, server: HostileStore) -> None:
         server.faults = {name: Misbehaviour(status=500) for name in ("GET", "HEAD", "PUT")}
         assert world.good("wheel", "--json", "--store", server.url).json["remote"]["stopped"]
 
-    def test_killed_while_it_writes_behind(self, world: World, server: HostileStore) -> None:
+    def test_killed_while_it_writes(self, world: World, server: HostileStore) -> None:
+        """The wheel is the same, and what was not written is made once more by those who lack it."""
         server.hold.clear()
         child = world.start("wheel", "--store", server.url)
         wait_until(lambda: server.asked("PUT"), patience_s=60)
@@ -112,17 +112,16 @@ class TestWithoutAServer:
         child.communicate()
         server.hold.set()
         world.good("wheel", "--store", server.url)
-        world.new_store("second", probes=False)
+        world.new_store("second")
         world.good("wheel", "--store", server.url)
-        assert world.steps()["prove clamp"] == "found"
 
     def test_a_server_that_never_answers_a_write(self, world: World, server: HostileStore) -> None:
         settings = world.folder / "store.toml"
-        settings.write_text(f'url = "{server.url}"\nflush-s = 0.5\n')
+        settings.write_text(f'url = "{server.url}"\nstall-s = 0.2\n')
         server.hold.clear()
         ran = world.run("wheel", "--json", SPARKWRIGHT_STORE_CONFIG=str(settings))
         assert ran.status == 0, ran.said
-        assert ran.json["remote"]["waiting"] > 0
+        assert ran.json["remote"]["stopped"]
         assert "Traceback" not in ran.err
 
     @pytest.mark.slow
@@ -139,7 +138,7 @@ class TestWithoutAServer:
 class TestCommands:
     def test_status(self, world: World, nginx: str) -> None:
         found = world.good("store", "status", "--json", "--store", nginx).json["remote"]
-        assert (found["remote"], found["read"], found["write"], found["waiting"]) == (nginx, "yes", "yes", 0)
+        assert (found["remote"], found["read"], found["write"]) == (nginx, "yes", "yes")
         assert found["trust"] == "signed"
         assert found["writers"][0].startswith("this machine ")
         assert "yes" in world.good("store", "status", "--store", nginx).out
@@ -153,21 +152,10 @@ class TestCommands:
         server.faults = {"GET": Misbehaviour(body=b"something else")}
         assert world.call("store", "status", "--store", server.url).status == 20
 
-    def test_push(self, world: World, nginx: str) -> None:
-        world.good("wheel")
-        assert world.good("store", "push", "--json", "--store", nginx).json["remote"]["written"] > 0
-        world.new_store("second", probes=False)
-        world.good("wheel", "--store", nginx)
-        assert world.steps()["prove clamp"] == "found"
-        assert world.call("store", "push").status == 10
-        assert world.call("store", "push", "--store", f"http://127.0.0.1:{free_port()}").status == 20
-
     def test_the_key_of_a_machine(self, world: World) -> None:
-        key = world.good("store", "key").out.strip()
+        key = world.good("store", "status", "--json").json["key"]
         assert key.startswith("ed25519:")
-        told = world.good("store", "key", "--json").json
-        assert told["key"] == key
-        assert Path(told["file"]).stat().st_mode & 0o777 == 0o600
+        assert key in world.good("store", "status").out
 
     @pytest.mark.parametrize(
         "url", ["ftp://host/x", "http://", "https://host/?x=1", "nonsense", "file:///tmp", "https://h:99999/"]
@@ -202,8 +190,8 @@ class TestCredentials:
             netrc.write_text(f"machine 127.0.0.1 login builder password {PASSWORD}\n")
             netrc.chmod(0o600)
         world.environment["SPARKWRIGHT_STORE_URL"] = url
-        runs = [world.call("wheel", "--json"), world.call("store", "status"), world.call("store", "push")]
-        assert [ran.status for ran in runs] == [0, 0, 0]
+        runs = [world.call("wheel", "--json"), world.call("store", "status")]
+        assert [ran.status for ran in runs] == [0, 0]
         assert runs[0].json["remote"]["written"] > 0
         world.environment["SPARKWRIGHT_STORE_URL"] = url.replace("127.0.0.1", f"127.0.0.1:{free_port()}/no")
         shown = [ran.said for ran in (*runs, world.call("store", "status"))]

@@ -13,7 +13,7 @@ from store_servers import nginx_store
 from world import wait_until
 
 from sparkwright.base.errors import ClusterError, RehearsalError, VerdictError
-from sparkwright.rehearsal.outcome import normalised
+from sparkwright.engine.outcomes import normalised
 from sparkwright.store import open_store
 
 if TYPE_CHECKING:
@@ -116,14 +116,12 @@ def test_an_older_wheel_stands_in_there_too(staged: World, hosts: list[Host]) ->
 
 
 KILL = """
-import threading, time
-import sparkwright.verify.verifier as verifier
-from sparkwright.engine.verifier import Verifier
-honest = verifier.run_checks
-def killed(*given, **more):
-    threading.Timer(2, lambda: os.kill(os.getpid(), 9)).start()
-    return honest(*given, **more)
-verifier.VERIFIER = Verifier(verifier.VERIFIER.checks, killed)
+import threading
+honest = worker.TaskRunner.run
+def killed(*given):
+    threading.Timer(6, lambda: os.kill(os.getpid(), 9)).start()
+    return honest(*given)
+worker.TaskRunner.run = killed
 """
 
 

@@ -36,8 +36,7 @@ def probe():
     expect(clamp(4) == 4, "clamp(4) is not 4")
 """
 KILL = """
-import sparkwright.search.elsewhere as steps
-steps.LaidSteps.run = lambda *_: os.kill(os.getpid(), 9)
+worker.TaskRunner.run = lambda *_: os.kill(os.getpid(), 9)
 """
 
 
@@ -98,7 +97,7 @@ def test_two_machines_give_the_answer_of_one(patched: World, hosts: list[Host], 
     ran = patched.good(*search(judged), *cluster(hosts))
     assert stable(ran.json) == expected
     assert ran.json["changes"] == ["doubled:added"]
-    steps = [event for event in patched.events() if event["kind"] == "step.elsewhere"]
+    steps = [event for event in patched.events() if event["kind"] == "step.finished"]
     used = {event["machine"] for event in steps}
     assert used <= {shown(host) for host in hosts}
     assert set(ran.json["machines"]) == used
@@ -151,7 +150,7 @@ def test_a_machine_that_is_killed_costs_its_step(patched: World, hosts: list[Hos
 def test_a_machine_without_the_environment_runs_no_probe(patched: World, hosts: list[Host]) -> None:
     judged = probe_file(patched)
     expected = here(patched, judged)
-    other = "import sparkwright.cluster.proving as p; p.environment_key = lambda: 'another'"
+    other = "import sparkwright.pipeline.remote_proofs as p; p.environment_key = lambda: 'another'"
     hosts[0].install(extra=other)
     ran = patched.good(*search(judged), *cluster(hosts))
     assert f"{shown(hosts[0])} is left out: its environment for probes is another one" in ran.err

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_kit import Host, two_hosts
+from cluster_kit import Host, card, two_hosts
 from http_index import RunningIndex
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from store_servers import nginx_store
@@ -42,13 +42,6 @@ def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
             host.install(extra=f"os.environ['UV_DEFAULT_INDEX'] = {index.url!r}")
         world.environment["SPARKWRIGHT_STORE_URL"] = url
         yield both
-
-
-def card(host: Host, capability: str) -> None:
-    """Let the machine's ``nvidia-smi`` name a card with that compute capability, or find none."""
-    program = host.sshd.folder / "programs" / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap) echo {capability};; *) exit 1;; esac\n")
-    program.chmod(0o755)
 
 
 def cluster(hosts: list[Host]) -> tuple[str, str]:
@@ -135,12 +128,11 @@ def test_no_machine_with_a_gb10_is_refused_before_anything_starts(
 
 KILL = """
 import threading
-import sparkwright.cluster.verifying as verifying
-honest = verifying.run_suite
+honest = worker.TaskRunner.run
 def killed(*given):
-    threading.Timer(2, lambda: os.kill(os.getpid(), 9)).start()
+    threading.Timer(6, lambda: os.kill(os.getpid(), 9)).start()
     return honest(*given)
-verifying.run_suite = killed
+worker.TaskRunner.run = killed
 """
 
 

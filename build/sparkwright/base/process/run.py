@@ -13,7 +13,7 @@ import subprocess  # noqa: TID251
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sparkwright.base.errors import ProcessError, ToolError
 from sparkwright.base.events import emit
@@ -184,11 +184,12 @@ def log_end(result: Completed, env: Mapping[str, str] | None) -> None:
 UnguardedProcess: TypeAlias = subprocess.Popen[bytes]
 
 
-def start_unguarded(argv: Sequence[str | Path]) -> UnguardedProcess:
+def start_unguarded(argv: Sequence[str | Path], *, errors: IO[bytes] | None = None) -> UnguardedProcess:
     """Start a program in this process's group, without a guard.
 
-    It reads from a pipe that closes when this process ends, and its output is discarded. For a server
-    that manages its own processes; to end a program with this process, use `start`.
+    It reads from a pipe that closes when this process ends, and its output is discarded, but for its standard
+    error where a file for that is given. For a server that manages its own processes; to end a program with
+    this process, use `start`.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -196,6 +197,6 @@ def start_unguarded(argv: Sequence[str | Path]) -> UnguardedProcess:
     command = tuple(str(part) for part in argv)
     silent = subprocess.DEVNULL
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=errors or silent)
     except OSError as error:
         raise not_started(command, error) from error

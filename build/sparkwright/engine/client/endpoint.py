@@ -47,7 +47,6 @@ class Endpoint:
         url: its root, such as ``http://host:8000``; a slash or ``/v1`` at the end is taken off.
         model: name of the model to request; empty for the only one that it serves.
         api_key: bearer token that it requires, if any.
-        insecure: accept any TLS certificate.
         lacks: names of the capabilities that it lacks; requests are sent accordingly.
         card: path of its page with the readings of a simulated card; empty for a real server.
     """
@@ -55,7 +54,6 @@ class Endpoint:
     url: str
     model: str
     api_key: str = field(default="", repr=False)
-    insecure: bool = False
     lacks: frozenset[str] = frozenset()
     card: str = ""
 
@@ -139,7 +137,6 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(
             limit=0,
             ttl_dns_cache=None,
-            ssl=not endpoint.insecure,
             socket_factory=make_socket,
             **single,
         ),
@@ -293,9 +290,7 @@ def _unreachable(endpoint: Endpoint, url: str, error: Exception) -> EndpointErro
     match error:
         case aiohttp.ClientSSLError():
             what, because = f"no safe connection to {endpoint.url}", str(error)
-            next_step = (
-                "use http:// if the server has no certificate, or allow any certificate if you trust it"
-            )
+            next_step = "use http:// if the server has no certificate, or name its authority by SSL_CERT_FILE"
         case ValueError():  # aiohttp.InvalidURL among them
             return _no_address(endpoint.url, str(error))
         case aiohttp.ConnectionTimeoutError():

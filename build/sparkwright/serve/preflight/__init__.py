@@ -1,9 +1,8 @@
 """Preflight: find out that a server would not start, or the host not survive it, before weights are read.
 
 Open `run` first: `run_preflight` collects the findings, `inspect_start` the memory budget too. `checkpoint`,
-`host`, `engine` and `link` read facts; `completeness`, `quantization`, `drafter`, `memory_checks`,
-`machine_checks` and `compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of
-the KV cache.
+`host` and `link` read facts; `completeness`, `quantization`, `drafter`, `memory_checks`, `machine_checks` and
+`compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of the KV cache.
 """
 
 from sparkwright.engine.installed import EngineFacts

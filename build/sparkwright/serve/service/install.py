@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,17 +127,6 @@ def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
         emit("service.removed", path=str(path))
     if run_commands:
         run_all(plan.afterwards if plan.removed else plan.commands, accept=anything if plan.removed else (0,))
-
-
-def check_unit(path: Path) -> str:
-    """Return what ``systemd-analyze verify`` says of the unit *path*; empty if nothing, or without it."""
-    from sparkwright.base.process import run
-
-    if shutil.which("systemd-analyze") is None:
-        return ""
-    done = run(["systemd-analyze", "verify", "--man=no", path], timeout=60, accept=tuple(range(256)))
-    said = f"{done.text}\n{done.stderr}".splitlines()
-    return "\n".join(line for line in said if path.name in line or str(path) in line)
 
 
 def _write(file: PlannedFile) -> None:

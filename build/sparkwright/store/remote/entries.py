@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,17 +66,6 @@ class _Entry(msgspec.Struct, frozen=True):
         return "\0".join(("sparkwright store entry", str(_FORMAT), self.kind, self.key, self.record)).encode()
 
 
-@dataclass(frozen=True)
-class Believed:
-    """The writers whose entries count.
-
-    Attributes:
-        writers: their keys by id; `None` to believe every entry, signed or not.
-    """
-
-    writers: Mapping[str, WriterKey] | None
-
-
 def place_of(kind: str, key: str) -> str:
     """Return the place of the entry of *kind* and *key*."""
     return f"ac/{sha256_bytes(f'sparkwright {_FORMAT} {kind} {key}'.encode())}"
@@ -92,8 +80,8 @@ def encode_entry(kind: str, key: str, record: bytes, signer: MachineKey | None) 
     return msgspec.json.encode(entry)
 
 
-def decode_entry(body: bytes, kind: str, key: str, believed: Believed) -> bytes:
-    """Return the record in the entry *body*.
+def decode_entry(body: bytes, kind: str, key: str, writers: Mapping[str, WriterKey] | None) -> bytes:
+    """Return the record in the entry *body*; where *writers* is `None`, every entry counts, signed or not.
 
     Raises:
         RefusedEntryError: it is no entry of that *kind* and *key*, or no believed writer signed it.
@@ -107,11 +95,11 @@ def decode_entry(body: bytes, kind: str, key: str, believed: Believed) -> bytes:
         raise RefusedEntryError("it is no entry of a known format")
     if (entry.kind, entry.key) != (kind, key):
         raise RefusedEntryError("it is the entry of another key")
-    if believed.writers is None:
+    if writers is None:
         return entry.record.encode()
     if not entry.signature:
         raise RefusedEntryError("it is not signed", writer="unsigned")
-    writer = believed.writers.get(entry.writer)
+    writer = writers.get(entry.writer)
     if writer is None:
         raise RefusedEntryError("its writer is not known here", writer=entry.writer)
     try:

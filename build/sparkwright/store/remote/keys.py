@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import ConfigError, ToolError
+from sparkwright.base.errors import ConfigError
 from sparkwright.store.atomic import storing
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class WriterKey:
             raise ConfigError(
                 "a writer of the remote store has no usable key",
                 because=f"{text[:60]!r} is not {_PREFIX} and 32 bytes in base64",
-                next_step="'sparkwright store key' prints the key of a machine",
+                next_step="'sparkwright store status' prints the key of a machine",
             )
         return cls(raw)
 
@@ -95,22 +95,6 @@ class MachineKey:
 def by_id(keys: Iterable[WriterKey]) -> dict[str, WriterKey]:
     """Return *keys* by their ids."""
     return {key.id: key for key in keys}
-
-
-def require_signatures() -> None:
-    """Do nothing where the library for signatures is installed.
-
-    Raises:
-        ToolError: it is not.
-    """
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as error:
-        raise ToolError(
-            "records of a remote store cannot be checked",
-            because="cryptography is not installed",
-            next_step="pip install 'sparkwright[remote]'",
-        ) from error
 
 
 def find_key(path: Path) -> MachineKey | None:

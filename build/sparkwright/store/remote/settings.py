@@ -29,22 +29,14 @@ class RemoteLimits:
     """Limits that keep a slow, dead or hostile server from holding up a build.
 
     Attributes:
-        connect_s: longest wait for a connection, in seconds.
-        stall_s: longest wait for the first bytes of an answer, and between two pieces of it, in seconds.
-        least_rate: bytes a second that an answer has to bring on the average after `stall_s`.
-        failures: failures in a row after which the tier is left alone for the rest of the command.
-        patience_s: seconds of a command that misses and failures may take together; then likewise.
-        flush_s: longest wait at the end of a command for what is still being written, in seconds.
+        stall_s: longest wait for a connection, for an answer, and between two pieces of it, in seconds.
+        least_rate: bytes a second that a transfer has to bring on the average after `stall_s`.
         most_bytes: largest file that is read or written.
     """
 
-    connect_s: float = 3.0
     stall_s: float = 10.0
     least_rate: float = float(1 << 20)
-    failures: int = 3
-    patience_s: float = 30.0
-    flush_s: float = 30.0
-    most_bytes: int = 8 << 30
+    most_bytes: int = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -89,13 +81,7 @@ class _StoreFile(Model, frozen=True):
     downloads: bool = True
     trust: Literal["signed", "unsigned"] = "signed"
     writers: dict[str, str] = msgspec.field(default_factory=dict)
-    connect_s: float = RemoteLimits.connect_s
     stall_s: float = RemoteLimits.stall_s
-    least_rate: float = RemoteLimits.least_rate
-    failures: int = RemoteLimits.failures
-    patience_s: float = RemoteLimits.patience_s
-    flush_s: float = RemoteLimits.flush_s
-    most_bytes: int = RemoteLimits.most_bytes
 
 
 def is_this_machine(host: str) -> bool:
@@ -153,7 +139,7 @@ def read_remote_settings(
             raise ConfigError(
                 f"the writer {name!r} in {path} has no usable key",
                 because=f"it does not begin with {_KEY_PREFIX!r}",
-                next_step="'sparkwright store key' prints the key of a machine",
+                next_step="'sparkwright store status' prints the key of a machine",
             )
     token = environment.get("SPARKWRIGHT_STORE_TOKEN", "")
     user = "" if token else environment.get("SPARKWRIGHT_STORE_USER", "") or unquote(parts.username or "")
@@ -168,11 +154,8 @@ def read_remote_settings(
         signed=file.trust == "signed",
         writers=file.writers,
         key_file=key_file(environment),
-        limits=RemoteLimits(
-            file.connect_s, file.stall_s, file.least_rate, file.failures, file.patience_s, file.flush_s,
-            file.most_bytes,
-        ),
-    )  # fmt: skip
+        limits=RemoteLimits(file.stall_s),
+    )
     if found.password and not found.encrypted:
         raise ConfigError(
             f"the remote store {found.url} gets no credentials",

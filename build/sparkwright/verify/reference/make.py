@@ -16,8 +16,8 @@ from sparkwright.engine.client import Endpoint, check_endpoint, open_session
 from sparkwright.engine.servers import read_log, standing
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.lacking import find_lacking
 from sparkwright.verify.measure import measure
+from sparkwright.verify.probe_capabilities import find_lacking
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference.identity import identify
 from sparkwright.verify.reference.record import Reference, trimmed

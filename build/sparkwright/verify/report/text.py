@@ -11,7 +11,7 @@ from sparkwright.engine.findings import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MINUS, NOTHING, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 
 SYMBOLS = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.faults import Faults
 
 CARD_PAGE: Final = "/simulator/card"
-"""The page with the readings: one line of CSV, see `verify.server.host.CARD_QUERY`."""
+"""The page with the readings: one line of CSV, see `engine.server.host.CARD_QUERY`."""
 
 # A GB10 by reports of its users: 2.4 of 3.0 GHz under load, 500 to 850 MHz in its slow state.
 _MOST_MHZ, _BUSY_MHZ, _IDLE_MHZ, _STUCK_MHZ = 3003, 2411, 208, 611

@@ -11,7 +11,7 @@ fast by *speed*.
 from sparkwright.verify.statistics.describe import Summary, percentile, ratio_interval, summary, t_quantile
 from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
 from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, share_interval
-from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, empirical_logit, theil_sen
+from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, theil_sen
 from sparkwright.verify.statistics.window import Window, steady_window, whole_run
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Summary",
     "Window",
     "change_point",
-    "empirical_logit",
     "hierarchical_bootstrap_log_ratio",
     "mcnemar",
     "one_sided_excess",

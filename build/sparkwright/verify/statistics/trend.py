@@ -45,19 +45,6 @@ class ChangePoint:
     p: float
 
 
-def empirical_logit(successes: float, trials: float) -> float:
-    """Return the log odds of a share, finite also for none and all (half a count is added; Haldane 1956).
-
-    Shares are compared over time on this scale: on it their noise is much the same wherever they lie.
-
-    Raises:
-        ValueError: there are no trials, or more successes than trials.
-    """
-    if not 0 <= successes <= trials or trials <= 0:
-        raise ValueError(f"no share is {successes} of {trials}")
-    return math.log((successes + 0.5) / (trials - successes + 0.5))
-
-
 def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Slope:
     """Return the median of the slopes between all pairs (Theil 1950), with Sen's interval (1968).
 

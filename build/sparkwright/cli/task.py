@@ -1,0 +1,90 @@
+"""``sparkwright task``: the command line of a task that another machine asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from sparkwright.base.config import decode_json, to_builtins
+from sparkwright.base.errors import ConfigError
+from sparkwright.cli.output import expect_json, print_json
+from sparkwright.cli.verify import require_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.upstream import Access
+
+    Work = Callable[[Access, Any], object]
+
+
+def _units(cuda: Path | None) -> tuple[type, Work]:
+    from sparkwright.pipeline.remote_units import UnitsRequest, compile_units
+
+    return UnitsRequest, lambda access, request: compile_units(request, access, cuda)
+
+
+def _proof(_: Path | None) -> tuple[type, Work]:
+    from sparkwright.pipeline.remote_proofs import ProofRequest, prove
+
+    return ProofRequest, lambda access, request: prove(request, access)
+
+
+def _step(_: Path | None) -> tuple[type, Work]:
+    from sparkwright.search.remote import StepRequest, step_here
+
+    return StepRequest, lambda access, request: step_here(request, access)
+
+
+def _rehearsal(_: Path | None) -> tuple[type, Work]:
+    require_libraries()
+    from sparkwright.rehearsal.remote import RehearsalRequest, rehearse_here
+    from sparkwright.verify.verifier import VERIFIER
+
+    return RehearsalRequest, lambda access, request: rehearse_here(request, access, VERIFIER)
+
+
+def _run(_: Path | None) -> tuple[type, Work]:
+    require_libraries()
+    from sparkwright.verify.remote import RunRequest, run_here
+
+    return RunRequest, lambda _, request: run_here(request)
+
+
+_KINDS: dict[str, Callable[[Path | None], tuple[type, Work]]] = {
+    "units": _units,
+    "proof": _proof,
+    "step": _step,
+    "rehearsal": _rehearsal,
+    "run": _run,
+}
+
+
+@click.command("task", hidden=True)
+@click.argument("kind", type=click.Choice(list(_KINDS)))
+@click.option("--cuda", type=click.Path(path_type=Path, file_okay=False), envvar="SPARKWRIGHT_CUDA")
+def command(*, kind: str, cuda: Path | None) -> None:
+    """Do what request.json in this folder asks for, print the result as JSON, and leave files in out."""
+    from sparkwright.distributed.inputs import REQUEST
+    from sparkwright.git import open_repository
+    from sparkwright.pipeline.packs import unpack_all
+    from sparkwright.store import open_store
+    from sparkwright.store.remote import RemoteTier, read_remote_settings
+    from sparkwright.upstream import Access, read_settings
+
+    expect_json(expected=True)
+    model, work = _KINDS[kind](cuda)
+    try:
+        request: Any = decode_json(Path(REQUEST).read_bytes(), model)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError("this folder holds no task", because=str(error)) from error
+    settings = read_remote_settings("")
+    store = open_store(remote=None if settings is None else RemoteTier(settings))
+    with store.running(), contextlib.closing(open_repository(store.git)) as repository:
+        unpack_all(repository)
+        result = work(Access(store, repository, read_settings(offline=False)), request)
+    print_json(to_builtins(result))

@@ -1,0 +1,49 @@
+"""Addresses of clusters: machines that ssh reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.base.ssh import parse_host
+
+if TYPE_CHECKING:
+    from sparkwright.base.ssh import SshHost
+
+
+@dataclass(frozen=True)
+class ClusterAddress:
+    """The machines of a cluster.
+
+    Attributes:
+        name: the address, as it is shown.
+        hosts: the machines, on each of which a worker is started for the length of a command.
+    """
+
+    name: str
+    hosts: tuple[SshHost, ...]
+
+
+def parse_cluster(text: str) -> ClusterAddress:
+    """Return the cluster at the address *text*, ``ssh://[USER@]HOST[:PORT],…``.
+
+    Raises:
+        ConfigError: it is no address, names a machine twice, or holds a password.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme != "ssh":
+        raise _no_cluster(text if "@" not in text else f"{scheme}://…", "its machines are not reached by ssh")
+    try:
+        hosts = tuple(parse_host(host) for host in rest.rstrip("/").split(","))
+    except ValueError as error:
+        raise _no_cluster("ssh://…" if "password" in str(error) else text, str(error)) from error
+    if len(set(hosts)) < len(hosts):
+        raise _no_cluster(text, "it names a machine twice; a worker takes all cores of one")
+    return ClusterAddress(text, hosts)
+
+
+def _no_cluster(text: str, because: str) -> ConfigError:
+    return ConfigError(
+        f"{text!r} is no cluster", because=because, next_step="give ssh://[USER@]HOST[:PORT],…"
+    )

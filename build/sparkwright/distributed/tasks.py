@@ -1,0 +1,115 @@
+"""Tasks, their results, and the settings of a worker: what goes between the machines, as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import sparkwright
+from sparkwright.base.config import Model
+from sparkwright.base.errors import ClusterError
+
+CUDA, GPU, GB10 = "cuda", "gpu", "gb10"
+"""What a task may need of a machine: an installed CUDA toolkit; a card of NVIDIA's; one like GB10's.
+
+A card serves one task at a time. A kind of machine is a need, too, such as ``machine-aarch64``.
+"""
+OUT = "out"
+"""The folder, below a task's working folder, whose files are the files of its result."""
+
+
+class TaskLostError(ClusterError):
+    """A task ended without a result on every machine that tried it."""
+
+
+class StoredFile(Model, frozen=True):
+    """A file in the store: its path below a folder, SHA-256 and bytes."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+class Task(Model, frozen=True, kw_only=False):
+    """A command line of sparkwright to run elsewhere; it prints one JSON document.
+
+    Attributes:
+        name: no other task of the same run has it.
+        files: what it reads, below its working folder.
+        needs: what the machine has to have.
+        seconds, mib: expected CPU time and memory.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    files: tuple[StoredFile, ...] = ()
+    needs: tuple[str, ...] = ()
+    seconds: float = 60.0
+    mib: float = 1024.0
+
+
+class Done(Model, frozen=True, kw_only=False, tag="done"):
+    """The result of a task: the document that it printed, and the files that it left in `OUT`."""
+
+    name: str
+    machine: str
+    seconds: float
+    value: Any
+    files: tuple[StoredFile, ...] = ()
+
+
+class Failed(Model, frozen=True, kw_only=False, tag="failed"):
+    """The end of a task without a result.
+
+    Attributes:
+        fault: whose it is: the ``task``'s, which fails on every machine; the ``machine``'s, which gets no
+            further one; or unknown, as the program was killed: another machine tries it.
+        kind, what, because, next_step: the error's class and its parts.
+    """
+
+    name: str
+    machine: str
+    fault: str
+    kind: str
+    what: str
+    because: str = ""
+    next_step: str = ""
+
+
+Reply = Done | Failed
+
+
+class WorkerSettings(Model, frozen=True):
+    """The settings of a worker: the one line that it reads from its standard input.
+
+    Attributes:
+        code: digest of the program that asks; see `own_code`.
+        scheduler, listen, contact: addresses of the scheduler and of the worker, as seen from the worker,
+            and of the worker as seen from the scheduler.
+        ca, cert, key: certificates of the cluster and the worker's private key (PEM).
+        store_url: the store that machines share; empty for what is configured there.
+        name: the machine's, in progress and errors.
+    """
+
+    code: str
+    scheduler: str
+    listen: str
+    contact: str
+    ca: str
+    cert: str
+    key: str
+    store_url: str
+    name: str
+
+
+@cache
+def own_code() -> str:
+    """Return the digest of this program's Python files, which machines compare."""
+    folder = Path(sparkwright.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""From the findings of `sparkwright.verify` to one outcome for each check, with its failure's signature."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparkwright.engine.findings import Verdict
+from sparkwright.engine.server.lifecycle import ServerFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.base.errors import ServerError
+    from sparkwright.engine.findings import Finding
+
+_ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
+# Raised by those that wait for the process that failed.
+_FOLLOW_UPS = ("Engine core initialization failed", "Worker failed with error")
+_VARIABLE = (
+    (re.compile(r"0x[0-9a-fA-F]+"), "ADDRESS"),
+    (re.compile(r"(?:/[\w.+@-]+){2,}"), "PATH"),
+    (re.compile(r"\b[0-9a-f]{12,}\b"), "DIGEST"),
+    (re.compile(r"\d+(?:\.\d+)?"), "N"),
+)
+_VERDICTS: dict[Verdict, Literal["passed", "failed", "undecided"]] = {
+    Verdict.PASS: "passed",
+    Verdict.FAIL: "failed",
+    Verdict.INCONCLUSIVE: "undecided",
+    Verdict.INVALID: "undecided",
+    Verdict.NOT_APPLICABLE: "undecided",
+}
+# From bad to good.
+_ORDER = ("failed", "undecided", "passed")
+# A server without speculation on a machine without a card: rules of a start that say nothing there.
+_OF_CARDS = frozenset({"the drafter works", "KV cache and weights stay within the budget"})
+# A small model repeats itself, patched or not; `parity` tells if it does so for another reason.
+_OF_LARGE_MODELS = frozenset({"answers do not loop"})
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """The outcome of one check.
+
+    Attributes:
+        name: the check.
+        verdict: ``skipped`` where upstream's own CPU backend cannot do what is checked.
+        detail: the reason, in words.
+        signature: the failure without numbers, addresses and paths; empty if it did not fail.
+    """
+
+    name: str
+    verdict: Literal["passed", "failed", "undecided", "skipped"]
+    detail: str = ""
+    signature: str = ""
+
+
+def outcomes_of(
+    findings: Sequence[Finding], names: Sequence[str], *, lenient: bool = True
+) -> list[CheckOutcome]:
+    """Return the outcome of each check of *names*: that of its worst finding.
+
+    Args:
+        findings: of all checks.
+        names: of the checks to conclude on.
+        lenient: leave out findings that say nothing of a small model without a card.
+    """
+    return [
+        _outcome(name, [finding for finding in findings if finding.check == name], lenient=lenient)
+        for name in names
+    ]
+
+
+def _outcome(name: str, findings: Sequence[Finding], *, lenient: bool) -> CheckOutcome:
+    applicable = [one for one in findings if one.verdict is not Verdict.NOT_APPLICABLE]
+    # A check of which nothing is applicable has decided nothing.
+    findings = applicable or findings
+    counted = [
+        one for one in findings if one.verdict is not Verdict.PASS and not (lenient and _is_lenient(one))
+    ]
+    if not findings:
+        return CheckOutcome(name, "undecided", "it gave no finding")
+    if not counted:
+        return CheckOutcome(name, "passed", findings[0].cause)
+    worst = min(counted, key=lambda finding: _ORDER.index(_VERDICTS[finding.verdict]))
+    verdict = _VERDICTS[worst.verdict]
+    signature = f"{name}: {worst.name}" if verdict == "failed" else ""
+    if verdict == "failed" and (shown := _ERROR.search(worst.cause)):
+        signature += f": {normalised(shown[0])}"
+    return CheckOutcome(name, verdict, worst.cause, signature)
+
+
+def _is_lenient(finding: Finding) -> bool:
+    if finding.name in _OF_LARGE_MODELS:
+        return True
+    return finding.name in _OF_CARDS and finding.verdict is not Verdict.FAIL
+
+
+def broken_server(error: ServerError, names: Sequence[str]) -> list[CheckOutcome]:
+    """Return the outcomes where the server under test did not come up: of its start, and of nothing else."""
+    line = error_line(error)
+    kind = error.cause.name if isinstance(error, ServerFailedError) else "server"
+    first = CheckOutcome("boot", "failed", f"{error.what}: {line}", f"boot: {kind}: {normalised(line)}")
+    others = [CheckOutcome(name, "undecided", "the server did not start") for name in names if name != "boot"]
+    return [first, *others]
+
+
+def error_line(error: ServerError) -> str:
+    """Return the first line of the server's log that names an exception, or else the diagnosed cause."""
+    if isinstance(error, ServerFailedError):
+        found = [match[0].strip() for match in _ERROR.finditer(error.log_excerpt)]
+        original = [line for line in found if not any(part in line for part in _FOLLOW_UPS)]
+        return _plain((original or found or [error.cause.because])[0])
+    return _plain(error.because or error.what)
+
+
+def _plain(text: str) -> str:
+    """Return *text* in one line; logs have carriage returns of progress bars in them."""
+    return " ".join(text.split())
+
+
+def normalised(text: str) -> str:
+    """Return *text* without what differs from run to run: addresses, paths, digests and numbers."""
+    for pattern, name in _VARIABLE:
+        text = pattern.sub(name, text)
+    return _plain(text)[:200]

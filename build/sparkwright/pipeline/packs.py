@@ -1,0 +1,58 @@
+"""Trees of git that go to other machines: as packs in the store, which a task unpacks before all else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import ClusterError, ProcessError
+from sparkwright.base.events import task
+from sparkwright.distributed.inputs import share_file, shared
+from sparkwright.git import pack_tree, unpack_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.distributed import StoredFile
+    from sparkwright.git import Repository
+    from sparkwright.store import Store
+
+_KIND = "tree-pack"
+_FOLDER = "packs"
+
+
+def packed(store: Store, repository: Repository, trees: Sequence[str]) -> tuple[StoredFile, ...]:
+    """Return packs of *trees* for a task: the first one's is whole, the others lack what that holds."""
+    first, *others = dict.fromkeys(trees)
+    return tuple(
+        _packed(store, repository, tree, beside="" if tree == first else first, number=number)
+        for number, tree in enumerate((first, *others))
+    )
+
+
+def _packed(store: Store, repository: Repository, tree: str, *, beside: str, number: int) -> StoredFile:
+    name = f"{_FOLDER}/{number}-{tree}"
+    known = (store.find_record(_KIND, f"{tree}{beside}") or {}).get("sha256")
+    if isinstance(known, str) and (path := store.find_file(known, remote=False)):
+        return shared(store, name, known, path.stat().st_size)
+    with task("pack the sources"), store.scratch() as scratch:
+        pack_tree(repository, tree, scratch / "pack", beside=beside)
+        made = share_file(store, scratch / "pack", name)
+    store.put_record(_KIND, f"{tree}{beside}", {"sha256": made.sha256})
+    return made
+
+
+def unpack_all(repository: Repository) -> None:
+    """Take the trees of a task, whose working folder this process is in, into *repository*.
+
+    Raises:
+        ClusterError: a pack is damaged.
+    """
+    for path in sorted(Path(_FOLDER).glob("*-*")):
+        tree = path.name.partition("-")[2]
+        if repository.has(tree):
+            continue
+        try:
+            unpack_tree(repository, path, tree)
+        except ProcessError as error:
+            raise ClusterError("the pack of a tree is damaged", because=error.because) from error

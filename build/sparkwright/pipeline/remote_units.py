@@ -1,0 +1,305 @@
+"""Compile the units of a build on other machines: `RemoteCompiler` takes the place of compilers here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base import errors
+from sparkwright.base.config import Model, convert
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
+from sparkwright.base.events import emit
+from sparkwright.distributed import Task, share_json
+from sparkwright.distributed.tasks import CUDA
+from sparkwright.lock import Lock
+from sparkwright.native.build import log_name
+from sparkwright.native.compile import CompileJob, run_jobs
+from sparkwright.native.isolation import isolated
+from sparkwright.native.model import Cost, Target, Unit
+from sparkwright.native.schedule import JobLimits
+from sparkwright.native.toolchain import configure_environment, prepare_toolchain
+from sparkwright.native.toolchain_paths import Reader
+from sparkwright.native.units import (
+    UnitFiles,
+    UnitRecord,
+    adopt_record,
+    record_object,
+    unit_key,
+    unit_record,
+)
+from sparkwright.native.workspace import open_workspace
+from sparkwright.pipeline.packs import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from sparkwright.distributed import Done
+    from sparkwright.distributed.cluster import Cluster
+    from sparkwright.git import Repository
+    from sparkwright.native.build import Configured
+    from sparkwright.native.compile import Finished
+    from sparkwright.native.model import Inputs, Toolchain
+    from sparkwright.native.workspace import Workspace
+    from sparkwright.upstream import Access
+
+_LINK = "120000"
+_BATCH_S = 90.0  # of CPU time: a batch lays the sources out once
+
+
+class UnitsRequest(Model, frozen=True):
+    """Units to compile, one after the other.
+
+    Attributes:
+        lock: the pin.
+        machine, arch: the target.
+        toolchain: key of the toolchain.
+        tree: git id of the tree that is compiled.
+        units: the units, each with its expected cost.
+        cuda: an installed toolkit of that machine is taken instead of the lock's packages.
+        isolate: tools run without a network.
+    """
+
+    lock: Lock
+    machine: str
+    arch: str
+    toolchain: str
+    tree: str
+    units: tuple[tuple[Unit, Cost], ...]
+    cuda: bool = False
+    isolate: bool = False
+
+
+class UnitResult(Model, frozen=True):
+    """A unit that compiled, or was refused by the compiler.
+
+    Attributes:
+        name: the unit's.
+        sha256, size: its object, in the store.
+        cost: CPU time and memory.
+        seconds: wall-clock time.
+        record: the record of the unit cache; `None` where the unit cannot be cached.
+        error: class and parts of the error, and the compiler's output; empty if it compiled.
+    """
+
+    name: str
+    sha256: str = ""
+    size: int = 0
+    cost: Cost = Cost(seconds=0.0, mib=0)
+    seconds: float = 0.0
+    record: UnitRecord | None = None
+    error: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteCompiler:
+    """Compiles on other machines.
+
+    Attributes:
+        cluster: the machines.
+        repository: holds the trees.
+        lock: the pin.
+        logs: folder for the logs of units that failed.
+        cuda: an installed toolkit is taken instead of the lock's packages.
+        isolate: tools run without a network.
+        keep_going: compile the other units when one fails.
+    """
+
+    cluster: Cluster
+    repository: Repository
+    lock: Lock
+    logs: Path
+    cuda: bool = False
+    isolate: bool = False
+    keep_going: bool = False
+
+    def compile(
+        self,
+        inputs: Inputs,
+        known: Configured,
+        units: Sequence[Unit],
+        expected: Mapping[str, Cost],
+        learn: Callable[[str, Cost], None],
+    ) -> dict[str, str]:
+        """Return the objects of *units*: output path to SHA-256 in the store.
+
+        Args:
+            inputs: the target and the toolchain.
+            known: the configuration, and the tree that is compiled.
+            units: the units to compile.
+            expected: their expected costs.
+            learn: called with each unit's name and measured cost.
+
+        Raises:
+            CompileError, NotEnoughMemoryError, StorageError, ToolError: as compiling here does.
+            ClusterError: no machine can be had, or several were lost over one unit.
+        """
+        store = self.cluster.store
+        by_name = {unit.name: unit for unit in units}
+        objects: dict[str, str] = {}
+        failures: list[SparkwrightError] = []
+
+        def take(done: Done) -> bool:
+            """Take the objects of a batch; return if all of it is there, and of the files here."""
+            results = convert(done.value, tuple[UnitResult, ...])
+            if {one.name for one in results} != batches[done.name]:
+                return False
+            taken = [take_one(one, done.machine) for one in results]  # what is good is kept in any case
+            return all(taken)
+
+        def take_one(made: UnitResult, machine: str) -> bool:
+            unit = by_name[made.name]
+            if unit.output in objects:
+                return True
+            if made.error:
+                failures.append(self._failure(made, machine))
+                if not self.keep_going:
+                    raise failures[0]
+                return True
+            # Of a repeated unit the object is the same, and it may have been missing the first time.
+            if store.find_file(made.sha256, size=made.size, fresh=True) is None:
+                return False
+            chain = inputs.toolchain.key
+            if made.record is not None and not adopt_record(
+                store, unit, known.files, chain, record=made.record, sha256=made.sha256
+            ):
+                return False
+            objects[unit.output] = made.sha256
+            learn(unit.name, made.cost)
+            emit(
+                "compile.finished",
+                unit=unit.name,
+                machine=machine,
+                seconds=round(made.seconds, 3),
+                cpu_seconds=round(made.cost.seconds, 3),
+                mib=made.cost.mib,
+            )
+            return True
+
+        sent = self._tasks(inputs, known, units, expected)
+        batches = {one.name: names for one, names in sent}
+        self.cluster.run([one for one, _ in sent], take, title="compile", unit="batches")
+        if failures:
+            raise failures[0]
+        return objects
+
+    def _tasks(
+        self, inputs: Inputs, known: Configured, units: Sequence[Unit], expected: Mapping[str, Cost]
+    ) -> list[tuple[Task, set[str]]]:
+        """Return the tasks that compile *units*, each with the names of its units."""
+        store = self.cluster.store
+        packs = packed(store, self.repository, [known.tree])
+        tasks = []
+        for batch in _batches(units, expected):
+            request = UnitsRequest(
+                lock=self.lock,
+                machine=inputs.target.machine,
+                arch=inputs.target.arch,
+                toolchain=inputs.toolchain.key,
+                tree=known.tree,
+                units=tuple((unit, expected[unit.name]) for unit in batch),
+                cuda=self.cuda,
+                isolate=self.isolate,
+            )
+            one = Task(
+                name=batch[0].name,
+                words=("task", "units"),
+                files=(share_json(store, request), *packs),
+                needs=(CUDA,) if self.cuda else (),
+                seconds=sum(expected[unit.name].seconds for unit in batch),
+                mib=max(expected[unit.name].mib for unit in batch),
+            )
+            tasks.append((one, {unit.name for unit in batch}))
+        return tasks
+
+    def _failure(self, made: UnitResult, machine: str) -> SparkwrightError:
+        kind, what, because, next_step, text = made.error
+        log = self.logs / log_name(made.name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+        found = getattr(errors, kind, CompileError)  # the name comes from another machine
+        if not (isinstance(found, type) and issubclass(found, SparkwrightError)):
+            found = CompileError
+        error: SparkwrightError = found(
+            what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step
+        )
+        return error
+
+
+def _batches(units: Sequence[Unit], expected: Mapping[str, Cost]) -> Iterator[list[Unit]]:
+    """Yield *units* in batches of similar memory, of about `_BATCH_S` seconds each."""
+    batch: list[Unit] = []
+    for unit in sorted(units, key=lambda one: (-expected[one.name].mib, one.name)):
+        batch.append(unit)
+        if sum(expected[one.name].seconds for one in batch) >= _BATCH_S:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def compile_units(request: UnitsRequest, access: Access, cuda: Path | None) -> list[UnitResult]:
+    """Compile the units of *request* on this machine.
+
+    Raises:
+        ClusterError: the toolchain here is another one.
+        SparkwrightError: the machine cannot compile.
+    """
+    target = Target(request.machine, request.arch)
+    chain = prepare_toolchain(request.lock, target, access, system=cuda if request.cuda else None)
+    if chain.key != request.toolchain:
+        parts = ", ".join(f"{name} {version}" for name, version in sorted(chain.parts.items()))
+        raise ClusterError(
+            "its toolchain is another one",
+            because=parts,
+            next_step="install the compiler and the Python of the machine that asks there",
+        )
+    entries = access.repository.files(request.tree)
+    files = UnitFiles({path: entry.blob for path, entry in entries.items() if entry.mode != _LINK})
+    with open_workspace(access.store, access.repository, request.tree, chain) as work:
+        env = configure_environment(chain, target, work.root, request.lock)
+        return [
+            _compiled(access, request, chain, work, files, env, unit, expected)
+            for unit, expected in request.units
+        ]
+
+
+def _compiled(  # noqa: PLR0917
+    access: Access,
+    request: UnitsRequest,
+    chain: Toolchain,
+    work: Workspace,
+    files: UnitFiles,
+    env: Mapping[str, str],
+    unit: Unit,
+    expected: Cost,
+) -> UnitResult:
+    output, log = work.root / unit.output, Path("log-of-unit")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    depfile = work.root / f"{unit.output}.d"
+    flags = ("-MD", "-MF", str(depfile), "-MT", "object")
+    prefix = isolated(()) if request.isolate else ()
+    argv = (*prefix, *work.expand(unit.argv), *flags)
+    job = CompileJob(unit.name, argv, work.build, env, output, log.absolute(), expected)
+    done: list[Finished] = []
+    try:
+        # How many run at once is the scheduler's business: it knows what each one takes.
+        run_jobs([job], on_done=done.append, limits=JobLimits(jobs=1, reserve_mib=0))
+    except CompileError as error:
+        text = log.read_text(errors="replace")
+        parts = (type(error).__name__, error.what, error.because, error.next_step, text)
+        return UnitResult(name=unit.name, error=parts)
+    store, size = access.store, output.stat().st_size
+    sha256 = record_object(
+        store, unit, files, chain.key,
+        reader=Reader(work.root, chain), depfile=depfile, object_path=output, cost=done[0].cost,
+    )  # fmt: skip
+    record = None if sha256 is None else unit_record(store, unit_key(unit, files, chain.key))
+    if sha256 is None:
+        sha256 = sha256_file(output)
+        store.adopt_file(output, sha256, verified=True)
+        store.share(sha256)
+    return UnitResult(
+        name=unit.name, sha256=sha256, size=size, cost=done[0].cost, seconds=done[0].seconds, record=record
+    )

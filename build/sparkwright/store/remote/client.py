@@ -1,0 +1,174 @@
+"""The client of a remote tier: a server of GET, HEAD and PUT, or a bucket with the S3 interface."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import time
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sparkwright.base.errors import ToolError
+from sparkwright.store.remote.settings import is_this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_STATUS = re.compile(r"status code: (\d{3})")
+_TOO_LARGE = "413"
+_CAUSES = {
+    "TimedOut": "it did not answer in time",
+    "Timeout": "it did not answer in time",
+    "Content-Length": "its answer states no length",
+    "response body error": "its answer was not whole",
+    "invalid peer certificate": "its certificate is not accepted",
+    "error sending request": "it cannot be reached",
+}
+"""What a failure means, by a part of obstore's text."""
+_PATIENT = 6  # times as long, since a server may answer a large file after it has stored it all
+_RETRY = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=1), "base": 2}
+
+
+class RemoteFailure(Exception):  # noqa: N818 - never reaches a user as an error
+    """A request to the remote tier failed; the message names no credentials.
+
+    Attributes:
+        object_only: true where it concerns this object alone, such as one that is too large.
+    """
+
+    def __init__(self, message: str, *, object_only: bool = False) -> None:
+        super().__init__(message)
+        self.object_only = object_only
+
+
+class OtherContentError(RemoteFailure):
+    """The server sent an object that is not what was asked for."""
+
+
+class RemoteClient:
+    """One server, whose objects have places such as ``cas/<sha256>``; used by any number of threads.
+
+    A request that fails at once is tried a second time. One that brings nothing for `stall_s` seconds, or
+    less than `least_rate` bytes a second after that, is given up.
+    """
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        try:
+            import obstore
+            import obstore.store
+        except ImportError as error:
+            raise ToolError(
+                f"the remote store {settings.url} cannot be used",
+                because="obstore is not installed",
+                next_step="pip install 'sparkwright[remote]'",
+            ) from error
+        self._settings, self._obstore, self._stores = settings, obstore, obstore.store
+        self._opened = lru_cache(self._open)
+
+    def get(self, place: str, sink: Callable[[bytes], object]) -> bool:
+        """Hand the object at *place* to *sink* piece by piece; return false where there is none.
+
+        Raises:
+            RemoteFailure: the server cannot be asked, or did not send the whole object.
+        """
+        limits = self._settings.limits
+        began, count = time.monotonic(), 0
+        store = self._opened(limits.most_bytes, reading=True)
+        try:
+            for data in self._obstore.get(store, place).stream(min_chunk_size=1):
+                count += len(data)
+                sink(bytes(data))
+                _require_rate(count, time.monotonic() - began, limits)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            raise _failure(error) from error
+        return True
+
+    def has(self, place: str) -> bool:
+        """Tell if there is an object at *place*; raise as `get`."""
+        try:
+            self._obstore.head(self._opened(0, reading=True), place)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            raise _failure(error) from error
+        return True
+
+    def put(self, place: str, content: bytes | Path) -> None:
+        """Write *content*, or the file of that path, to *place*; raise as `get`."""
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        store = self._opened(size, reading=False)
+        # Of the servers, buckets alone take a file in parts.
+        parts = None if isinstance(store, self._stores.S3Store) else False
+        try:
+            self._obstore.put(store, place, content, use_multipart=parts)
+        except Exception as error:
+            raise _failure(error) from error
+
+    def _open(self, size: int, *, reading: bool) -> Any:
+        """Return obstore's store for requests of at most *size* bytes."""
+        settings, limits = self._settings, self._settings.limits
+        parts = urlsplit(settings.url)
+        patience_s = limits.stall_s * (1 if reading else _PATIENT)
+        client: Any = {
+            "connect_timeout": timedelta(seconds=limits.stall_s),
+            "timeout": timedelta(seconds=patience_s + size / limits.least_rate),
+        }
+        if reading:
+            client["read_timeout"] = timedelta(seconds=limits.stall_s)
+        if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
+            client["root_certificate"] = Path(bundle).read_bytes()
+        retry: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=limits.stall_s), "backoff": _RETRY}
+        if parts.scheme == "s3":
+            endpoint = next((found for name in _ENDPOINTS if (found := os.environ.get(name))), "")
+            client["allow_http"] = is_this_machine(urlsplit(endpoint).hostname or "")
+            more: Any = {"endpoint": endpoint} if endpoint else {}
+            return self._stores.S3Store(
+                parts.netloc,
+                prefix=parts.path.strip("/") or None,
+                client_options=client,
+                retry_config=retry,
+                **more,
+            )
+        client["allow_http"] = True
+        if words := _authorization(settings):
+            client["default_headers"] = {"authorization": words}
+        return self._stores.HTTPStore.from_url(settings.url, client_options=client, retry_config=retry)
+
+
+def _require_rate(count: int, seconds: float, limits: RemoteLimits) -> None:
+    if (late := seconds - limits.stall_s) > 0 and count < late * limits.least_rate:
+        raise RemoteFailure(f"it sent {count:,} bytes in {seconds:.1f} s")
+
+
+def _authorization(settings: RemoteSettings) -> str:
+    """Return the header with the user's credentials; empty where they could be read on the way."""
+    from requests.utils import get_netrc_auth
+
+    if not settings.encrypted:
+        return ""
+    if settings.password and not settings.user:
+        return f"Bearer {settings.password}"
+    named = (settings.user, settings.password) if settings.user else get_netrc_auth(settings.url)
+    return f"Basic {base64.b64encode(':'.join(named).encode()).decode()}" if named else ""
+
+
+def _failure(error: Exception) -> Exception:
+    """Return the failure to raise, by the kind of *error* alone: its text may hold a key's id."""
+    if isinstance(error, RemoteFailure) or (isinstance(error, OSError) and error.errno is not None):
+        return error
+    name, text = type(error).__name__, str(error)
+    if status := _STATUS.search(text):
+        return RemoteFailure(f"it answered {status[1]}", object_only=status[1] == _TOO_LARGE)
+    if name in {"PermissionDeniedError", "UnauthenticatedError"}:
+        return RemoteFailure("it refuses access")
+    told = next((words for sign, words in _CAUSES.items() if sign in text), f"the request failed ({name})")
+    return RemoteFailure(told)

@@ -1,0 +1,185 @@
+"""``sparkwright bisect`` with wheels that are served here and over a real ssh, and rehearsed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from bisect_kit import commit, harmless
+from cluster_kit import Host, card
+from rehearsal_kit import stage
+from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
+from test_cli_bisect import culprits
+from world import World, wait_until
+
+from sparkwright.base.errors import BisectionError, ClusterError, ConfigError
+
+pytest_plugins = "cluster_fixtures"
+MACHINE = platform.machine()
+METRIC = "metric decode-tok-s@1 --worse-by 5%"
+TIMED = {"speed": 4, "requests": 3, "tokens": 24}
+
+
+@pytest.fixture
+def reachable(world: World) -> World:
+    """A world without carries whose releases can be served."""
+    world.environment["UV_DEFAULT_INDEX"] = world.index.url
+    world.index.add(*torch_wheel())
+    world.list_carries([])
+    shutil.rmtree(world.root / "carries")
+    world.pin(served_release())
+    harmless(world, 0)
+    commit(world, "good")
+    return world
+
+
+@pytest.fixture
+def host(reachable: World, url: str, hosts: list[Host]) -> Host:
+    """A machine with a GB10, which shares a store with the world."""
+    card(hosts[0], "12.1")
+    hosts[0].install(extra=f"os.environ['UV_DEFAULT_INDEX'] = {reachable.index.url!r}")
+    reachable.environment |= {"PATH": os.environ["PATH"], "SPARKWRIGHT_STORE_URL": url}
+    return hosts[0]
+
+
+def plant(world: World, fault: str, *, alone: bool = False) -> None:
+    """Commit a carry that gives the server *fault*, between two harmless ones unless it is *alone*."""
+    if not alone:
+        harmless(world, 1)
+    world.carry("culprit", dict(fault_file(fault)))
+    if not alone:
+        harmless(world, 2)
+    commit(world, "bad")
+
+
+def words(
+    world: World, judge: str = "verify coherence", host: Host | None = None, **recipe
+) -> tuple[str, ...]:
+    path = write_recipe(world.folder / "recipe.toml", **recipe)
+    return (
+        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge, f"--recipe={path}",
+        f"--platform={MACHINE}", "--deterministic", "--json",
+        *([] if host is None else [f"--cluster=ssh://{host.sshd.host}"]),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_carry_is_named_by_what_is_served_here(reachable: World) -> None:
+    plant(reachable, "repeated-token")
+    ran = reachable.good(*words(reachable))
+    assert culprits(ran) == ["culprit:added"]
+    assert ran.json["calibration"]["signature"].startswith("coherence: ")
+    for step in ran.json["steps"]:
+        kept = json.loads(Path(step["evaluation"]["evidence"]).read_text())
+        assert kept["started"]
+    again = reachable.good(*words(reachable))
+    assert again.json["steps"] == ran.json["steps"], "and nothing is judged twice"
+
+
+@pytest.mark.slow
+def test_a_carry_is_named_by_what_is_served_on_another_machine(reachable: World, host: Host) -> None:
+    plant(reachable, "repeated-token", alone=True)
+    ran = reachable.good(*words(reachable, host=host))
+    assert culprits(ran) == ["culprit:added"]
+    assert set(ran.json["machines"]) == {f"127.0.0.1:{host.sshd.port}"}
+    assert "--cluster=ssh://" in ran.json["check"][0]
+    assert not host.workers()
+
+
+@pytest.mark.slow
+def test_a_killed_search_leaves_nothing_there_and_goes_on(reachable: World, host: Host) -> None:
+    plant(reachable, "repeated-token", alone=True)
+    child = reachable.start(*words(reachable, host=host))
+    (journal,) = wait_until(
+        lambda: list((reachable.root / ".sparkwright" / "bisect").glob("*/journal.jsonl")), patience_s=60
+    )
+    wait_until(lambda: b'"evaluation"' in journal.read_bytes() and host.workers(), patience_s=120)
+    before = journal.read_text()
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate(timeout=60)
+    wait_until(lambda: not host.workers(), patience_s=60)
+    ran = reachable.good(*words(reachable, host=host))
+    assert culprits(ran) == ["culprit:added"]
+    assert journal.read_text().startswith(before)
+
+
+def test_a_machine_that_is_gone_stops_the_search_without_a_verdict(reachable: World) -> None:
+    plant(reachable, "repeated-token")
+    ran = reachable.call(*words(reachable), "--cluster=ssh://127.0.0.1:1")
+    assert ran.status == ClusterError.exit_code
+    assert "cannot be reached" in ran.said
+
+
+def test_a_wheel_that_cannot_be_served_is_untestable(reachable: World) -> None:
+    """Its server does not start, and what is judged is not the start."""
+    plant(reachable, "does-not-start", alone=True)
+    ran = reachable.call(*words(reachable), "--try=culprit:added")
+    assert (ran.status, ran.json["verdict"]) == (125, "untestable")
+    ran = reachable.call(*words(reachable, "verify boot"), "--try=culprit:added")
+    assert (ran.status, ran.json["verdict"]) == (1, "bad")
+    assert "gone_N" in ran.json["signature"]
+
+
+@pytest.mark.slow
+def test_a_slowdown_of_5_percent_is_named(reachable: World) -> None:
+    plant(reachable, "slow=1.08", alone=True)
+    ran = reachable.good(*words(reachable, METRIC, **TIMED))
+    assert culprits(ran) == ["culprit:added"]
+    values = [step["evaluation"]["value"] for step in ran.json["steps"] if step["verdict"] == "bad"]
+    assert values
+    assert all(0.88 < value < 0.97 for value in values)
+
+
+@pytest.mark.walk  # as of measured values, in test_search_metric.py and test_search_planted.py
+def test_a_healthy_pair_names_no_culprit(reachable: World) -> None:
+    plant(reachable, "slow=1", alone=True)
+    ran = reachable.call(*words(reachable, METRIC, **TIMED))
+    assert ran.status == BisectionError.exit_code
+
+
+@pytest.mark.walk
+@pytest.mark.slow
+def test_a_figure_of_a_rehearsal_is_compared(world: World) -> None:
+    world.list_carries([])
+    shutil.rmtree(world.root / "carries")
+    stage(world)
+    harmless(world, 0)
+    commit(world, "good")
+    plant(world, "slow=4")
+    ran = world.call(
+        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", "metric tpot-ms@1 --worse-by 50%",
+        "--try=culprit:added", "--json",
+    )  # fmt: skip
+    assert (ran.status, ran.json["verdict"]) == (1, "bad"), ran.said
+    assert ran.json["value"] > 1.5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--judge=probe probe.py", "--recipe=smoke"),
+        ("--judge=run true", "--recipe=smoke"),
+        ("--judge=metric x --worse-by 5% -- true", "--recipe=smoke"),
+        ("--judge=verify parity", "--recipe=smoke"),
+        ("--judge=verify nonsense", "--recipe=smoke"),
+        ("--judge=verify coherence", "--cluster=-oProxyCommand=x"),
+        ("--judge=verify coherence", "--recipe=smoke", "--jobs=2"),
+        ("--judge=verify coherence", "--profile=smoke"),
+        ("--judge=metric decode-tok-s@1 --worse-by 5%", "--recipe=smoke", "--cluster=ssh://one,two"),
+        ("--judge=metric decode-tok-s@1 --worse-by 5%", "--jobs=2"),
+        ("--judge=metric decode-tok-s@1 --worse-by 5% --lower-is-better",),
+        ("--judge=metric decode-tok-s@1 --worse-by 100%",),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(world: World, more: tuple[str, ...]) -> None:
+    shutil.rmtree(world.root / "carries")
+    world.list_carries([])
+    commit(world, "good")
+    harmless(world, 0)
+    ran = world.call("bisect", "--good=HEAD", "--bad=.", "--json", *more)
+    assert ran.status == ConfigError.exit_code, ran.said

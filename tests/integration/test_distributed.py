@@ -1,0 +1,411 @@
+"""Units compiled on other machines over real sshds: the same bytes, whatever happens to the machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+import pytest
+from cluster_kit import SUPPORT, Home, Host, make_home
+from kit import Recorder, small_disk
+from native_kit import HERE
+from small_extension import build, compiled
+from world import SOURCE_ROOT, wait_until
+
+from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
+from sparkwright.base.events import subscribe
+from sparkwright.base.ports import free_port
+from sparkwright.distributed import TaskLostError, parse_cluster, ssh
+from sparkwright.distributed.cluster import Cluster
+from sparkwright.git import FileEntry, patch_tree
+from sparkwright.native.build import build_extension
+from sparkwright.native.model import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psutil
+
+    from sparkwright.base.events import Event
+
+pytest_plugins = "cluster_fixtures"
+pytestmark = pytest.mark.slow
+
+
+KILL = "worker.TaskRunner.run = lambda *_: os.kill(os.getpid(), 9)"
+
+
+@pytest.fixture(autouse=True)
+def one_unit_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every unit be a task of its own."""
+    monkeypatch.setattr("sparkwright.pipeline.remote_units._BATCH_S", 0.0)
+
+
+def shown(host: Host) -> str:
+    """The machine as it is named here."""
+    return f"127.0.0.1:{host.sshd.port}"
+
+
+def here(tmp_path) -> str:
+    """The SHA-256 of the extension that this machine compiles by itself."""
+    alone = make_home(tmp_path / "alone", "", [])
+    return build(alone.builder, alone.inputs)[0].sha256
+
+
+def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
+    home: Home = make_home(tmp_path / "home", url, hosts)
+    heard = Recorder()
+    with subscribe(heard):
+        built, started = build(home.builder, home.inputs)
+    assert built.sha256 == here(tmp_path)
+    assert started == [], "no compiler ran here"
+    assert {event["machine"] for event in heard.of("compile.finished")} == {shown(host) for host in hosts}
+    assert compiled(home.builder, home.inputs) == (12, [])
+    assert not [process for host in hosts for process in host.workers()]
+
+
+def test_a_worker_whose_ports_others_have_is_started_with_others(tmp_path, url, hosts, monkeypatch):
+    """At first the port of the scheduler there is taken, then that of the worker there, then the one here."""
+    address = parse_cluster(f"ssh://{hosts[0].sshd.host}")
+    with socket.create_server(("127.0.0.1", free_port())) as other:
+        taken, chosen = other.getsockname()[1], []
+
+        def choose(free: int) -> tuple[int, ...]:
+            ports = [free_port() for _ in range(3)]
+            if len(chosen) != free:
+                ports[len(chosen) % 3] = taken
+            chosen.append(ports)
+            return tuple(ports)
+
+        monkeypatch.setattr(ssh, "_choose_ports", lambda: choose(3))
+        cluster = Cluster(address=address, store=make_home(tmp_path / "home", url, []).builder.store)
+        with cluster.open() as workers:
+            assert workers.machines() == {shown(hosts[0])}
+        assert len(chosen) == 4
+        chosen.clear()
+        monkeypatch.setattr(ssh, "_choose_ports", lambda: choose(99))
+        with pytest.raises(ClusterError), cluster.open():
+            pass
+        assert len(chosen) == 4
+
+
+def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):
+    """The first one is killed by its own unit, as the kernel does when memory runs out."""
+    hosts[0].install(extra=KILL)
+    home = make_home(tmp_path / "home", url, hosts)
+    assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
+
+
+def test_no_machine_is_left(tmp_path, url, hosts):
+    for host in hosts:
+        host.install(extra=KILL)
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ClusterError, match="lost"):
+        build(home.with_cluster(patience_s=5).builder, home.inputs)
+    healthy = make_home(tmp_path / "again", "", [])
+    assert build(healthy.builder, healthy.inputs)[0].sha256 == here(tmp_path)
+
+
+def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts):
+    """The worker lives on: it is the task's own process that is killed."""
+    hosts[0].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    home = make_home(tmp_path / "home", url, hosts)
+    assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
+    hosts[1].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    again = make_home(tmp_path / "again", f"{url}/other", hosts)
+    with pytest.raises(TaskLostError, match="did not arrive") as error:
+        build(again.builder, again.inputs)
+    assert "status -9" in error.value.because
+
+
+def test_a_machine_with_another_toolchain_compiles_nothing(tmp_path, url, hosts, recwarn):
+    hosts[0].install(key="another")
+    home = make_home(tmp_path / "home", url, hosts)
+    heard = Recorder()
+    with subscribe(heard):
+        built, _ = build(home.builder, home.inputs)
+    assert built.sha256 == here(tmp_path)
+    hosts[1].install(key="another")
+    alone = make_home(tmp_path / "other", url + "/elsewhere", hosts)
+    with pytest.raises(ClusterError, match="toolchain is another one") as error:
+        build(alone.builder, alone.inputs)
+    assert "install the compiler" in error.value.next_step
+
+
+def test_a_machine_with_another_program_is_refused_before_it_compiles(tmp_path, url, hosts):
+    """Its version is the same, and a file of it is not."""
+    for host in hosts:
+        host.install(extra="worker.own_code = lambda: 'f' * 64")
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ToolError, match="cannot be used") as error:
+        build(home.builder, home.inputs)
+    assert "another state" in error.value.because
+
+
+def test_an_object_that_is_not_there_is_compiled_again_elsewhere_and_then_is_an_error(tmp_path, url, hosts):
+    lying = """
+from msgspec.structs import replace as other
+honest = remote_units._compiled
+remote_units._compiled = lambda *given: other(honest(*given), sha256="0" * 64)
+"""
+    for host in hosts:
+        host.install(extra=lying)
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ClusterError, match="did not arrive"):
+        build(home.builder, home.inputs)
+
+
+def test_a_record_of_other_files_is_not_taken(tmp_path, url, hosts):
+    """The object is there, and the worker says that it read other files than those here."""
+    lying = """
+from msgspec.structs import replace as other
+honest = remote_units._compiled
+def lie(*given):
+    made = honest(*given)
+    manifests = tuple(
+        other(one, states=tuple(other(state, state="0" * 64) for state in one.states))
+        for one in made.record.manifests
+    )
+    return other(made, record=other(made.record, manifests=manifests))
+remote_units._compiled = lie
+"""
+    for host in hosts:
+        host.install(extra=lying)
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ClusterError, match="did not arrive"):
+        build(home.builder, home.inputs)
+
+
+def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts):
+    home = make_home(tmp_path / "home", url, hosts)
+    wrong = {"csrc/ops.c": FileEntry("100644", b"int ops(void) { return lib() }\n")}
+    inputs = replace(home.inputs, tree=patch_tree(home.repository, home.inputs.tree, wrong))
+    with pytest.raises(CompileError, match=r"ops\.c was not compiled") as error:
+        build(home.builder, inputs)
+    assert any(f"on {shown(host)}:" in error.value.because for host in hosts)
+    (log,) = (tmp_path / "home" / "logs").glob("*ops.c.log")
+    assert "expected" in log.read_text()
+
+
+def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
+    hosts[0].sshd.install_on_path("exit 127\n")
+    home = make_home(tmp_path / "home", url, hosts)
+    heard = Recorder()
+    with subscribe(heard):
+        built = build_extension(home.builder, home.inputs, "_C")
+    assert built.sha256 == here(tmp_path)
+    assert any("has no sparkwright" in event["message"] for event in heard.of("warning"))
+    hosts[1].sshd.install_on_path("exit 1\n")
+    gone = make_home(tmp_path / "gone", url, hosts)
+    with pytest.raises(ToolError, match="has no sparkwright"):
+        build(gone.builder, replace(gone.inputs, target=Target(HERE, "12.0")))
+
+
+_BUILD = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from cluster_kit import make_home
+from small_extension import build
+hosts = [SimpleNamespace(sshd=SimpleNamespace(host=name)) for name in sys.argv[3:]]
+home = make_home(Path(sys.argv[1]), sys.argv[2], hosts)
+build(home.builder, home.inputs)
+"""
+
+
+@pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
+def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
+    for host in hosts:
+        host.install(extra="import time; remote_units.compile_units = lambda *_: time.sleep(600)")
+    # A process of its own: forks of this one, which has threads of Dask, may stand still.
+    search = os.pathsep.join([str(SUPPORT), str(SOURCE_ROOT)])
+    words = [sys.executable, "-c", _BUILD, tmp_path / "home", url, *(host.sshd.host for host in hosts)]
+    with subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": search}, stderr=subprocess.DEVNULL
+    ) as child:
+        wait_until(lambda: all(host.workers() for host in hosts))
+        time.sleep(after_s)
+        child.kill()
+    wait_until(lambda: not any(host.workers() for host in hosts))
+
+
+_SLOW = """
+import time
+honest = remote_units._compiled
+def slow(*given):
+    time.sleep(1)
+    return honest(*given)
+remote_units._compiled = slow
+"""
+_FULL = """
+honest = remote_units.record_object
+def full(*given, **more):
+    with contextlib.suppress(OSError), open(os.environ["SPARKWRIGHT_HOME"] + "/fill", "ab", 0) as fill:
+        while fill.write(bytes(4096)):
+            pass
+    return honest(*given, **more)
+import contextlib
+remote_units.record_object = full
+"""
+
+
+def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts):
+    hosts[0].install(extra=_FULL, prefix=small_disk(hosts[0].folder / "store", "1m"))
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(StorageError, match="no space left") as error:
+        build(home.builder, home.inputs)
+    assert f"on {shown(hosts[0])}: " in error.value.because
+    again = make_home(tmp_path / "again", url, hosts[1:])
+    assert build(again.builder, again.inputs)[0].sha256 == here(tmp_path)
+
+
+def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts):
+    """Its connection of ssh is neither closed nor does anything come over it."""
+    for host in hosts:
+        host.install(extra=_SLOW)
+    home = make_home(tmp_path / "home", url, hosts)
+    stopped: list[psutil.Process] = []
+
+    def stall(event: Event) -> None:
+        running = [part["machine"] for part in event.data.get("running", ())]
+        if shown(hosts[0]) in running and not stopped:
+            stopped.extend(hosts[0].sshd.sessions())
+            for process in stopped:
+                process.suspend()
+
+    try:
+        with subscribe(stall):
+            built, _ = build(home.with_cluster(silent_s=5).builder, home.inputs)
+    finally:
+        for process in stopped:
+            process.resume()
+    assert stopped, "progress named the machine"
+    assert built.sha256 == here(tmp_path)
+    wait_until(lambda: not hosts[0].workers())
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, url, hosts, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for host in hosts:
+        host.install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
+    home = make_home(tmp_path / "home", url, hosts)
+    build(home.builder, home.inputs)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_worker_removes_the_folder_of_a_killed_one(tmp_path, url, hosts):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    hosts[0].install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
+    home = make_home(tmp_path / "home", url, hosts[:1])
+    cluster = home.builder.elsewhere.cluster
+    with cluster.open():
+        (killed,) = folder.glob("sparkwright-worker-*")
+        wait_until((killed / "dask").exists)
+        for process in hosts[0].workers():
+            process.kill()
+        wait_until(lambda: not hosts[0].workers())
+    assert killed.exists(), "it was killed and removed nothing"
+    with cluster.open():
+        (alive,) = folder.glob("sparkwright-worker-*")
+        assert alive != killed
+
+
+@dataclass
+class StallingProxy:
+    """Forwards TCP connections to *upstream*; once *stalled*, it holds them and what comes over them.
+
+    Attributes:
+        upstream: host and port.
+        stalled: hold everything.
+        held: pieces of data that came while it was stalled.
+    """
+
+    upstream: tuple[str, int]
+    stalled: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    held: int = 0
+    port: int = 0
+    _connections: list[socket.socket] = field(default_factory=list)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self._listening.close()
+        for one in self._connections:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(30)
+        for one in self._connections:
+            one.close()
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self.ended.is_set():
+                client, _ = self._listening.accept()
+                server = socket.create_connection(self.upstream)
+                self._connections += [client, server]
+                self._start(self._pump, client, server)
+                self._start(self._pump, server, client)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.held += self.stalled.is_set()
+                while self.stalled.is_set() and not self.ended.is_set():
+                    time.sleep(0.05)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, stalls):
+    """Sources have arrived when it stalls; what that machine compiles afterwards does not."""
+    place = urlsplit(url)
+    heard = Recorder()
+    with StallingProxy((place.hostname, place.port)) as proxy:
+        hosts[0].url = f"http://127.0.0.1:{proxy.port}"
+        hosts[0].install(extra=_SLOW)
+        config = hosts[0].folder / "config" / "sparkwright"
+        config.mkdir(parents=True)
+        (config / "store.toml").write_text("stall-s = 1.0\n")
+        hosts[1].install(extra=_SLOW)
+        home: Home = make_home(tmp_path / "home", url, hosts)
+
+        def stall(event: Event) -> None:
+            if shown(hosts[0]) in [part["machine"] for part in event.data.get("running", ())] and stalls:
+                threading.Timer(0.5, proxy.stalled.set).start()
+
+        with subscribe(heard), subscribe(stall):
+            built, started = build(home.builder, home.inputs)
+    assert (built.sha256, started) == (here(tmp_path), [])
+    machines = {event["machine"] for event in heard.of("compile.finished")}
+    if stalls:
+        assert machines == {shown(hosts[1])}
+        assert [one for one in heard.warnings if shown(hosts[0]) in one]
+    else:
+        assert machines == {shown(host) for host in hosts}
+        assert not heard.of("cluster.result-refused")
