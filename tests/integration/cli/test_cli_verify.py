@@ -316,7 +316,7 @@ def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
     foreign = wheel_file(dist, "0.24.0+spark.11.1a2b3c4d", f"manylinux_2_28_{others}", 4)
     assert built_wheel(dist, ours, (), PresentSpecs({})).path == newest
     assert built_wheel(dist, others, (), PresentSpecs({})).path == foreign
-    done = verify(cwd=tmp_path)
+    done = verify("--unlocked", cwd=tmp_path)
     assert done.returncode not in {0, 1, 10}, done.stderr
     assert f"verifying dist/{newest.name}: the highest revision of series 0.24\n" in done.stderr
     newest.unlink()
@@ -426,7 +426,7 @@ def test_without_a_network_a_wheel_whose_requirements_are_not_cached_is_refused(
         archive.writestr(f"{info}/METADATA", METADATA)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "".join(f"{info}/{name},,\n" for name in FILES))
-    done = verify(wheel, "--smoke", "--offline", "--out", "run", cwd=tmp_path)
+    done = verify(wheel, "--unlocked", "--smoke", "--offline", "--out", "run", cwd=tmp_path)
     assert done.returncode == 22
     assert "no-such-distribution" in done.stderr
     assert not (tmp_path / "run" / "journal.jsonl").exists()
