@@ -47,7 +47,6 @@ STORE_CARRY = "dflash-context-store"
 
 
 def arguments() -> argparse.Namespace:
-    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -166,7 +165,6 @@ def read_lines(out: Path) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Return the cases of all runs as text."""
     heads = (
         "run case requests restored-tokens preempted drafted positions never-written wrong worst-of-the-rest"
     )
@@ -203,7 +201,6 @@ def judge(args: argparse.Namespace) -> dict[str, list[Check]]:
 
 
 def main() -> int:
-    """Run, write the report, print the tally."""
     args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "lines.jsonl").unlink(missing_ok=True)

@@ -44,7 +44,6 @@ WINDOW = 64
 
 
 def arguments() -> argparse.Namespace:
-    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -145,7 +144,6 @@ def judge(
 
 
 def table(cases: list[LosslessCase], lines: list[dict[str, Any]], found: dict[str, list[str]]) -> str:
-    """Return the cases by level as Markdown."""
     rows = [
         "| case | c | drafted | accepted | scored | not the best | worst, nats | same as without | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",
@@ -165,7 +163,6 @@ def table(cases: list[LosslessCase], lines: list[dict[str, Any]], found: dict[st
 
 
 def main() -> int:
-    """Run the cases, print the table, the faults and the tally."""
     args = arguments()
     cases = selected(args.only, args.skip)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as ``8b-fp8-graphs``."""
         return f"{self.shape}-{self.cache}-{'eager' if self.eager else 'graphs'}"
 
 
@@ -195,7 +194,6 @@ def faults(case: Case, expected: dict[str, Any], seen: dict[str, float | None]) 
 
 
 def table(records: dict[str, dict[str, Any]]) -> str:
-    """Return the cases as Markdown."""
     rows = ["| case | weights | predicted | KV | predicted | graphs | predicted | verdict |"]
     rows.append("|---|---:|---:|---:|---:|---:|---:|---|")
     for name, one in records.items():
@@ -235,7 +233,6 @@ def measured(case: Case, args: argparse.Namespace, scratch: Path) -> dict[str, A
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -249,7 +246,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Predict, boot, compare, and print the table."""
     args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     cases = [

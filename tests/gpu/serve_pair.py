@@ -99,7 +99,6 @@ class Run:
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -115,7 +114,6 @@ def say_faults(found: Mapping[str, Sequence[str]]) -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

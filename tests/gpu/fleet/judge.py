@@ -150,17 +150,7 @@ def faults(
     *,
     plain: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Return everything that is wrong with a cell, in words; an empty list is a pass, or was out of time.
-
-    Args:
-        cell: the cell.
-        line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
-        right: what the reference's engine wrote; None if it did not come to its end.
-        wanted: what must come of the cell.
-        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and of the
-            target ``layers``.
-        plain: what the reference with a cache of 16 bits wrote, if the cell is to be compared with it too.
-    """
+    """Return everything that is wrong with a cell, in words; an empty list is a pass, or was out of time."""
     came = outcome(line)
     if came == "out of time":
         return []

@@ -34,11 +34,7 @@ PAIRED = {
     "moe": USUAL,
     "dense": USUAL,
     "mla": ("none", "eagle3", "ngram"),
-    "modelopt": ("none", "dflash"),
-    "compressed": ("none", "dflash"),
-    "rounded": ("none",),
 }
-TWINS = {"modelopt": "rounded", "compressed": "rounded"}  # 16 bits of the same values
 TIMES = {
     # Seconds of a cell, eager and with graphs, and more for the first one, which compiles for the others:
     # of an H200 with 16 cores, nine engines at once.
@@ -72,7 +68,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Such as ``hybrid-dflash-fp8-v1-graphs``."""
         parts = [self.shape, self.drafter, self.cache, self.runner, "eager" if self.eager else "graphs"]
         return "-".join([*parts, "synthetic"] if self.synthetic else parts)
 
@@ -99,7 +94,7 @@ def main_runner(version: str) -> str:
 def reference(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
     """Return the eager cell with the same cache and no drafter, whose answers judge those of *cell*."""
     runner = main_runner(version) if device == "cuda" else "v1"
-    return Cell(TWINS.get(cell.shape, cell.shape), cache=cell.cache, runner=runner)
+    return Cell(cell.shape, cache=cell.cache, runner=runner)
 
 
 def plain(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
@@ -111,13 +106,13 @@ def expectation(cell: Cell, version: str, *, device: str = "cuda") -> Expectatio
     """Return what must come of *cell* on a wheel of *version*."""
     if device == "cpu":
         usual = cell.drafter == "none" and cell.cache == "bf16"
-        return Expectation("serves" if usual and cell.shape in ("dense", "moe", "rounded") else "told")
+        return Expectation("serves" if usual and cell.shape in ("dense", "moe") else "told")
     if cell.shape == "mla" and cell.cache == "nvfp4":
         return Expectation("refused", r"(?i)nvfp4.*not supported with MLA")
     main = main_runner(version)
     if main == "v1" and cell.runner == "v2" and (cell.shape == "hybrid" or cell.drafter == "ngram"):
         return Expectation("refused", r"Model Runner V2 does not yet support|is not supported yet")
-    if cell.runner != main or cell.shape in ("mla", "modelopt", "compressed"):
+    if cell.runner != main or cell.shape == "mla":
         return Expectation("told")  # not the fleet's usual way
     return Expectation("serves" if cell.drafter in ("none", "dflash", "windows") else "told")
 

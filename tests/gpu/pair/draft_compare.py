@@ -54,12 +54,7 @@ class Verdict:
 
 
 def compare(seen: list[torch.Tensor], clean: list[torch.Tensor]) -> Verdict:
-    """Compare blocks, position by position.
-
-    Args:
-        seen: for each layer what the cache holds, of shape (blocks, 2, block size, heads, head size).
-        clean: the same blocks, computed without sharing, neighbours or rejected drafts.
-    """
+    """Compare blocks, position by position."""
     errors, unwritten = [], []
     for one, other in zip(seen, clean, strict=True):
         found, wanted = one.float().flatten(3), other.float().flatten(3)  # (blocks, 2, block size, width)

@@ -351,7 +351,6 @@ def run_case(bench: Bench, name: str, plant: int) -> dict[str, Any]:
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Boot, then one line for each case."""
 
     def write(kind: str, **fields: Any) -> None:
         with Path(spec["lines"]).open("a", encoding="utf-8") as stream:

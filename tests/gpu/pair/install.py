@@ -55,11 +55,7 @@ def digest(path: Path) -> str:
 
 
 def find(path: list[str] | None = None) -> Installed:
-    """The installed vLLM, on `sys.path` or on *path*.
-
-    Raises:
-        LookupError: there is none, or more than one metadata folder.
-    """
+    """The installed vLLM, on `sys.path` or on *path*."""
     places = {} if path is None else {"path": path}
     found = list(metadata.distributions(name="vllm", **places))
     if len(found) != 1:
@@ -81,16 +77,7 @@ def inspect(
     left_out: list[str] | None = None,
     native: list[str] | None = None,
 ) -> list[Check]:
-    """Check an installation.
-
-    Args:
-        installed: what `find` found.
-        version: the version that it must have, local part included.
-        carries: names of the carries that it must hold, no more and no fewer; none for a stock wheel.
-        pruned: path prefixes that may have been left out of the installation.
-        left_out: carries that the wheel must name as left out.
-        native: extensions, without suffix, that must be compiled by us; all others must be upstream's.
-    """
+    """Check an installation."""
     return [
         Check("version", installed.version == version, f"{installed.version}, asked for {version}"),
         _record_check(installed, pruned),

@@ -130,12 +130,7 @@ def expected(level: int) -> Counters:
 
 
 def faults(seen: Observed, *, graphs: bool) -> list[str]:
-    """Everything that is wrong with a level, in words; an empty list is a pass.
-
-    Args:
-        seen: what was observed.
-        graphs: whether CUDA graphs must have been replayed; without them, none may have been.
-    """
+    """Everything that is wrong with a level, in words; an empty list is a pass."""
     found = list(seen.errors)
     asked = {request.name: request.output for client in workload(seen.level) for request in client}
     for name, tokens in asked.items():

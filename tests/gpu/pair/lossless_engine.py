@@ -24,7 +24,6 @@ from pair.scoring import MAX_MODEL_LEN, TOKENS, prompts
 
 
 def arguments(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's arguments for the case of *spec*."""
     found = pair_arguments(spec, max_model_len=MAX_MODEL_LEN)
     kv = spec["kv"]
     if kv != "auto":

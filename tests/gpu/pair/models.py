@@ -36,13 +36,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
 
 
 def write_window_drafter(drafter: Path, name: str, window: int | None) -> Path:
-    """Write a copy of *drafter* beside it, with five layers; returns its folder.
-
-    Args:
-        drafter: the folder that `write_models` returned.
-        name: what the copy is called.
-        window: tokens that all layers but the last see; None for a drafter without sliding layers.
-    """
+    """Write a copy of *drafter* beside it, with five layers; returns its folder."""
     folder = drafter.with_name(name)
     shutil.copytree(drafter, folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -38,7 +38,6 @@ class LosslessCase:
 
     @property
     def name(self) -> str:
-        """Name for people and for ``--only``."""
         return f"{self.runner}-{'eager' if self.eager else 'graphs'}-{self.kv}-{self.drafter}"
 
     @property
@@ -90,13 +89,7 @@ def prompts(level: int) -> list[tuple[list[int], int]]:
 
 
 def scored(gaps: list[list[float]], told: list[list[int]], plain: list[list[int]]) -> Score:
-    """Sum up *gaps*, nats below the best token for each token of each request.
-
-    Args:
-        gaps: by request and token.
-        told: tokens with speculation.
-        plain: tokens without.
-    """
+    """Sum up *gaps*, nats below the best token for each token of each request."""
     flat = [gap for request in gaps for gap in request]
     worst = math.nan if any(math.isnan(gap) for gap in flat) else max(flat, default=math.nan)
     same = sum(one == other for one, other in zip(told, plain, strict=True))
@@ -104,13 +97,7 @@ def scored(gaps: list[list[float]], told: list[list[int]], plain: list[list[int]
 
 
 def shortfalls(case: LosslessCase, score: Score, accepted: float | None) -> list[str]:
-    """Return what is wrong with a case, in words; an empty list is a pass.
-
-    Args:
-        case: the case.
-        score: its tokens under the model without speculation.
-        accepted: accepted drafts as a share of drafted tokens; None without speculation.
-    """
+    """Return what is wrong with a case, in words; an empty list is a pass."""
     found = []
     allowed = _ALLOWED[case.kv]
     if not score.worst <= allowed:  # not a number is no less than anything

@@ -40,7 +40,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return the cell's name."""
         own = f"-draft-{self.own}" if self.own else ""
         return f"{self.drafter}-{self.cache}{own}-{self.tree}{'' if self.eager else '-graphs'}"
 
@@ -88,16 +87,7 @@ def speculative(cell: Cell, drafters: Path, device: str) -> dict[str, Any]:
 def specification(
     cell: Cell, model: Path, drafters: Path, device: str, answer: int, prompts: list[list[int]]
 ) -> dict[str, Any]:
-    """Return what a cell's process is told.
-
-    Args:
-        cell: the cell.
-        model: folder of the target.
-        drafters: folder with those that were trained.
-        device: ``cuda`` or ``cpu``.
-        answer: longest answer, in tokens.
-        prompts: all asked at once; the first of them beside a long request as well.
-    """
+    """Return what a cell's process is told."""
     engine: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,

@@ -86,16 +86,7 @@ def faults(
     """Return everything that is wrong with a cell, in words.
 
     Answers over 16 bits are compared with those without a drafter; over a rounded format they differ from
-    batch to batch. What upstream's tree loses is for the table: its answers and counters alone are judged.
-
-    Args:
-        cell: the cell.
-        line: its record.
-        right: the record of the cell without a drafter over 16 bits.
-        windows: of the drafter's layers, as it was trained.
-        foreseen: steps of the cold wave as torch computes them; None where they were not computed.
-        device: ``cuda`` or ``cpu``.
-    """
+    batch to batch. What upstream's tree loses is for the table: its answers and counters alone are judged."""
     if outcome(line) != "served":
         return [f"{outcome(line)} with status {line['status']}: {reason(line) or 'no error is named'}"]
     found = _answer_faults(line, right) if cell.cache == "bf16" else []

@@ -98,14 +98,7 @@ def shape_of(config: Any, layers: int, mask: int, window: int | None) -> Shape:
 
 
 def visible(anchors: torch.Tensor, length: int, window: int | None, block: int = BLOCK) -> torch.Tensor:
-    """Return what each query may read: … x (blocks * block) x (length + blocks * block), bool.
-
-    Args:
-        anchors: position of each block's confirmed token, … x blocks.
-        length: places of context; those at and behind the confirmed token are not read.
-        window: of a causal layer; None for a layer that sees everything.
-        block: tokens of a block.
-    """
+    """Return what each query may read: … x (blocks * block) x (length + blocks * block), bool."""
     device, blocks = anchors.device, anchors.shape[-1]
     offset = torch.arange(block, device=device).repeat(blocks)
     anchor = anchors.repeat_interleave(block, dim=-1)[..., None]
@@ -227,14 +220,7 @@ class Drafter(nn.Module):
     def forward(
         self, tokens: torch.Tensor, anchors: torch.Tensor, context: States, embedding: torch.Tensor
     ) -> torch.Tensor:
-        """Return the last hidden states of the drafted places: batch x blocks x drafts x width.
-
-        Args:
-            tokens: confirmed tokens, batch x blocks.
-            anchors: their positions, batch x blocks.
-            context: of `store`.
-            embedding: the target's, vocabulary x width.
-        """
+        """Return the last hidden states of the drafted places: batch x blocks x drafts x width."""
         batch, blocks = tokens.shape
         asked = tokens[..., None].expand(batch, blocks, BLOCK).clone()
         asked[..., 1:] = self.shape.mask

@@ -186,14 +186,7 @@ def rate(plan: Plan, share: float) -> float:
 
 
 def train(target: Target, plan: Plan, folder: Path, data: Data | None = None) -> list[list[float]]:
-    """Train the drafters, and export them to ``full`` and ``window`` under *folder*; return their losses.
-
-    Args:
-        target: the model that is drafted for.
-        plan: the settings.
-        folder: where the drafters go.
-        data: texts to learn from; by default answers of the target.
-    """
+    """Train the drafters, and export them to ``full`` and ``window`` under *folder*; return their losses."""
     data = data or answered(target, plan)
     pupils = [Pupil(target, plan, window) for window in plan.windows]
     limit, draw = (1 - plan.share) * plan.seconds, random.Random(7)
@@ -218,13 +211,7 @@ def train(target: Target, plan: Plan, folder: Path, data: Data | None = None) ->
 def walk(tokens: Sequence[int], prompt: int, drafts: Sequence[Sequence[int]]) -> list[int]:
     """Return how many tokens each step of an answer confirms: the right drafts, and one of the target's own.
 
-    The last step, which the answer's end may cut, is left out.
-
-    Args:
-        tokens: prompt and answer.
-        prompt: tokens of the prompt; the answer's first token comes from the prefill.
-        drafts: from each place of the answer on.
-    """
+    The last step, which the answer's end may cut, is left out."""
     steps, at = [], prompt
     while at < len(tokens) - 1:
         right = 0
