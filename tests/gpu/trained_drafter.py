@@ -33,8 +33,6 @@ from serve_pair import Run, environment, on_cpu, run_engine, say
 from trained.cells import CELLS, REFERENCE, SECONDS, Cell, expected_windows, specification
 from trained.judge import faults, outcome, reason, table
 
-__all__ = ["arguments", "main"]
-
 PROMPTS, ANSWER = 32, 128
 TAIL = 6000
 

@@ -12,8 +12,6 @@ from pair.scoring import TOKENS
 from fleet.load import expected, prefix, requests
 from fleet.matrix import CACHES, Cell, Expectation
 
-__all__ = ["ALLOWED", "Compared", "compared", "faults", "outcome", "pooled", "reason", "table", "too_many"]
-
 ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0}
 """Nats that the first other token of an answer may be below the reference's, by cache.
 
@@ -56,17 +54,11 @@ SURROUNDINGS = re.compile(
 
 @dataclass(frozen=True)
 class Compared:
-    """Answers beside those of the reference, each up to the first other token.
-
-    Attributes:
-        tokens: compared tokens, the first other ones included.
-        others: answers that come to another token.
-        worst: how far the worst of these is below the reference's own, in nats; infinite beyond what is kept.
-    """
+    """Answers beside those of the reference, each up to the first other token."""
 
     tokens: int
-    others: int
-    worst: float
+    others: int  # answers that come to another token
+    worst: float  # nats below the reference's own
 
 
 def compared(answers: list[dict[str, Any]], right: list[dict[str, Any]]) -> Compared:

@@ -12,17 +12,6 @@ from fleet.shapes import DRAFTERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "CACHES",
-    "Cell",
-    "Expectation",
-    "backend",
-    "cells",
-    "expectation",
-    "ordered",
-    "plain",
-    "reference",
-]
 
 CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 USUAL = ("none", "dflash", "windows", "eagle3", "ngram")
@@ -48,23 +37,14 @@ OTHERS = (10.0, 50.0, 35.0)
 
 @dataclass(frozen=True)
 class Cell:
-    """One engine.
-
-    Attributes:
-        shape: name of the architecture.
-        drafter: one of `fleet.shapes.DRAFTERS`.
-        cache: key of `CACHES`.
-        eager: without CUDA graphs.
-        runner: ``v1`` or ``v2``.
-        synthetic: two of three drafts are accepted without being looked at.
-    """
+    """One engine."""
 
     shape: str
     drafter: str = "none"
     cache: str = "bf16"
     eager: bool = True
     runner: str = "v1"
-    synthetic: bool = False
+    synthetic: bool = False  # two of three drafts are accepted without being looked at
 
     @property
     def name(self) -> str:
@@ -74,16 +54,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The result that is expected of a cell.
+    """The result that is expected of a cell."""
 
-    Attributes:
-        outcome: ``serves``; ``refused``, with an error before anything is served; or ``told``, where either
-            is right as long as it is said: what is served must be right, and what is refused is recorded.
-        pattern: what the error of a refusal must match.
-    """
-
-    outcome: str
-    pattern: str = ""
+    outcome: str  # serves; refused; or told: either is right, as long as it is said
+    pattern: str = ""  # of the error of a refusal
 
 
 def main_runner(version: str) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["DRAFTERS", "MAX_MODEL_LEN", "SHAPES", "checkpoint", "drafter", "layers_of", "speculative"]
 
 MAX_MODEL_LEN, HIDDEN, EXPERTS, WINDOW = 2048, 512, 8, 64
 DRAFTERS = ("none", "dflash", "windows", "mtp", "eagle3", "ngram")

@@ -20,7 +20,6 @@ from pair.scoring import TOKENS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["HEAD", "MATRIX", "TIED", "TIED_NORM", "Checkpoint", "Tensor", "kept_checkpoint"]
 
 MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
 ROUTER, EXPERT = "router", "expert"

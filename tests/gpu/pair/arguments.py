@@ -7,8 +7,6 @@ from typing import Any
 from pair.load import ACCEPTED, DRAFTED
 from pair.models import CACHE_BYTES, MAX_MODEL_LEN
 
-__all__ = ["pair_arguments"]
-
 
 def pair_arguments(spec: dict[str, Any], *, max_model_len: int = MAX_MODEL_LEN) -> dict[str, Any]:
     """Arguments of vLLM's engines: nothing is downloaded, and no weights are read."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["sides", "some_skipped"]
-
 WITH_SIDES, IN_ROWS = 5, 4  # dimensions
 
 

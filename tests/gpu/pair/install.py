@@ -16,8 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Check", "Installed", "carried_files", "digest", "find", "inspect", "native_binaries"]
-
 _UPSTREAM = "upstream-wheel"  # who provides a binary that was taken from upstream's own wheel
 
 
@@ -32,19 +30,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Installed:
-    """The one installed vLLM.
-
-    Attributes:
-        root: the folder that holds ``vllm/``.
-        info: its ``.dist-info`` folder.
-        version: as the metadata states it.
-        record: digest by path, as in ``RECORD`` (``sha256=…``); without the entries that have none.
-    """
+    """The one installed vLLM."""
 
     root: Path
     info: Path
     version: str
-    record: dict[str, str]
+    record: dict[str, str]  # digest by path, as in RECORD
 
 
 def digest(path: Path) -> str:

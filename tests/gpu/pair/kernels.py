@@ -18,7 +18,6 @@ from vllm import _custom_ops as ops
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["KERNELS"]
 
 _CARD = torch.device("cuda")
 _EPSILON = 1e-6

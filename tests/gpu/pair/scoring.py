@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from pair.models import VOCABULARY
 
-__all__ = ["CASES", "TOKENS", "LosslessCase", "Score", "prompts", "scored", "shortfalls"]
-
 # The output head has rows for these alone, a row and its negative each, so that drafters of made-up weights
 # guess right often enough for both outcomes of a draft to be met.
 TOKENS = (100, 2000, 4000, 8000)
@@ -57,20 +55,12 @@ CASES = [
 
 @dataclass(frozen=True)
 class Score:
-    """Tokens of one case under the model without speculation.
-
-    Attributes:
-        tokens: how many tokens were scored.
-        below: how many of them are not the most probable one.
-        worst: largest difference to the most probable token's log probability, in nats.
-        same: requests whose tokens are those that were generated without speculation.
-        requests: how many requests there are.
-    """
+    """Tokens of one case under the model without speculation."""
 
     tokens: int
-    below: int
-    worst: float
-    same: int
+    below: int  # tokens that are not the most probable one
+    worst: float  # nats below it
+    same: int  # requests answered as without speculation
     requests: int
 
 

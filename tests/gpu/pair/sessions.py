@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["STOPPED", "ended", "engines_end_on_sigterm", "session", "stopped"]
 
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a script that SIGTERM ended."""

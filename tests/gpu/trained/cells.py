@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CELLS", "REFERENCE", "Cell", "expected_windows", "specification"]
 
 LONGEST = 2048
 """Tokens of the longest sequence that an engine serves."""
@@ -22,20 +21,12 @@ CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 
 @dataclass(frozen=True)
 class Cell:
-    """An engine.
-
-    Attributes:
-        drafter: ``none``, or a trained one, ``full`` or ``window``.
-        cache: format of the target's KV cache.
-        own: format of the drafter's, where it is another.
-        tree: ``patched``, which is what is installed if no other is named, or ``stock``.
-        eager: without CUDA graphs.
-    """
+    """An engine."""
 
     drafter: str
     cache: str = "bf16"
-    own: str = ""
-    tree: str = "patched"
+    own: str = ""  # format of the drafter's cache, where it is another
+    tree: str = "patched"  # or stock
     eager: bool = True
 
     @property

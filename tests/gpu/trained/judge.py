@@ -13,7 +13,6 @@ from trained.cells import DRAFTS, Cell
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Difference", "bootstrap", "difference", "faults", "mean", "steps_of", "table", "waves"]
 
 SAME = 0.15
 """Tokens a step by which two means may differ where nothing should: answers part at near ties."""

@@ -22,7 +22,6 @@ from trained.cells import DRAFTS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BLOCK", "Drafter", "Shape", "export", "load", "shape_of", "spread", "visible"]
 
 BLOCK = DRAFTS + 1
 """Tokens of a block: one confirmed, seven drafted."""
@@ -31,39 +30,22 @@ States = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a drafter.
-
-    Attributes:
-        width: of hidden states, the target's.
-        heads: of queries.
-        kv_heads: of keys and values.
-        head: channels of a head.
-        inner: width of the feed-forward networks.
-        layers: of the drafter.
-        features: target's layers behind which hidden states are taken.
-        target_layers: of the target.
-        theta: base of the rotary positions.
-        eps: added to a norm's mean square.
-        vocabulary: the target's.
-        places: longest sequence.
-        mask: token that stands for a drafted place.
-        window: places that all layers but the last see; None for a drafter without windows.
-    """
+    """Sizes of a drafter."""
 
     width: int
     heads: int
     kv_heads: int
     head: int
-    inner: int
+    inner: int  # width of the feed-forward networks
     layers: int
-    features: tuple[int, ...]
+    features: tuple[int, ...]  # the target's layers whose hidden states are read
     target_layers: int
     theta: float
     eps: float
     vocabulary: int
     places: int
     mask: int
-    window: int | None = None
+    window: int | None = None  # places that all layers but the last see
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer; the last one has none."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LONGEST", "SHORTEST", "asked", "lessons", "rendered"]
 
 LONGEST, SHORTEST = 1400, 48
 """Tokens of a training prompt."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Plan", "Target", "drafts_of", "features", "greedy", "predicted", "train", "walk"]
 
 FADE = 0.8
 """Weight of a drafted place to the one before it."""
@@ -33,33 +32,19 @@ Data = list[tuple[list[int], int]]
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training.
+    """The settings of a training."""
 
-    Attributes:
-        seconds: of answers and training together.
-        windows: of the drafters that are trained side by side on the same batches; None is one without.
-        layers: of a drafter.
-        answer: longest answer, in tokens.
-        together: tokens of prompts and answers that are generated at once.
-        batch: texts of a step.
-        anchors: blocks of a text in a step.
-        share: of the seconds, for answers.
-        peak: largest rate of learning.
-        steps: after which training ends in any case.
-        mask: token that stands for a drafted place.
-    """
-
-    seconds: float
-    windows: tuple[int | None, ...] = (None, 256)
+    seconds: float  # of answers and training together
+    windows: tuple[int | None, ...] = (None, 256)  # of the drafters, trained side by side
     layers: int = 4
     answer: int = 160
-    together: int = 1 << 18
-    batch: int = 16
-    anchors: int = 48
-    share: float = 0.3
+    together: int = 1 << 18  # tokens that are answered at once
+    batch: int = 16  # texts of a step
+    anchors: int = 48  # blocks of a text in a step
+    share: float = 0.3  # of the seconds, for answers
     peak: float = 1e-3
     steps: float = math.inf
-    mask: int = 16
+    mask: int = 16  # token that stands for a drafted place
 
 
 class Target:
