@@ -13,7 +13,9 @@ from pathlib import Path
 
 # From a copy of the sources: where this runs, nothing of this project is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "build"))
-from sparkwright.verify.tiny.models import write_tiny_models
+from sparkwright.verify.tiny.models import VOCABULARY, write_tiny_models
+
+__all__ = ["MAX_MODEL_LEN", "VOCABULARY", "write_models", "write_window_drafter"]
 
 MAX_MODEL_LEN = 2048
 # Engines that boot side by side on one card measure each other's memory: this many GiB are taken instead.
