@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkwright.recipes import GRADES, Recipe, recipes
-from sparkwright.recipes.reference import ReferenceFigures, load_references
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 _BEGIN, _END = "<!-- {} begin -->", "<!-- {} end -->"
@@ -19,10 +18,6 @@ def tables() -> dict[str, str]:
             [_recipe(one) for one in recipes().values()],
         ),
         "grades": _table(("grade", "what it says"), [(f"`{grade}`", said) for grade, said in GRADES.items()]),
-        "figures": _table(
-            ("model", "settings", "tok/s", "grade", "source"),
-            [_figures(one) for one in load_references().values()],
-        ),
     }
 
 
@@ -38,11 +33,6 @@ def _recipe(recipe: Recipe) -> tuple[str, ...]:
         ", ".join(recipe.series) or "any",
         recipe.standing,
     )
-
-
-def _figures(one: ReferenceFigures) -> tuple[str, ...]:
-    values = ", ".join(f"{load} {value:g}" for load, value in one.values.items())
-    return (one.model, one.settings, values, one.grade, one.source)
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -4,12 +4,11 @@
 Serves a tiny Qwen3 with a DFlash drafter whose weights depend on all that came before a token, and then
 compares every block that the prefix cache would serve with the same tokens computed alone, in one prefill,
 with an empty cache: the drafter's layers, and as a control the target's. It needs a GPU, torch and an
-installed vLLM wheel of 0.24 or 0.33 (not run there yet), and downloads nothing::
+installed vLLM wheel of 0.24 or 0.33, and downloads nothing::
 
     python3 tests/gpu/draft_kv.py --version 0.24.0 --out /tmp/stock
     python3 tests/gpu/draft_kv.py --version 0.24.0+spark.12.1a2b3c4d --out /tmp/patched \
         --carries tie-weights … dflash-context-mask dflash-context-store …
-    python3 tests/gpu/draft_kv.py --device cpu --out /tmp/logic       # the comparison alone, without vLLM
 
 Cases, each in an engine that keeps running (`pair.draft_engine`):
 
@@ -33,14 +32,14 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pair import install
 from pair.install import Check
-from pair.sessions import session
+from pair.models import write_models
+from serve_pair import BAD_SIGNS, RUNNERS, Run, environment, read_lines, run_engine, say
 
 CASES = ["alone", "shared", "crowded", "at-the-end", "planted"]
 RUNS = ["v1-eager", "v2-eager", "v1-graphs", "v2-graphs"]
@@ -48,7 +47,6 @@ STORE_CARRY = "dflash-context-store"
 
 
 def arguments() -> argparse.Namespace:
-    """Return the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,23 +54,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--version", help="the wheel's version, local part included; else it is not checked")
     parser.add_argument("--carries", nargs="*", default=[], help="names of the carries that the wheel holds")
     parser.add_argument("--pruned", nargs="*", default=[], help="path prefixes left out at installation")
-    parser.add_argument("--left-out", nargs="*", default=[], help="carries that the wheel names as left out")
-    parser.add_argument(
-        "--native", nargs="*", default=[], help="extensions, without suffix, that are not upstream's"
-    )
     parser.add_argument("--runs", nargs="*", choices=RUNS, default=RUNS[:2])
     parser.add_argument("--only", nargs="*", choices=CASES, default=CASES, help="these cases")
     parser.add_argument("--plant", type=int, default=5, help="one context row in so many is not stored")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
     parser.add_argument("--seconds", type=int, default=300, help="time for a run")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     return parser.parse_args()
 
 
 def variables(run: str, scratch: Path) -> dict[str, str]:
     """Return the environment of a run's engine."""
-    from serve_pair import Run, environment
-
     return environment(Run(run), scratch) | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 0.33 compiles it for a minute, and all requests here are greedy
@@ -93,18 +84,12 @@ def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
     }
     file = scratch / f"{run}.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
-    deadline = time.monotonic() + args.seconds
-    words = [sys.executable, "-m", "pair.draft_engine", str(file)]
-    with session(words, args.out / f"{run}.log", variables(run, scratch)) as child:
-        while (status := child.poll()) is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-    return status
+    log = args.out / f"{run}.log"
+    return run_engine("pair.draft_engine", file, log, variables(run, scratch), args.seconds)
 
 
 def boot_checks(line: dict[str, Any]) -> list[Check]:
     """Judge what booted."""
-    from serve_pair import RUNNERS
-
     runner, drafter, _ = RUNNERS[line["run"].partition("-")[0]]
     return [
         Check("model runner", line["runner"] == runner, line["runner"]),
@@ -155,8 +140,6 @@ def _bad(verdict: dict[str, Any]) -> int:
 
 def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[Check]:
     """Judge one run by its lines and its log."""
-    from serve_pair import BAD_SIGNS
-
     lines = [line for line in read_lines(args.out) if line["run"] == run]
     checks = [check for line in lines if line["kind"] == "boot" for check in boot_checks(line)]
     cases = {line["case"]: line for line in lines if line["kind"] == "case"}
@@ -173,16 +156,7 @@ def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[C
     ]
 
 
-def read_lines(out: Path) -> list[dict[str, Any]]:
-    """Return what all runs wrote."""
-    file = out / "lines.jsonl"
-    return (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    )
-
-
 def table(lines: list[dict[str, Any]]) -> str:
-    """Return the cases of all runs as text."""
     heads = (
         "run case requests restored-tokens preempted drafted positions never-written wrong worst-of-the-rest"
     )
@@ -204,68 +178,21 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def logic_checks() -> list[Check]:
-    """Check the comparison on made-up caches: it accepts rounding, and finds each kind of fault."""
-    import torch
-    from pair.draft_compare import POISON, compare
-
-    torch.manual_seed(0)
-    clean = [torch.randn(6, 2, 16, 4, 8) for _ in range(2)]
-    noisy = [(cache * (1 + 0.02 * torch.randn_like(cache))).bfloat16() for cache in clean]
-    missing = [cache.clone() for cache in noisy]
-    missing[1][4, :, 3] = POISON
-    other = [cache.clone() for cache in noisy]
-    other[0][2, 0, 5] = other[0][3, 0, 5]
-    half = [cache.clone() for cache in noisy]
-    half[1][5, 1, 0] *= torch.tensor(float("nan"))
-    seen = {
-        "rounding": (compare(noisy, clean), (0, 0, ())),
-        "one never written": (compare(missing, clean), (1, 0, (4,))),
-        "another token's key": (compare(other, clean), (0, 1, (2,))),
-        "no number": (compare(half, clean), (0, 1, (5,))),
-    }
-    checks = []
-    for name, (verdict, wanted) in seen.items():
-        got = (verdict.never_written, verdict.wrong, verdict.first)
-        ok = got == wanted and verdict.positions == 96 and verdict.worst < 0.1
-        checks.append(Check(name, ok, f"{verdict}"))
-    return checks
-
-
 def judge(args: argparse.Namespace) -> dict[str, list[Check]]:
     """Check the installation and run every engine; the checks by run."""
-    if args.device == "cpu":
-        return {"logic": logic_checks()}
-    from pair.models import write_models
-
     checks: dict[str, list[Check]] = {}
     if args.version:
         installed = install.find()
-        checks["install"] = install.inspect(
-            installed, args.version, args.carries, args.pruned, left_out=args.left_out, native=args.native
-        )
+        checks["install"] = install.inspect(installed, args.version, args.carries, args.pruned)
     with tempfile.TemporaryDirectory(prefix="draft-kv-") as folder:
         scratch = Path(folder)
         write_models(scratch)
         for run in args.runs:
-            try:
-                status = execute(run, args, scratch)
-                checks[run] = run_checks(run, status, args)
-            except Exception as error:  # noqa: BLE001 - the other runs are worth having
-                checks[run] = [Check("run", ok=False, detail=repr(error)[:500])]
-            for check in checks[run]:
-                say(f"{'ok  ' if check.ok else 'FAIL'} {run}: {check.name}: {check.detail}")
+            checks[run] = run_checks(run, execute(run, args, scratch), args)
     return checks
 
 
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def main() -> int:
-    """Run, write the report, print the tally."""
     args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "lines.jsonl").unlink(missing_ok=True)
@@ -275,8 +202,8 @@ def main() -> int:
     report = {run: [asdict(one) for one in some] for run, some in checks.items()}
     (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     say(text)
-    for run in checks.keys() - set(args.runs):
-        for check in checks[run]:
+    for run, some in checks.items():
+        for check in some:
             say(f"{'ok  ' if check.ok else 'FAIL'} {run}: {check.name}: {check.detail}")
     failed = sum(not check.ok for some in checks.values() for check in some)
     say(f"{sum(map(len, checks.values())) - failed} passed, {failed} failed")

@@ -15,27 +15,25 @@ checkpoint, KV cache and mode. What is compared, and fails the script:
 - KV cache: the measured pool lies between preflight's lowest and highest;
 - CUDA graphs: the measured pool lies between preflight's lowest and highest.
 
-A case that was measured is not booted again with the same ``--out`` and vLLM: after an interruption, the same
-command goes on. ``OUT`` receives ``cases/NAME.json``, each server's log, and ``table.md`` of every case on
-record. The exit status is 0 when every figure on record agreed, 1 otherwise.
+``OUT`` receives each server's log, ``report.json`` and ``table.md``. The exit status is 0 when every figure
+agreed, 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # From a copy of the sources: where this runs, nothing of this project is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
-from serve_pair import run_engine, say
+from serve_pair import Run, environment, run_engine, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +63,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as ``8b-fp8-graphs``."""
         return f"{self.shape}-{self.cache}-{'eager' if self.eager else 'graphs'}"
 
 
@@ -197,14 +194,12 @@ def faults(case: Case, expected: dict[str, Any], seen: dict[str, float | None]) 
 
 
 def table(records: dict[str, dict[str, Any]]) -> str:
-    """Return the cases as Markdown."""
     rows = ["| case | weights | predicted | KV | predicted | graphs | predicted | verdict |"]
     rows.append("|---|---:|---:|---:|---:|---:|---:|---|")
     for name, one in records.items():
-        expected, seen = one["predicted"], one["measured"]
         cells = [name]
         for part in ("weights", "kv", "graphs"):
-            value, wanted = seen.get(part), expected[part]
+            value, wanted = one["measured"].get(part), one["predicted"][part]
             cells.append("none" if value is None else f"{value:.2f}")
             spread = wanted if isinstance(wanted, (list, tuple)) else (wanted,)
             cells.append(" / ".join(f"{one or 0:.2f}" for one in spread))
@@ -218,19 +213,12 @@ def boot(case: Case, model: Path, args: argparse.Namespace, scratch: Path) -> in
     asked = {"model": str(model), **flags(case)}
     asked |= {"attention_backend": args.attention_backend} if args.attention_backend else {}
     spec.write_text(json.dumps(asked), encoding="utf-8")
-    variables = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
-        ),
-    }
-    return run_engine("pair.budget_engine", spec, args.out / f"{case.name}.log", variables, args.seconds)
+    env = environment(Run("v2-eager"), scratch) | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    del env["VLLM_USE_V2_MODEL_RUNNER"]  # the release's own choice
+    return run_engine("pair.budget_engine", spec, args.out / f"{case.name}.log", env, args.seconds)
 
 
-def measured(case: Case, args: argparse.Namespace, scratch: Path, version: str) -> dict[str, Any]:
+def measured(case: Case, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Return the record of *case*, booted now."""
     from sparkwright.engine.server import read_boot_log
 
@@ -239,44 +227,12 @@ def measured(case: Case, args: argparse.Namespace, scratch: Path, version: str) 
     status = boot(case, model, args, scratch)
     log = (args.out / f"{case.name}.log").read_text(encoding="utf-8", errors="replace")
     seen = measurement(read_boot_log(log))
-    found = faults(case, expected, seen)
-    if status != 0:
-        found.append(f"exit status {status}")
-    return {"vllm": version, "case": asdict(case), "predicted": expected, "measured": seen, "faults": found}
-
-
-def known(path: Path, version: str) -> dict[str, Any] | None:
-    """Return the record at *path* if it is of that vLLM and came to its end."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        whole = record["vllm"] == version and record["measured"]["weights"] is not None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return record if whole else None
-
-
-def on_record(folder: Path, version: str) -> dict[str, dict[str, Any]]:
-    """Return every record in *folder* that is of that vLLM, by the name of its case."""
-    found = {}
-    for case in CASES:
-        with contextlib.suppress(OSError, ValueError):
-            record = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))
-            if record.get("vllm") == version:
-                found[case.name] = record
-    return found
-
-
-def selected(args: argparse.Namespace) -> list[Case]:
-    """Return the cases with all of ``--only`` and none of ``--skip`` in their names."""
-    return [
-        case
-        for case in CASES
-        if all(part in case.name for part in args.only) and not any(part in case.name for part in args.skip)
-    ]
+    found = faults(case, expected, seen) + ([] if status == 0 else [f"exit status {status}"])
+    say(f"{case.name}: {'; '.join(found) or 'agrees'}")
+    return {"predicted": expected, "measured": seen, "faults": found}
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -289,40 +245,28 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(args: argparse.Namespace, scratch: Path, version: str) -> None:
-    """Boot the selected cases that are not on record, and write a record of each."""
-    for case in selected(args):
-        path = args.out / "cases" / f"{case.name}.json"
-        record = known(path, version) or measured(case, args, scratch, version)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        say(f"{case.name}: {'; '.join(record['faults']) or 'agrees'}")
-
-
-def report(out: Path, version: str) -> int:
-    """Print and write the table of every case on record; return the exit status."""
-    records = on_record(out / "cases", version)
-    (out / "table.md").write_text(table(records) + "\n", encoding="utf-8")
+def main() -> int:
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    cases = [
+        case
+        for case in CASES
+        if all(part in case.name for part in args.only) and not any(part in case.name for part in args.skip)
+    ]
+    with tempfile.TemporaryDirectory(prefix="memory-budget-") as folder:
+        scratch = Path(folder)
+        if args.plan:
+            for case in cases:
+                model = write_checkpoint(scratch / case.shape, SHAPES[case.shape])
+                say(f"{case.name}: {json.dumps(prediction(predicted(case, model, real=False)))}")
+            return 0
+        records = {case.name: measured(case, args, scratch) for case in cases}
+    (args.out / "report.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    (args.out / "table.md").write_text(table(records) + "\n", encoding="utf-8")
     say(table(records))
     failed = sum(bool(record["faults"]) for record in records.values())
     say(f"{len(records) - failed} passed, {failed} failed")
     return 1 if failed or not records else 0
-
-
-def main() -> int:
-    """Predict, boot, compare, and print the table."""
-    args = arguments()
-    (args.out / "cases").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="memory-budget-") as folder:
-        scratch = Path(folder)
-        if args.plan:
-            for case in selected(args):
-                model = write_checkpoint(scratch / case.shape, SHAPES[case.shape])
-                say(f"{case.name}: {json.dumps(prediction(predicted(case, model, real=False)))}")
-            return 0
-        from importlib.metadata import version
-
-        run(args, scratch, version("vllm"))
-    return report(args.out, version("vllm"))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ imports nothing of this project but its tiny models::
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.32.0 --device cpu --only dense ngram
 
 Each cell is an engine in a process of its own with a time limit: a shape (gated delta nets with full
-attention, experts, Gemma 4, gpt-oss, latent attention, NVFP4 weights in two forms), a drafter, a KV cache, a
-model runner, eager or with CUDA graphs. The checkpoints are made up and small. What fails a cell:
+attention, experts, Gemma 4, gpt-oss, latent attention), a drafter, a KV cache, a model runner, eager or with
+CUDA graphs. The checkpoints are made up and small. What fails a cell:
 
 - it does not boot, dies, hangs, or is refused where it must serve; or is served where it must be refused;
 - runner, drafter, attention backend, format of the caches, graphs or sinks are not those asked for;
@@ -36,9 +36,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet import judge, matrix
 from fleet.load import LEVELS
@@ -48,16 +49,12 @@ from fleet.tensors import kept_checkpoint
 from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, on_cpu, run_engine, say
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
 TAIL = 6000  # characters of a log that are kept
 GRACE = 30.0  # seconds after the budget's end in which a cell may come to its own
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -242,7 +239,6 @@ def print_plan(args: argparse.Namespace) -> None:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write and print the matrix; return the exit status."""
     found = rows(args)
     text = judge.table(found, len({*selected(args), *(cell for cell, *_ in found)}))
     (args.out / "matrix.md").write_text(text + "\n", encoding="utf-8")
@@ -252,7 +248,6 @@ def report(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run the cells that are left, as far as the budget goes, and report."""
     args = arguments()
     for folder in ("logs", "cells"):
         (args.out / folder).mkdir(parents=True, exist_ok=True)

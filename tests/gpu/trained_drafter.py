@@ -33,14 +33,11 @@ from serve_pair import Run, environment, on_cpu, run_engine, say
 from trained.cells import CELLS, REFERENCE, SECONDS, Cell, expected_windows, specification
 from trained.judge import faults, outcome, reason, table
 
-__all__ = ["arguments", "main"]
-
 PROMPTS, ANSWER = 32, 128
 TAIL = 6000
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -171,7 +168,6 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print the table and every fault; return the exit status."""
     lines, file = records(args.out), args.out / "foreseen.json"
     foreseen = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = table(lines, foreseen)
@@ -188,7 +184,6 @@ def report(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Do what was asked."""
     args = arguments()
     return {"train": train, "serve": serve, "predict": predict, "report": report}[args.verb](args)
 

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_fleet
-from fleet import matrix, quantised, tensors
+from fleet import matrix, tensors
 from fleet.engine import NEAREST
 from fleet.matrix import Cell
 from fleet.shapes import SHAPES, checkpoint, drafter, rows, speculative
@@ -33,7 +33,7 @@ def test_an_engine_is_told_what_its_cell_says_and_finds_its_checkpoint(shape: st
     header = json.loads(raw[8 : 8 + size])
     ends = [entry["data_offsets"][1] for entry in header.values()]
     assert max(ends) == len(raw) - 8 - size
-    assert set(one.tensors) <= set(header) or one.quantised == "compressed-tensors"
+    assert set(one.tensors) == set(header)
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
@@ -96,7 +96,6 @@ def test_the_reference_keeps_what_others_may_answer(kind: str) -> None:
     [
         (Cell("hybrid"), True),
         (Cell("gemma4", cache="nvfp4"), True),
-        (Cell("modelopt"), False),
         (Cell("hybrid", "mtp"), False),
         (Cell("hybrid", cache="fp8", eager=False), False),
     ],
@@ -126,44 +125,6 @@ def test_bfloat16_is_rounded_to_the_nearest() -> None:
     given = np.array([1.0, 1.00390625, 1.01171875, -3.1415927], dtype=np.float32)
     back = (tensors.rounded(given).astype(np.uint32) << 16).view(np.float32)
     assert back.tolist() == [1.0, 1.0, 1.015625, -3.140625]
-
-
-@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
-def test_nvfp4_parts_stand_for_the_values_of_the_twin(form: str) -> None:
-    name, tensor = "model.layers.0.mlp.up_proj.weight", tensors.Tensor((8, 64))
-    parts = quantised.packed(form, name, tensor)
-    base = name.removesuffix(".weight")
-    nibbles = parts[name if form == "modelopt" else f"{base}.weight_packed"][1]
-    bits = parts[f"{base}.weight_scale"][1].astype(int)
-    whole = (
-        float(parts[f"{base}.weight_scale_2"][1])
-        if form == "modelopt"
-        else 1 / float(parts[f"{base}.weight_global_scale"][1][0])
-    )
-    codes = np.stack([nibbles & 15, nibbles >> 4], -1).reshape(8, 64)
-    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
-    scale = np.where(bits < 8, bits / 8 * 2**-6, (1 + (bits & 7) / 8) * 2.0 ** ((bits >> 3) - 7.0))
-    stand = sizes * np.repeat(scale, 16, 1) * whole
-    twin = quantised.packed("plain", name, tensor)[name][1]
-    in_bfloat16 = (twin.astype(np.uint32) << 16).view(np.float32)
-    assert (stand == in_bfloat16).all()  # nothing is left for rounding to differ in
-    error = stand - tensors.values(name, tensor)
-    assert 0.01 < np.linalg.norm(error) / np.linalg.norm(stand) < 0.15
-    assert quantised.packed(form, "model.norm.weight", tensors.Tensor((8,), "1.0")).keys() == {
-        "model.norm.weight"
-    }
-
-
-@pytest.mark.parametrize(("form", "name"), [("modelopt", "scale_2"), ("compressed-tensors", "global_scale")])
-def test_matrices_that_vllm_fuses_have_one_global_scale(form: str, name: str) -> None:
-    made = {"q": tensors.Tensor((64, 512)), "k": tensors.Tensor((16, 512)), "v": tensors.Tensor((16, 512))}
-    scales = set()
-    for which, tensor in made.items():
-        parts = quantised.packed(form, f"model.layers.0.self_attn.{which}_proj.weight", tensor)
-        found = next(parts[part][1] for part in parts if part.endswith(f"weight_{name}"))
-        scales |= set(np.atleast_1d(found).tolist())
-    assert len(scales) == 1
-    assert np.frexp(scales.pop())[0] == 0.5  # a power of two
 
 
 def test_expert_weights_of_gpt_oss_have_names_that_both_releases_load() -> None:

@@ -39,13 +39,7 @@ def counters(engine: Any) -> dict[str, int]:
 
 
 def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any]]:
-    """Return tokens of each request, sent together; with *near*, also how near others came at each place.
-
-    Args:
-        engine: vLLM's engine.
-        asked: the requests.
-        near: whether to tell how near other tokens came.
-    """
+    """Return tokens of each request, sent together; with *near*, also how near others came at each place."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 

@@ -12,8 +12,6 @@ from pair.scoring import TOKENS
 from fleet.load import expected, prefix, requests
 from fleet.matrix import CACHES, Cell, Expectation
 
-__all__ = ["ALLOWED", "Compared", "compared", "faults", "outcome", "pooled", "reason", "table", "too_many"]
-
 ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0}
 """Nats that the first other token of an answer may be below the reference's, by cache.
 
@@ -56,17 +54,11 @@ SURROUNDINGS = re.compile(
 
 @dataclass(frozen=True)
 class Compared:
-    """Answers beside those of the reference, each up to the first other token.
-
-    Attributes:
-        tokens: compared tokens, the first other ones included.
-        others: answers that come to another token.
-        worst: how far the worst of these is below the reference's own, in nats; infinite beyond what is kept.
-    """
+    """Answers beside those of the reference, each up to the first other token."""
 
     tokens: int
-    others: int
-    worst: float
+    others: int  # answers that come to another token
+    worst: float  # nats below the reference's own
 
 
 def compared(answers: list[dict[str, Any]], right: list[dict[str, Any]]) -> Compared:
@@ -150,17 +142,7 @@ def faults(
     *,
     plain: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Return everything that is wrong with a cell, in words; an empty list is a pass, or was out of time.
-
-    Args:
-        cell: the cell.
-        line: its record: ``status``, ``tail`` of the log, and ``seen``, what the engine wrote.
-        right: what the reference's engine wrote; None if it did not come to its end.
-        wanted: what must come of the cell.
-        asked: what was asked for: ``version``, ``backend``, ``device``, ``prefix``, ``levels``, and of the
-            target ``layers``.
-        plain: what the reference with a cache of 16 bits wrote, if the cell is to be compared with it too.
-    """
+    """Return everything that is wrong with a cell, in words; an empty list is a pass, or was out of time."""
     came = outcome(line)
     if came == "out of time":
         return []

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pair.load import ACCEPTED, DRAFTED
 from pair.models import VOCABULARY
 
-__all__ = ["LEVELS", "Asked", "drafts_of", "expected", "prefix", "requests"]
-
 LEVELS = (1, 8, 64)
 PREFIX, PREFIX_OUTPUT = 1500, 24
 

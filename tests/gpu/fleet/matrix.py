@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from fleet.shapes import DRAFTERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = [
-    "CACHES",
-    "Cell",
-    "Expectation",
-    "backend",
-    "cells",
-    "expectation",
-    "ordered",
-    "plain",
-    "reference",
-]
 
 CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 USUAL = ("none", "dflash", "windows", "eagle3", "ngram")
@@ -34,11 +19,7 @@ PAIRED = {
     "moe": USUAL,
     "dense": USUAL,
     "mla": ("none", "eagle3", "ngram"),
-    "modelopt": ("none", "dflash"),
-    "compressed": ("none", "dflash"),
-    "rounded": ("none",),
 }
-TWINS = {"modelopt": "rounded", "compressed": "rounded"}  # 16 bits of the same values
 TIMES = {
     # Seconds of a cell, eager and with graphs, and more for the first one, which compiles for the others:
     # of an H200 with 16 cores, nine engines at once.
@@ -52,43 +33,27 @@ OTHERS = (10.0, 50.0, 35.0)
 
 @dataclass(frozen=True)
 class Cell:
-    """One engine.
-
-    Attributes:
-        shape: name of the architecture.
-        drafter: one of `fleet.shapes.DRAFTERS`.
-        cache: key of `CACHES`.
-        eager: without CUDA graphs.
-        runner: ``v1`` or ``v2``.
-        synthetic: two of three drafts are accepted without being looked at.
-    """
+    """One engine."""
 
     shape: str
     drafter: str = "none"
     cache: str = "bf16"
     eager: bool = True
     runner: str = "v1"
-    synthetic: bool = False
+    synthetic: bool = False  # two of three drafts are accepted without being looked at
 
     @property
     def name(self) -> str:
-        """Such as ``hybrid-dflash-fp8-v1-graphs``."""
         parts = [self.shape, self.drafter, self.cache, self.runner, "eager" if self.eager else "graphs"]
         return "-".join([*parts, "synthetic"] if self.synthetic else parts)
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """The result that is expected of a cell.
+    """The result that is expected of a cell."""
 
-    Attributes:
-        outcome: ``serves``; ``refused``, with an error before anything is served; or ``told``, where either
-            is right as long as it is said: what is served must be right, and what is refused is recorded.
-        pattern: what the error of a refusal must match.
-    """
-
-    outcome: str
-    pattern: str = ""
+    outcome: str  # serves; refused; or told: either is right, as long as it is said
+    pattern: str = ""  # of the error of a refusal
 
 
 def main_runner(version: str) -> str:
@@ -99,7 +64,7 @@ def main_runner(version: str) -> str:
 def reference(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
     """Return the eager cell with the same cache and no drafter, whose answers judge those of *cell*."""
     runner = main_runner(version) if device == "cuda" else "v1"
-    return Cell(TWINS.get(cell.shape, cell.shape), cache=cell.cache, runner=runner)
+    return Cell(cell.shape, cache=cell.cache, runner=runner)
 
 
 def plain(cell: Cell, version: str, *, device: str = "cuda") -> Cell:
@@ -111,13 +76,13 @@ def expectation(cell: Cell, version: str, *, device: str = "cuda") -> Expectatio
     """Return what must come of *cell* on a wheel of *version*."""
     if device == "cpu":
         usual = cell.drafter == "none" and cell.cache == "bf16"
-        return Expectation("serves" if usual and cell.shape in ("dense", "moe", "rounded") else "told")
+        return Expectation("serves" if usual and cell.shape in ("dense", "moe") else "told")
     if cell.shape == "mla" and cell.cache == "nvfp4":
         return Expectation("refused", r"(?i)nvfp4.*not supported with MLA")
     main = main_runner(version)
     if main == "v1" and cell.runner == "v2" and (cell.shape == "hybrid" or cell.drafter == "ngram"):
         return Expectation("refused", r"Model Runner V2 does not yet support|is not supported yet")
-    if cell.runner != main or cell.shape in ("mla", "modelopt", "compressed"):
+    if cell.runner != main or cell.shape == "mla":
         return Expectation("told")  # not the fleet's usual way
     return Expectation("serves" if cell.drafter in ("none", "dflash", "windows") else "told")
 

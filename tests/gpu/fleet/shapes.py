@@ -4,25 +4,21 @@ Depth, width and vocabulary are small. What decides which code serves a model is
 layers and their order, sizes of heads, windows, sinks, soft caps, expert layers, tied tables.
 
 Weights are tables: a line has a tensor's name, its dimensions and its fill, which is `MATRIX` where none
-stands. ``L.`` is each layer's prefix, ``E.`` that of each expert; a line behind ``KIND:`` is for layers of
-that kind alone. Dimensions are numbers, or names whose sizes the shape gives.
+stands; ``.weight`` is added to a name that does not end in ``=``. ``L.`` is each layer's prefix, ``E.`` that
+of each expert; a line behind ``KIND:`` is for layers of that kind alone. Dimensions are numbers, or names
+whose sizes the shape gives.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from pair.load import ACCEPTED, DRAFTED
 from pair.models import VOCABULARY
 
-from fleet.quantised import config_of
 from fleet.tensors import HEAD, MATRIX, TIED_NORM, Checkpoint, Tensor, kept_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-__all__ = ["DRAFTERS", "MAX_MODEL_LEN", "SHAPES", "checkpoint", "drafter", "layers_of", "speculative"]
 
 MAX_MODEL_LEN, HIDDEN, EXPERTS, WINDOW = 2048, 512, 8, 64
 DRAFTERS = ("none", "dflash", "windows", "mtp", "eagle3", "ngram")
@@ -73,14 +69,7 @@ LATENT = f"""L.self_attn.q_proj 3072 D; L.self_attn.kv_a_proj_with_mqa 576 D;
 
 
 def rows(table: str, prefix: str, kinds: Sequence[str], **sizes: int) -> dict[str, Tensor]:
-    """Return the tensors of a table.
-
-    Args:
-        table: lines behind semicolons; a name without ``.weight`` that is to stay so ends in ``=``.
-        prefix: of a layer, before its number.
-        kinds: of the layers.
-        sizes: dimensions by their names.
-    """
+    """Return the tensors of a table."""
     sizes |= {"V": VOCABULARY, "D": HIDDEN, "2D": 2 * HIDDEN}
     found = {}
     for words in (line.split() for line in table.split(";")):
@@ -187,13 +176,6 @@ def mla() -> Checkpoint:
     return Checkpoint(told, rows(f"{TABLES}; {LATENT}", "model.layers.", kinds, M=256))
 
 
-def _in_nvfp4(form: str) -> Checkpoint:
-    """Return the dense model with linear layers in NVFP4; in form ``plain``, 16 bits of the same values."""
-    base = dense()
-    quantisation = {} if form == "plain" else {"quantization_config": config_of(form)}
-    return Checkpoint(base.config | quantisation, base.tensors, form)
-
-
 SHAPES: dict[str, Callable[[], Checkpoint]] = {
     "dense": dense,
     "moe": moe,
@@ -201,9 +183,6 @@ SHAPES: dict[str, Callable[[], Checkpoint]] = {
     "gemma4": gemma4,
     "gptoss": gpt_oss,
     "mla": mla,
-    "rounded": lambda: _in_nvfp4("plain"),
-    "modelopt": lambda: _in_nvfp4("modelopt"),
-    "compressed": lambda: _in_nvfp4("compressed-tensors"),
 }
 
 
@@ -280,15 +259,7 @@ def drafter(shape: str, kind: str) -> Checkpoint | None:
 def speculative(
     shape: str, kind: str, folder: Path, *, synthetic: bool, backend: str | None
 ) -> dict[str, Any] | None:
-    """Write the drafter's checkpoint under *folder*; return vLLM's speculative configuration.
-
-    Args:
-        shape: name of the target's shape.
-        kind: one of `DRAFTERS`.
-        folder: where checkpoints are written, and found the next time.
-        synthetic: accept two of three drafts without looking at them.
-        backend: attention of the drafter; None for vLLM's own choice.
-    """
+    """Write the drafter's checkpoint under *folder*; return vLLM's speculative configuration."""
     if kind == "none":
         return None
     found: dict[str, Any] = {"num_speculative_tokens": DRAFTED}

@@ -9,17 +9,14 @@ equal wherever they are written. Only `write_checkpoint` needs numpy.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pair.scoring import TOKENS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["HEAD", "MATRIX", "TIED", "TIED_NORM", "Checkpoint", "Tensor", "kept_checkpoint"]
 
 MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
 ROUTER, EXPERT = "router", "expert"
@@ -29,12 +26,11 @@ ROUTER, EXPERT = "router", "expert"
 _SIZES = {MATRIX: 1.0, ROUTER: 4.0, EXPERT: 0.25}
 TIED_NORM = 20.0  # weight of the last norm before a tied head, which gives logits their size back
 _WRITING = threading.Lock()
-_TYPES = {"BF16": "<u2", "F32": "<f4", "U8": "u1", "F8_E4M3": "u1"}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a checkpoint: its shape, how it is filled, and the tensor it has the values of."""
+    """One tensor of a checkpoint: its shape, and how it is filled."""
 
     shape: tuple[int, ...]
     fill: str = MATRIX
@@ -42,17 +38,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model: its ``config.json`` and its tensors by name.
-
-    Attributes:
-        config: content of ``config.json``.
-        tensors: what the weights file holds, before quantisation.
-        quantised: form of its linear layers: ``""``, ``modelopt`` or ``compressed-tensors``.
-    """
+    """A model: its ``config.json`` and its tensors by name."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    quantised: str = ""
 
 
 def values(name: str, tensor: Tensor) -> Any:
@@ -87,28 +76,20 @@ def rounded(array: Any) -> Any:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write ``config.json`` and the weights into *folder*; return it."""
-    from fleet.quantised import packed
-
+    """Write ``config.json`` and the weights in 16 bits into *folder*; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=1), encoding="utf-8")
-    header, arrays, offset = {}, [], 0
+    header, offset = {}, 0
     for name, tensor in sorted(checkpoint.tensors.items()):
-        for part, (kind, array) in packed(checkpoint.quantised, name, tensor).items():
-            raw = array.astype(_TYPES[kind]).tobytes()
-            header[part] = {
-                "dtype": kind,
-                "shape": list(array.shape),
-                "data_offsets": [offset, offset + len(raw)],
-            }
-            offset += len(raw)
-            arrays.append(raw)
+        end = offset + 2 * math.prod(tensor.shape)
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for raw in arrays:
-            stream.write(raw)
+        for name, tensor in sorted(checkpoint.tensors.items()):
+            stream.write(rounded(values(name, tensor)).astype("<u2").tobytes())
     return folder
 
 

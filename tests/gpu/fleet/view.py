@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FleetView"]
-
 
 def _name(thing: object) -> str:
     return "" if thing is None else f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -7,17 +7,9 @@ from typing import Any
 from pair.load import ACCEPTED, DRAFTED
 from pair.models import CACHE_BYTES, MAX_MODEL_LEN
 
-__all__ = ["pair_arguments"]
-
 
 def pair_arguments(spec: dict[str, Any], *, max_model_len: int = MAX_MODEL_LEN) -> dict[str, Any]:
-    """Arguments of vLLM's engines: nothing is downloaded, and no weights are read.
-
-    Args:
-        spec: ``target`` and ``drafter``, folders; ``gpu_memory_utilization``; ``eager``; ``engine``, what is
-            added to the arguments; and ``speculative``, what is added to the speculative configuration.
-        max_model_len: tokens of the longest request.
-    """
+    """Arguments of vLLM's engines: nothing is downloaded, and no weights are read."""
     return {
         "model": spec["target"],
         "skip_tokenizer_init": True,

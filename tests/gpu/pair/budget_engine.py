@@ -11,7 +11,6 @@ from vllm.inputs import TokensPrompt
 
 
 def main() -> None:
-    """Boot, answer, and end."""
     engine = LLM(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     prompt = TokensPrompt(prompt_token_ids=[5] * 32)
     answer = engine.generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False))

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["sides", "some_skipped"]
-
 WITH_SIDES, IN_ROWS = 5, 4  # dimensions
 
 
 def sides(cache: Any, blocks: int, slots: int) -> Any:
-    """Return *cache* as a view (blocks, 2, slots, heads, values).
-
-    Raises:
-        ValueError: it has neither of the two forms, or not these blocks and slots.
-    """
+    """Return *cache* as a view (blocks, 2, slots, heads, values)."""
     shape = tuple(cache.shape)
     if len(shape) == WITH_SIDES and shape[:3] == (blocks, 2, slots):
         return cache

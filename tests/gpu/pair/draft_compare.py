@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["ALLOWED", "POISON", "Verdict", "compare"]
-
 ALLOWED = 0.25
 """Error beyond which a position holds something else."""
 POISON = 3.0
@@ -21,20 +19,12 @@ POISON = 3.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """Positions that were compared.
-
-    Attributes:
-        positions: how many.
-        never_written: those that still hold `POISON` in some layer.
-        wrong: those with another error beyond `ALLOWED`.
-        worst: largest error among the others.
-        first: blocks, by their place in the comparison, with a position that is not right; at most eight.
-    """
+    """Positions that were compared."""
 
     positions: int = 0
     never_written: int = 0
-    wrong: int = 0
-    worst: float = 0.0
+    wrong: int = 0  # with an error beyond `ALLOWED`
+    worst: float = 0.0  # error of the others
     first: tuple[int, ...] = ()
 
     @property
@@ -54,12 +44,7 @@ class Verdict:
 
 
 def compare(seen: list[torch.Tensor], clean: list[torch.Tensor]) -> Verdict:
-    """Compare blocks, position by position.
-
-    Args:
-        seen: for each layer what the cache holds, of shape (blocks, 2, block size, heads, head size).
-        clean: the same blocks, computed without sharing, neighbours or rejected drafts.
-    """
+    """Compare blocks, position by position."""
     errors, unwritten = [], []
     for one, other in zip(seen, clean, strict=True):
         found, wanted = one.float().flatten(3), other.float().flatten(3)  # (blocks, 2, block size, width)

@@ -72,26 +72,17 @@ class LiveBatch(StatLoggerBase):
 
 
 def engine_args(spec: dict[str, Any]) -> AsyncEngineArgs:
-    """The engine's arguments: those of every pair, and ``max_num_seqs``.
-
-    *spec* may add to them: ``view``, the class that is mixed into the worker, ``compilation`` and
-    ``speculative``.
-    """
+    """The engine's arguments: those of every pair, and ``max_num_seqs``."""
     return AsyncEngineArgs(
         **pair_arguments(spec),
         max_num_seqs=spec["max_num_seqs"],
         max_num_batched_tokens=4096,
-        worker_extension_cls=spec.get("view", "pair.worker.PairView"),
-        compilation_config=spec.get("compilation", {}),
+        worker_extension_cls="pair.worker.PairView",
     )
 
 
 def counters() -> Counters:
-    """vLLM's own counters, as its Prometheus endpoint would give them.
-
-    Raises:
-        LookupError: vLLM does not have one of them.
-    """
+    """vLLM's own counters, as its Prometheus endpoint would give them."""
     totals: dict[str, int] = {}
     per_position: tuple[int, ...] = ()
     for metric in get_metrics_snapshot():
@@ -118,11 +109,7 @@ async def settled(before: Counters, wanted: Counters) -> Counters:
 
 
 async def ask(engine: AsyncLLM, request: Request) -> tuple[int, int]:
-    """Stream one request to its end; return how many tokens arrived, and in how many chunks.
-
-    Raises:
-        ValueError: the stream ended in another way than by length, or a token is none of the vocabulary.
-    """
+    """Stream one request to its end; return how many tokens arrived, and in how many chunks."""
     source = random.Random(request.name)
     prompt = TokensPrompt(
         prompt_token_ids=[source.randrange(3, VOCABULARY - 1) for _ in range(request.prompt)]
@@ -233,12 +220,11 @@ async def run(spec: dict[str, Any]) -> None:
             view, *others = await engine.collective_rpc("pair_boot")  # of each card
             modules = (await engine.collective_rpc("pair_modules", args=(spec["carried"],)))[0]
             binaries = (await engine.collective_rpc("pair_binaries", args=(spec["native"],)))[0]
-            asked = [(await engine.collective_rpc(name))[0] for name in spec.get("ask", [])]
         alive = await answers(engine, FIRST_SECONDS)
         gc.collect()
         gc.freeze()  # as vLLM's own server does: a full collection would stall the streams
         seconds = round(time.monotonic() - started, 1)
-        boot = {"view": view, "others": others, "modules": modules, "binaries": binaries, "asked": asked}
+        boot = {"view": view, "others": others, "modules": modules, "binaries": binaries}
         write("boot", seconds=seconds, **boot, canary=alive)
         for level in spec["levels"]:
             seen = await serve(engine, level)
@@ -247,9 +233,7 @@ async def run(spec: dict[str, Any]) -> None:
             write("level", **summary(seen, tokens), expected=asdict(expected(level)), faults=found)
             if engine.errored:
                 break
-        async with asyncio.timeout(LEVEL_SECONDS):
-            asked = [(await engine.collective_rpc(name))[0] for name in spec.get("ask_at_end", [])]
-        write("end", errored=engine.errored, asked=asked)
+        write("end", errored=engine.errored)
     finally:
         engine.shutdown()
 

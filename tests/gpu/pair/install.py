@@ -16,8 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Check", "Installed", "carried_files", "digest", "find", "inspect", "native_binaries"]
-
 _UPSTREAM = "upstream-wheel"  # who provides a binary that was taken from upstream's own wheel
 
 
@@ -32,19 +30,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Installed:
-    """The one installed vLLM.
-
-    Attributes:
-        root: the folder that holds ``vllm/``.
-        info: its ``.dist-info`` folder.
-        version: as the metadata states it.
-        record: digest by path, as in ``RECORD`` (``sha256=…``); without the entries that have none.
-    """
+    """The one installed vLLM."""
 
     root: Path
     info: Path
     version: str
-    record: dict[str, str]
+    record: dict[str, str]  # digest by path, as in RECORD
 
 
 def digest(path: Path) -> str:
@@ -55,11 +46,7 @@ def digest(path: Path) -> str:
 
 
 def find(path: list[str] | None = None) -> Installed:
-    """The installed vLLM, on `sys.path` or on *path*.
-
-    Raises:
-        LookupError: there is none, or more than one metadata folder.
-    """
+    """The installed vLLM, on `sys.path` or on *path*."""
     places = {} if path is None else {"path": path}
     found = list(metadata.distributions(name="vllm", **places))
     if len(found) != 1:
@@ -81,16 +68,7 @@ def inspect(
     left_out: list[str] | None = None,
     native: list[str] | None = None,
 ) -> list[Check]:
-    """Check an installation.
-
-    Args:
-        installed: what `find` found.
-        version: the version that it must have, local part included.
-        carries: names of the carries that it must hold, no more and no fewer; none for a stock wheel.
-        pruned: path prefixes that may have been left out of the installation.
-        left_out: carries that the wheel must name as left out.
-        native: extensions, without suffix, that must be compiled by us; all others must be upstream's.
-    """
+    """Check an installation."""
     return [
         Check("version", installed.version == version, f"{installed.version}, asked for {version}"),
         _record_check(installed, pruned),

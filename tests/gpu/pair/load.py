@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["ACCEPTED", "DRAFTED", "Counters", "Observed", "Request", "expected", "faults", "workload"]
-
 DRAFTED = 3
 ACCEPTED = 2
 _STEP = ACCEPTED + 1  # tokens a decode step: the accepted drafts and the one that the target adds
@@ -66,30 +64,17 @@ class Counters:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen at one level.
-
-    Attributes:
-        level: concurrency that was asked for.
-        seconds: from the first request's start to the last one's end.
-        received: tokens that arrived, by request; a request without an end is not in it.
-        errors: what went wrong on the client's side, a line each.
-        chunks: pieces in which these tokens arrived.
-        counters: what vLLM counted.
-        peak: most requests that the scheduler ran at once.
-        sizes: how many different numbers of running requests the scheduler reported.
-        replays: CUDA graphs that the worker replayed.
-        canary: whether the engine answered one more request afterwards.
-    """
+    """What was seen at one level."""
 
     level: int
     seconds: float
     received: dict[str, int]
     chunks: int
     counters: Counters
-    peak: int
-    sizes: int
-    replays: int
-    canary: bool
+    peak: int  # most requests that the scheduler ran at once
+    sizes: int  # different numbers of running requests
+    replays: int  # of CUDA graphs
+    canary: bool  # it answered one more request afterwards
     errors: tuple[str, ...] = field(default=())
 
 
@@ -130,12 +115,7 @@ def expected(level: int) -> Counters:
 
 
 def faults(seen: Observed, *, graphs: bool) -> list[str]:
-    """Everything that is wrong with a level, in words; an empty list is a pass.
-
-    Args:
-        seen: what was observed.
-        graphs: whether CUDA graphs must have been replayed; without them, none may have been.
-    """
+    """Everything that is wrong with a level, in words; an empty list is a pass."""
     found = list(seen.errors)
     asked = {request.name: request.output for client in workload(seen.level) for request in client}
     for name, tokens in asked.items():

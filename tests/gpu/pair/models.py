@@ -15,14 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "build"))
 from sparkwright.engine.tiny.models import VOCABULARY, write_tiny_models
 
-__all__ = [
-    "CACHE_BYTES",
-    "MAX_MODEL_LEN",
-    "VOCABULARY",
-    "WINDOW_LAYERS",
-    "write_models",
-    "write_window_drafter",
-]
+__all__ = ["MAX_MODEL_LEN", "VOCABULARY", "write_models", "write_window_drafter"]
 
 MAX_MODEL_LEN = 2048
 # Engines that boot side by side on one card measure each other's memory: this many GiB are taken instead.
@@ -36,13 +29,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
 
 
 def write_window_drafter(drafter: Path, name: str, window: int | None) -> Path:
-    """Write a copy of *drafter* beside it, with five layers; returns its folder.
-
-    Args:
-        drafter: the folder that `write_models` returned.
-        name: what the copy is called.
-        window: tokens that all layers but the last see; None for a drafter without sliding layers.
-    """
+    """Write a copy of *drafter* beside it, with five layers; returns its folder."""
     folder = drafter.with_name(name)
     shutil.copytree(drafter, folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

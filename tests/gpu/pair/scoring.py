@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from pair.models import VOCABULARY
 
-__all__ = ["CASES", "TOKENS", "LosslessCase", "Score", "prompts", "scored", "shortfalls"]
-
 # The output head has rows for these alone, a row and its negative each, so that drafters of made-up weights
 # guess right often enough for both outcomes of a draft to be met.
 TOKENS = (100, 2000, 4000, 8000)
@@ -38,7 +36,6 @@ class LosslessCase:
 
     @property
     def name(self) -> str:
-        """Name for people and for ``--only``."""
         return f"{self.runner}-{'eager' if self.eager else 'graphs'}-{self.kv}-{self.drafter}"
 
     @property
@@ -58,20 +55,12 @@ CASES = [
 
 @dataclass(frozen=True)
 class Score:
-    """Tokens of one case under the model without speculation.
-
-    Attributes:
-        tokens: how many tokens were scored.
-        below: how many of them are not the most probable one.
-        worst: largest difference to the most probable token's log probability, in nats.
-        same: requests whose tokens are those that were generated without speculation.
-        requests: how many requests there are.
-    """
+    """Tokens of one case under the model without speculation."""
 
     tokens: int
-    below: int
-    worst: float
-    same: int
+    below: int  # tokens that are not the most probable one
+    worst: float  # nats below it
+    same: int  # requests answered as without speculation
     requests: int
 
 
@@ -90,13 +79,7 @@ def prompts(level: int) -> list[tuple[list[int], int]]:
 
 
 def scored(gaps: list[list[float]], told: list[list[int]], plain: list[list[int]]) -> Score:
-    """Sum up *gaps*, nats below the best token for each token of each request.
-
-    Args:
-        gaps: by request and token.
-        told: tokens with speculation.
-        plain: tokens without.
-    """
+    """Sum up *gaps*, nats below the best token for each token of each request."""
     flat = [gap for request in gaps for gap in request]
     worst = math.nan if any(math.isnan(gap) for gap in flat) else max(flat, default=math.nan)
     same = sum(one == other for one, other in zip(told, plain, strict=True))
@@ -104,13 +87,7 @@ def scored(gaps: list[list[float]], told: list[list[int]], plain: list[list[int]
 
 
 def shortfalls(case: LosslessCase, score: Score, accepted: float | None) -> list[str]:
-    """Return what is wrong with a case, in words; an empty list is a pass.
-
-    Args:
-        case: the case.
-        score: its tokens under the model without speculation.
-        accepted: accepted drafts as a share of drafted tokens; None without speculation.
-    """
+    """Return what is wrong with a case, in words; an empty list is a pass."""
     found = []
     allowed = _ALLOWED[case.kv]
     if not score.worst <= allowed:  # not a number is no less than anything

@@ -10,13 +10,8 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-__all__ = ["STOPPED", "ended", "engines_end_on_sigterm", "session", "stopped"]
 
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a script that SIGTERM ended."""
@@ -66,11 +61,7 @@ def _leave_if_stopped() -> None:
 
 @contextlib.contextmanager
 def ended(leader: int) -> Iterator[None]:
-    """Kill the session of the process *leader* at the end of this block, or when SIGTERM arrives in it.
-
-    Raises:
-        SystemExit: SIGTERM has arrived.
-    """
+    """Kill the session of the process *leader* at the end of this block, or when SIGTERM arrives in it."""
     _live.add(leader)
     try:
         _leave_if_stopped()  # it came while the process was being started
@@ -101,11 +92,7 @@ def engines_end_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def session(words: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in a session of its own, with its output in *log*; kill what is left of it at the end.
-
-    Raises:
-        SystemExit: SIGTERM ended it, or came before it was started.
-    """
+    """Start a process in a session of its own, with output in *log*; kill what is left of it at the end."""
     with engines_end_on_sigterm():
         _leave_if_stopped()
         with log.open("wb") as stream:

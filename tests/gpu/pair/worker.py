@@ -16,8 +16,6 @@ from vllm.compilation.counter import compilation_counter
 
 from pair.install import digest
 
-__all__ = ["PairView"]
-
 _replays = 0
 
 

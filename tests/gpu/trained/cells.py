@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["CELLS", "REFERENCE", "Cell", "expected_windows", "specification"]
+from pathlib import Path
+from typing import Any
 
 LONGEST = 2048
 """Tokens of the longest sequence that an engine serves."""
@@ -22,25 +18,16 @@ CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 
 @dataclass(frozen=True)
 class Cell:
-    """An engine.
-
-    Attributes:
-        drafter: ``none``, or a trained one, ``full`` or ``window``.
-        cache: format of the target's KV cache.
-        own: format of the drafter's, where it is another.
-        tree: ``patched``, which is what is installed if no other is named, or ``stock``.
-        eager: without CUDA graphs.
-    """
+    """An engine."""
 
     drafter: str
     cache: str = "bf16"
-    own: str = ""
-    tree: str = "patched"
+    own: str = ""  # format of the drafter's cache, where it is another
+    tree: str = "patched"  # or stock
     eager: bool = True
 
     @property
     def name(self) -> str:
-        """Return the cell's name."""
         own = f"-draft-{self.own}" if self.own else ""
         return f"{self.drafter}-{self.cache}{own}-{self.tree}{'' if self.eager else '-graphs'}"
 
@@ -88,16 +75,7 @@ def speculative(cell: Cell, drafters: Path, device: str) -> dict[str, Any]:
 def specification(
     cell: Cell, model: Path, drafters: Path, device: str, answer: int, prompts: list[list[int]]
 ) -> dict[str, Any]:
-    """Return what a cell's process is told.
-
-    Args:
-        cell: the cell.
-        model: folder of the target.
-        drafters: folder with those that were trained.
-        device: ``cuda`` or ``cpu``.
-        answer: longest answer, in tokens.
-        prompts: all asked at once; the first of them beside a long request as well.
-    """
+    """Return what a cell's process is told."""
     engine: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,

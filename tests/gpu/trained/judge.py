@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.judge import ALLOWED, compared, outcome, reason, too_many
 
 from trained.cells import DRAFTS, Cell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-__all__ = ["Difference", "bootstrap", "difference", "faults", "mean", "steps_of", "table", "waves"]
 
 SAME = 0.15
 """Tokens a step by which two means may differ where nothing should: answers part at near ties."""
@@ -86,16 +82,7 @@ def faults(
     """Return everything that is wrong with a cell, in words.
 
     Answers over 16 bits are compared with those without a drafter; over a rounded format they differ from
-    batch to batch. What upstream's tree loses is for the table: its answers and counters alone are judged.
-
-    Args:
-        cell: the cell.
-        line: its record.
-        right: the record of the cell without a drafter over 16 bits.
-        windows: of the drafter's layers, as it was trained.
-        foreseen: steps of the cold wave as torch computes them; None where they were not computed.
-        device: ``cuda`` or ``cpu``.
-    """
+    batch to batch. What upstream's tree loses is for the table: its answers and counters alone are judged."""
     if outcome(line) != "served":
         return [f"{outcome(line)} with status {line['status']}: {reason(line) or 'no error is named'}"]
     found = _answer_faults(line, right) if cell.cache == "bf16" else []

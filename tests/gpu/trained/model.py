@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from trained.cells import DRAFTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["BLOCK", "Drafter", "Shape", "export", "load", "shape_of", "spread", "visible"]
 
 BLOCK = DRAFTS + 1
 """Tokens of a block: one confirmed, seven drafted."""
@@ -31,39 +27,22 @@ States = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a drafter.
-
-    Attributes:
-        width: of hidden states, the target's.
-        heads: of queries.
-        kv_heads: of keys and values.
-        head: channels of a head.
-        inner: width of the feed-forward networks.
-        layers: of the drafter.
-        features: target's layers behind which hidden states are taken.
-        target_layers: of the target.
-        theta: base of the rotary positions.
-        eps: added to a norm's mean square.
-        vocabulary: the target's.
-        places: longest sequence.
-        mask: token that stands for a drafted place.
-        window: places that all layers but the last see; None for a drafter without windows.
-    """
+    """Sizes of a drafter."""
 
     width: int
     heads: int
     kv_heads: int
     head: int
-    inner: int
+    inner: int  # width of the feed-forward networks
     layers: int
-    features: tuple[int, ...]
+    features: tuple[int, ...]  # the target's layers whose hidden states are read
     target_layers: int
     theta: float
     eps: float
     vocabulary: int
     places: int
     mask: int
-    window: int | None = None
+    window: int | None = None  # places that all layers but the last see
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer; the last one has none."""
@@ -98,14 +77,7 @@ def shape_of(config: Any, layers: int, mask: int, window: int | None) -> Shape:
 
 
 def visible(anchors: torch.Tensor, length: int, window: int | None, block: int = BLOCK) -> torch.Tensor:
-    """Return what each query may read: … x (blocks * block) x (length + blocks * block), bool.
-
-    Args:
-        anchors: position of each block's confirmed token, … x blocks.
-        length: places of context; those at and behind the confirmed token are not read.
-        window: of a causal layer; None for a layer that sees everything.
-        block: tokens of a block.
-    """
+    """Return what each query may read: … x (blocks * block) x (length + blocks * block), bool."""
     device, blocks = anchors.device, anchors.shape[-1]
     offset = torch.arange(block, device=device).repeat(blocks)
     anchor = anchors.repeat_interleave(block, dim=-1)[..., None]
@@ -227,14 +199,7 @@ class Drafter(nn.Module):
     def forward(
         self, tokens: torch.Tensor, anchors: torch.Tensor, context: States, embedding: torch.Tensor
     ) -> torch.Tensor:
-        """Return the last hidden states of the drafted places: batch x blocks x drafts x width.
-
-        Args:
-            tokens: confirmed tokens, batch x blocks.
-            anchors: their positions, batch x blocks.
-            context: of `store`.
-            embedding: the target's, vocabulary x width.
-        """
+        """Return the last hidden states of the drafted places: batch x blocks x drafts x width."""
         batch, blocks = tokens.shape
         asked = tokens[..., None].expand(batch, blocks, BLOCK).clone()
         asked[..., 1:] = self.shape.mask

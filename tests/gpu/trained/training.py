@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from serve_pair import say
@@ -16,12 +18,6 @@ from torch.nn.functional import cross_entropy, linear
 
 from trained.model import BLOCK, Drafter, export, shape_of
 from trained.texts import lessons
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-__all__ = ["Plan", "Target", "drafts_of", "features", "greedy", "predicted", "train", "walk"]
 
 FADE = 0.8
 """Weight of a drafted place to the one before it."""
@@ -33,33 +29,19 @@ Data = list[tuple[list[int], int]]
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training.
+    """The settings of a training."""
 
-    Attributes:
-        seconds: of answers and training together.
-        windows: of the drafters that are trained side by side on the same batches; None is one without.
-        layers: of a drafter.
-        answer: longest answer, in tokens.
-        together: tokens of prompts and answers that are generated at once.
-        batch: texts of a step.
-        anchors: blocks of a text in a step.
-        share: of the seconds, for answers.
-        peak: largest rate of learning.
-        steps: after which training ends in any case.
-        mask: token that stands for a drafted place.
-    """
-
-    seconds: float
-    windows: tuple[int | None, ...] = (None, 256)
+    seconds: float  # of answers and training together
+    windows: tuple[int | None, ...] = (None, 256)  # of the drafters, trained side by side
     layers: int = 4
     answer: int = 160
-    together: int = 1 << 18
-    batch: int = 16
-    anchors: int = 48
-    share: float = 0.3
+    together: int = 1 << 18  # tokens that are answered at once
+    batch: int = 16  # texts of a step
+    anchors: int = 48  # blocks of a text in a step
+    share: float = 0.3  # of the seconds, for answers
     peak: float = 1e-3
     steps: float = math.inf
-    mask: int = 16
+    mask: int = 16  # token that stands for a drafted place
 
 
 class Target:
@@ -186,14 +168,7 @@ def rate(plan: Plan, share: float) -> float:
 
 
 def train(target: Target, plan: Plan, folder: Path, data: Data | None = None) -> list[list[float]]:
-    """Train the drafters, and export them to ``full`` and ``window`` under *folder*; return their losses.
-
-    Args:
-        target: the model that is drafted for.
-        plan: the settings.
-        folder: where the drafters go.
-        data: texts to learn from; by default answers of the target.
-    """
+    """Train the drafters, and export them to ``full`` and ``window`` under *folder*; return their losses."""
     data = data or answered(target, plan)
     pupils = [Pupil(target, plan, window) for window in plan.windows]
     limit, draw = (1 - plan.share) * plan.seconds, random.Random(7)
@@ -218,13 +193,7 @@ def train(target: Target, plan: Plan, folder: Path, data: Data | None = None) ->
 def walk(tokens: Sequence[int], prompt: int, drafts: Sequence[Sequence[int]]) -> list[int]:
     """Return how many tokens each step of an answer confirms: the right drafts, and one of the target's own.
 
-    The last step, which the answer's end may cut, is left out.
-
-    Args:
-        tokens: prompt and answer.
-        prompt: tokens of the prompt; the answer's first token comes from the prefill.
-        drafts: from each place of the answer on.
-    """
+    The last step, which the answer's end may cut, is left out."""
     steps, at = [], prompt
     while at < len(tokens) - 1:
         right = 0

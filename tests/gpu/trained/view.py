@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TrainedView"]
-
 
 class TrainedView:
     """A method that `collective_rpc` can call; vLLM allows no name that its worker has already."""
