@@ -28,14 +28,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from safety_net.differences import Accepted, Difference, differences  # noqa: E402 - found by the path above
-from safety_net.items import ITEMS  # noqa: E402
+from safety_net.differences import FAILED, Accepted, Difference, differences
+from safety_net.items import ITEMS
 
 ROOT = Path(__file__).parents[2]
 NET = ROOT / "tests" / "safety-net"
-FAILED = "(failed)"
 _SHOWN = 25
 
 
@@ -135,7 +134,7 @@ def _compare(found: dict[str, Any], net: Path, *, most: int) -> int:
         path = net / f"{name}.json.xz"
         before = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
         every = (
-            [Difference(f"{name}/{FAILED}", "an item", " | ".join(value[FAILED].splitlines()[-4:])[-400:])]
+            [Difference(f"{name}/{FAILED}", "an item", " | ".join(reversed(value[FAILED].split("\n"))))]
             if FAILED in value
             else [*differences(name, before, value)]
         )

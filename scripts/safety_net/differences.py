@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ACCURACY = 1e-9
 """Relative and absolute tolerance of numbers: sums may be added up in another order."""
 ABSENT = "(absent)"
+FAILED = "(failed)"
 # Entries of lists are compared by what names them, so that one that comes or goes moves no other.
 _NAMES = ("name", "carry", "check", "part", "flag", "variable", "member", "path", "file", "what", "id")
 _WIDTH = 150
@@ -41,12 +42,18 @@ class Difference:
             lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
             changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
             return "\n".join([self.name, *(f"    {line[:_WIDTH]}" for line in changed[:6])])
-        return f"{self.name}: {_short(self.before)} -> {_short(self.after)}"
+        width = 2000 if self.failed else _WIDTH
+        return f"{self.name}: {_short(self.before)} -> {_short(self.after, width)}"
+
+    @property
+    def failed(self) -> bool:
+        """Tell if the item could not be made."""
+        return self.name.endswith(f"/{FAILED}")
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, width: int = _WIDTH) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…"
+    return text if len(text) <= width else f"{text[:width]}…"
 
 
 def differences(name: str, before: Any, after: Any) -> Iterator[Difference]:
