@@ -1,0 +1,307 @@
+"""Adapters: the only module that knows the product's modules, and those of its tests.
+
+When a module moves, its adapter here is what changes. Everything else goes by the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROOT = Path(__file__).parents[2]
+START = "cf1764a9e70e61313cc1b119fbf0c102549b76e8"
+"""The commit whose carries, patchsets and locks every item works on: what differs is the code."""
+_INPUTS = ("carries", "patchsets", "upstream.lock")
+SUPPORT = ROOT / "tests" / "support"
+RECIPES = ROOT / "build" / "sparkwright" / "recipes" / "shipped"
+
+
+# The command line ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Return its output as JSON; what it said where it printed none."""
+        try:
+            return json.loads(self.out)
+        except ValueError:
+            return {"status": self.status, "said": self.out + self.err}
+
+    def require(self) -> Ran:
+        """Return it if it succeeded."""
+        if self.status:
+            raise RuntimeError(f"exit status {self.status}: {self.out[-500:]}{self.err[-3000:]}")
+        return self
+
+
+def call(*words: str | Path, folder: Path, **variables: str) -> Ran:
+    """Run a command of sparkwright in this process, in *folder*; with ``SPARKWRIGHT_HOME`` and such."""
+    from sparkwright.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(folder):
+            status = main([str(word) for word in words])
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return Ran(status, out.getvalue(), err.getvalue())
+
+
+def commands() -> dict[str, set[str]]:
+    """Return every command's long options, by its words."""
+    import click
+
+    from sparkwright.cli import verify
+    from sparkwright.cli.main import group
+
+    found: dict[str, set[str]] = {}
+
+    def walk(words: str, command: click.Command, context: click.Context) -> None:
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                if (one := command.get_command(context, name)) is not None:
+                    walk(f"{words} {name}", one, context)
+            return
+        options = {one for parameter in command.params for one in parameter.opts if one[:2] == "--"}
+        found[words.strip()] = options
+        if words.strip() == "verify":
+            for name, module in verify._SUBCOMMANDS.items():  # noqa: SLF001 - they are listed nowhere else
+                walk(f"verify {name}", importlib.import_module(module).command, context)
+
+    walk("", group, click.Context(group))
+    return found
+
+
+def inputs(scratch: Path) -> Path:
+    """Lay out carries, patchsets and locks of the commit `START`; return the folder, for ``--root``."""
+    folder = scratch / "checkout"
+    if not folder.exists():
+        packed = subprocess.run(
+            ["git", "-C", ROOT, "archive", START, *_INPUTS], stdout=subprocess.PIPE, check=True
+        ).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+def warm() -> dict[str, str]:
+    """Return the variables with which a command uses the user's own store."""
+    return {"SPARKWRIGHT_HOME": os.environ["SAFETY_NET_STORE"]}
+
+
+def plain(value: Any, scratch: Path) -> Any:
+    """Return *value* without what this run or machine is recognised by."""
+    if isinstance(value, dict):
+        return {plain(key, scratch): plain(one, scratch) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one, scratch) for one in value]
+    if not isinstance(value, str):
+        return value
+    places = {
+        str(scratch): "SCRATCH", sys.executable: "PYTHON", os.environ["SAFETY_NET_STORE"]: "STORE",
+        str(ROOT): "ROOT", sys.prefix: "PREFIX",
+    }  # fmt: skip
+    for place, name in places.items():
+        value = value.replace(place, name)
+    return re.sub(r"127\.0\.0\.1:\d{5}", "127.0.0.1:PORT", value)
+
+
+def _of_tests(module: str) -> Any:
+    """Return a module of the tests' support, or of the unit tests."""
+    sys.path[:] = dict.fromkeys([str(SUPPORT), str(ROOT / "tests" / "unit"), *sys.path])
+    return importlib.import_module(module)
+
+
+# The builder -----------------------------------------------------------------------------------------------
+
+
+def merge_into_store(root: Path, series: str, platform: str) -> dict[str, dict[str, str]]:
+    """Run the steps of a native build up to the merge; return the unit keys where a toolchain is at hand.
+
+    Returns:
+        The key of each unit by extension and unit; nothing where the store has no toolchain.
+    """
+    from sparkwright.native.build import configured
+    from sparkwright.native.units import unit_key
+    from sparkwright.pipeline import BuildOptions, open_job
+    from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
+    from sparkwright.pipeline.run import apply
+    from sparkwright.pipeline.steps import steps_for
+
+    os.environ.update(warm())
+    options = BuildOptions(series=series, platform=platform, kernels="native", offline=True)
+    with open_job(root, options) as job:
+        state = apply(job, until=lambda step: step.name == "merge")
+        for step in steps_for(job):
+            if step.name == "toolchain" and not step.find(job, state):
+                return {}
+        found: dict[str, dict[str, str]] = {}
+        for step in steps_for(job):
+            if not isinstance(step, CompileExtension) or (
+                step.find(job, state) and step.extension in state.stock_extensions
+            ):
+                continue
+            given = inputs_of(job, state)
+            known = configured(builder_of(job), given)
+            found[step.extension] = {
+                unit.name: unit_key(unit, known.files, given.toolchain.key)
+                for unit in known.configuration.units_of(step.extension)
+            }
+        return found
+
+
+def audited(scratch: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield what was done to a small wheel, with the verdict of every check that was not passed."""
+    audit_case, native_case, wheelkit = map(_of_tests, ("audit_case", "native_case", "wheelkit"))
+    ordinary, hostile = _of_tests("test_wheel_audit"), _of_tests("test_wheel_hostile")
+    native = _of_tests("test_wheel_native")
+
+    def spoken(case: Any, wheel: Path, expectation: Any = None) -> dict[str, str]:
+        found = audit_case.verdicts(wheel, expectation or case.expectation)
+        return {name: verdict for name, verdict in found.items() if verdict != "pass"}
+
+    count = iter(range(1000))
+
+    def place() -> Path:
+        folder = scratch / f"spoilt-{next(count)}"
+        folder.mkdir()
+        return folder
+
+    case = audit_case.make_case(scratch / "case")
+    yield "healthy", spoken(case, case.wheel)
+    for name, (change, _) in ordinary.FAULTS.items():
+        yield name, spoken(case, wheelkit.spoil(case.wheel, place(), change))
+    for name, change in ordinary.RECORD_FAULTS.items():
+        yield f"RECORD: {name}", spoken(case, wheelkit.spoil(case.wheel, place(), change, record=False))
+    for name in hostile.OTHER_NAMES:
+        change = audit_case.put(f"{audit_case.INFO}/{name}", b"{}")
+        yield f"a file {name}", spoken(case, wheelkit.spoil(case.wheel, place(), change))
+    for name, (change, _) in hostile.STATEMENTS.items():
+        yield f"statement: {name}", spoken(case, wheelkit.spoil(case.wheel, place(), change))
+    compiled = native_case.make_case(scratch / "native")
+    known = native.known(compiled)
+    yield "healthy native", spoken(compiled, compiled.wheel, known)
+    for name, (change, _) in native.WHEEL_FAULTS.items():
+        yield f"native: {name}", spoken(compiled, wheelkit.spoil(compiled.wheel, place(), change), known)
+    for name, (flags, _, _) in native.FLAGS.items():
+        folder = place()
+        binary = native_case.extension(folder / "x.so", *flags)
+        yield f"library: {name}", spoken(compiled, native.rebuilt(compiled, folder, binary))
+    for name, (images, _) in native.COUNTS.items():
+        folder = place()
+        binary = native_case.extension(folder / "x.so", images=images)
+        yield f"device code: {name}", spoken(compiled, native.rebuilt(compiled, folder, binary))
+
+
+# Errors ----------------------------------------------------------------------------------------------------
+
+
+def exit_codes() -> dict[str, int]:
+    """Return the exit code of every class of error, by name."""
+    import pkgutil
+
+    import sparkwright
+    from sparkwright.base.errors import SparkwrightError
+
+    for module in pkgutil.walk_packages(sparkwright.__path__, "sparkwright."):
+        if ".child" not in module.name and not module.name.endswith(("__main__", "_child")):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
+    found: dict[str, int] = {}
+    waiting = [SparkwrightError]
+    while waiting:
+        kind = waiting.pop()
+        found[kind.__name__] = kind.exit_code
+        waiting += kind.__subclasses__()
+    return found
+
+
+# Bisection -------------------------------------------------------------------------------------------------
+
+
+def searched(
+    names: Sequence[str],
+    axis: Any,
+    evaluate: Any,
+    *,
+    weights: Mapping[str, float],
+    requires: Mapping[str, Sequence[str]],
+    **fields: Any,
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the evaluations of one search in order, and its result.
+
+    Args:
+        names: the changes, in order.
+        axis: of them all.
+        evaluate: returns verdict and signature of a set of applied changes at an attempt.
+        weights: as for `SearchProblem`.
+        requires: names that a change requires.
+        fields: more of `SearchProblem`.
+    """
+    from sparkwright.base.errors import SparkwrightError
+    from sparkwright.search.model import Change, Evaluation, SearchProblem, StepVerdict
+    from sparkwright.search.strategy import search
+
+    changes = tuple(
+        Change(id=name, axis=axis, title=name, requires=tuple(requires.get(name, ()))) for name in names
+    )
+    problem = SearchProblem(
+        start="old", end="new", judge="planted", changes=changes, weights=dict(weights), **fields
+    )
+    asked: list[str] = []
+    searching = search(problem)
+    try:
+        question = next(searching)
+        while True:
+            mask = sum(1 << number for number, name in enumerate(names) if name in question.applied)
+            verdict, signature = evaluate(question.applied, question.attempt)
+            asked.append(f"{mask:x}.{question.attempt}{verdict[0]}")
+            question = searching.send(Evaluation(verdict=StepVerdict(verdict), signature=signature))
+    except StopIteration as done:
+        result = done.value
+        return asked, {"kind": str(result.kind), "changes": list(result.changes)}
+    except SparkwrightError as error:
+        return asked, {"error": type(error).__name__, "what": str(error)}
+
+
+# The judge of servers --------------------------------------------------------------------------------------
+
+
+def fault_table(names: Sequence[str], scratch: Path) -> dict[str, Any]:
+    """Return the outcome of each case of the fault matrix, or of those about the faults *names*."""
+    matrix = _of_tests("fault_matrix")
+    cases = [case for case in (*matrix.CASES, *matrix.seeds(1)) if not names or case.fault in names]
+    outcomes = matrix.run_cases(cases, scratch)
+    return {
+        case.name: {
+            "check": case.check,
+            "verdict": str(outcomes[case.name].verdict),
+            "verdicts": {name: str(verdict) for name, verdict in outcomes[case.name].verdicts.items()},
+            "warned": bool(outcomes[case.name].warnings) if case.warns else None,
+        }
+        for case in cases
+    }

@@ -1,0 +1,187 @@
+"""Items that run whole suites: faults of servers, recorded runs judged again, attacks, shapes of output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+from safety_net import product, serving
+from safety_net.product import ROOT, call, inputs, plain, warm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Where tests say which attack is refused with which class of error. What moves to another file is no
+# difference: tests go by their own names.
+ATTACKS = (
+    "unit/test_carry_folder.py", "unit/test_carry_patch.py", "unit/test_channel_evidence.py",
+    "unit/test_channel_faults.py", "unit/test_channel_keys.py", "unit/test_channel_promote.py",
+    "unit/test_channel_roots.py", "unit/test_channel_runtime.py", "unit/test_folder_target.py",
+    "unit/test_git_remotes.py", "unit/test_lock_check.py", "unit/test_preflight_hostile.py",
+    "unit/test_publish_addresses.py", "unit/test_publish_provenance.py", "unit/test_store_abandoned.py",
+    "unit/test_store_remote.py", "unit/test_upstream_archive.py", "unit/test_upstream_folder.py",
+    "unit/test_verify_client_sse.py", "unit/test_verify_exposition.py", "unit/test_verify_journal.py",
+    "unit/test_wheel_archive.py", "unit/test_wheel_hostile.py", "unit/test_wheel_insides.py",
+    "integration/test_commit_index.py", "integration/test_publish_target_faults.py",
+    "integration/test_upstream_sources.py", "integration/test_verify_client_endpoint.py",
+)  # fmt: skip
+_LEAST_KEYS = 4
+
+
+def faults(scratch: Path) -> dict[str, Any]:
+    """The fault table of `verify`: of each fault and of healthy servers, the verdict of every check.
+
+    Left out: causes, whose figures differ from run to run.
+    """
+    named = os.environ.get("SAFETY_NET_FAULTS", "")
+    return product.fault_table([name for name in named.split(",") if name], scratch / "cases")
+
+
+def judged(scratch: Path) -> dict[str, Any]:
+    """Verdicts and figures of recorded runs, judged again from their exchanges: `verify --resume`.
+
+    Left out: how long the judging took, and digests of report files.
+    """
+    with tarfile.open(
+        fileobj=io.BytesIO(lzma.decompress((serving.DATA / "runs.tar.xz").read_bytes()))
+    ) as archive:
+        archive.extractall(scratch / "runs", filter="data")
+    found = {}
+    for run in sorted((scratch / "runs").iterdir()):
+        told = call("verify", "--resume", run, "--quiet", "--json", folder=scratch).json
+        for name in ("files", "duration"):
+            told.pop(name, None)
+        cells = run / "cells.csv"
+        rows = [*csv.DictReader(io.StringIO(cells.read_text(encoding="utf-8")))] if cells.exists() else []
+        figures = [{name: _number(text) for name, text in row.items()} for row in rows]
+        found[run.name] = plain({"told": told, "cells": figures}, scratch)
+    return found
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def attacks(scratch: Path) -> dict[str, Any]:
+    """What became of every test of an attack, and the classes of error that it was refused with."""
+    path = scratch / "attacks.json"
+    files = [str(ROOT / "tests" / name) for name in ATTACKS if (ROOT / "tests" / name).exists()]
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "safety_net.watching",
+        "-p", "no:cacheprovider",
+        "-m", "not slow and not walk", "--basetemp", str(scratch / "pytest"), *files,
+    ]  # fmt: skip
+    variables = {
+        **os.environ,
+        "SAFETY_NET_ATTACKS": str(path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "build")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+    if not path.exists():
+        raise RuntimeError(done.stdout[-3000:])
+    return dict(json.loads(path.read_text()))
+
+
+def keys(scratch: Path) -> dict[str, Any]:
+    """Keys of the output of commands with `--json`, and which have none recorded; values are left out."""
+    root, dist, run = inputs(scratch), scratch / "dist", scratch / "runs"
+    serving.write_models(scratch / "hub")
+    stub = next(serving.small_wheels(scratch / "stubs").glob("vllm-0.33*.whl"))
+    with tarfile.open(
+        fileobj=io.BytesIO(lzma.decompress((serving.DATA / "runs.tar.xz").read_bytes()))
+    ) as archive:
+        archive.extractall(run, filter="data")
+    sweep = run / "sweep"
+    machine = serving.simulate(serving.HOSTS["spark"], scratch / "host")
+    machine["PATH"] += os.pathsep + os.environ["PATH"]
+    series = ("--series", "0.33", "--kernels", "upstream")
+    wheel = call("wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm())
+    built = wheel.require().json["path"]
+    published = ("--target", scratch / "published", "--root", root)
+    recipe = "qwen3.6-27b-dflash"
+    runs: dict[str, tuple[Any, ...]] = {
+        "plan": ("plan", *series), "merge": ("merge", *series), "audit": ("audit", built),
+        "provenance": ("provenance", built), "publish": ("publish", dist), "status": ("status",),
+        "recipe list": ("recipe", "list"), "recipe show": ("recipe", "show", recipe),
+        "recipe check": ("recipe", "check", recipe), "preflight": ("preflight", recipe, "--wheel", stub),
+        "serve": ("serve", recipe, "--wheel", stub, "--dry-run"),
+        "service install": ("service", "install", recipe, "--root", scratch / "service", "--no-start"),
+        "service status": ("service", "status", "--root", scratch / "service"),
+        "service uninstall": ("service", "uninstall", recipe, "--root", scratch / "service"),
+        "verify": ("verify", "--resume", sweep), "verify history": ("verify", "history", run),
+        "verify compare": ("verify", "compare", sweep, sweep, "--out", scratch / "compared"),
+        "carry show": ("carry", "show", "uma-clamp", "--series", "0.33"),
+        "lock check": ("lock", "check", "--series", "0.33"), "doctor": ("doctor",),
+        "store status": ("store", "status"), "store list": ("store", "list"),
+        "store verify": ("store", "verify"), "store prune": ("store", "prune", "--dry-run"),
+        "companion list": ("companion", "list", "--series", "0.33"),
+        "channel promote": ("channel", "promote", built, "nightly", *published),
+        "channel list": ("channel", "list", scratch / "published"),
+        "channel log": ("channel", "log", scratch / "published/channels/nightly"),
+        "channel verify": ("channel", "verify", scratch / "published/channels/nightly"),
+        "channel renew": ("channel", "renew", "nightly", *published),
+        "channel key show": ("channel", "key", "show"),
+        "bisect": ("bisect", "0.33@0.33.0", "0.33@0.33.0", "--list"),
+    }  # fmt: skip
+    cold = {"store list", "store verify", "store prune", "store status"}
+    found: dict[str, Any] = {"wheel": _shape(wheel.json)}
+    declared = product.commands()
+    for name, words in runs.items():
+        options = declared.get(name, set())
+        given = [
+            *words,
+            *(["--json"] if "--json" in options else []),
+            *(["--quiet"] if "--quiet" in options else []),
+        ]
+        if "--root" in options and "--root" not in words:
+            given += ["--root", root]
+        if "--offline" in options:
+            given += ["--offline"]
+        store = {} if name in cold else warm()
+        told = call(*given, folder=root, HF_HUB_CACHE=str(scratch / "hub"), **{**machine, **store})
+        found[name] = {"status": told.status, "keys": _shape(told.json)}
+    found["(not recorded)"] = sorted(
+        name for name, options in declared.items() if "--json" in options and name not in found
+    )
+    return found
+
+
+def _shape(value: Any) -> Any:
+    """Return *value* with kinds of values for values, and one entry for the many of a list or a table."""
+    if isinstance(value, list):
+        merged: Any = None
+        for one in map(_shape, value):
+            merged = _merged(merged, one)
+        return [merged]
+    if isinstance(value, dict):
+        shapes = {key: _shape(one) for key, one in value.items()}
+        distinct = {json.dumps(one, sort_keys=True) for one in shapes.values()}
+        if (
+            len(shapes) >= _LEAST_KEYS
+            and len(distinct) == 1
+            and isinstance(next(iter(shapes.values())), dict)
+        ):
+            return {"*": next(iter(shapes.values()))}
+        return shapes
+    return "null" if value is None else type(value).__name__
+
+
+def _merged(one: Any, other: Any) -> Any:
+    if one is None or one == other:
+        return other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {key: _merged(one.get(key), other.get(key, one.get(key))) for key in {*one, *other}}
+    if isinstance(one, list) and isinstance(other, list):
+        return [_merged(one[0], other[0])]
+    return one if one != "null" else other
