@@ -426,7 +426,7 @@ def test_without_a_network_a_wheel_whose_requirements_are_not_cached_is_refused(
         archive.writestr(f"{info}/METADATA", METADATA)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "".join(f"{info}/{name},,\n" for name in FILES))
-    done = verify(wheel, "--smoke", "--unlocked", "--offline", "--out", "run", cwd=tmp_path)
+    done = verify(wheel, "--unlocked", "--smoke", "--offline", "--out", "run", cwd=tmp_path)
     assert done.returncode == 22
     assert "no-such-distribution" in done.stderr
     assert not (tmp_path / "run" / "journal.jsonl").exists()
