@@ -13,6 +13,7 @@ import pytest
 import wheelkit
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
+from sparkwright.distributed import bring_files
 from sparkwright.engine.environment import (
     OfferedWheel,
     Sources,
@@ -29,6 +30,8 @@ from sparkwright.publish.runtimes import promoted_runtime, runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.remote import run_task
 from sparkwright.verify.setup import environment_of
 
 if TYPE_CHECKING:
@@ -175,6 +178,24 @@ def test_verify_measures_what_is_served(
     unlocked, other = environment_of(str(wheel), RECIPE, "wheel", locked=False, offline=True)
     assert unlocked.python != verified.python
     assert "wheel-runtime" not in other
+
+
+def test_the_runtime_goes_along_to_a_host_without_a_checkout(
+    store: Store, wheel: Path, patchsets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (patchsets.parent / "upstream.lock").touch()
+    monkeypatch.chdir(patchsets.parent)
+    sent = run_task(store, VerifyOptions(wheel=str(wheel), recipe="smoke"), "run").files
+    there = tmp_path / "there"
+    assert bring_files(store, sent, there)
+    (copied,) = there.glob("wheel/*.whl")
+    here = prepare(wheel, RECIPE, Sources(store, patchsets), offline=True)
+    assert (
+        prepare(copied, RECIPE, Sources(store), offline=True).requirements.runtime
+        == here.requirements.runtime
+    )
+    alone = run_task(store, VerifyOptions(wheel=str(wheel), recipe="smoke", unlocked=True), "run").files
+    assert not [one for one in alone if one.path.endswith(".txt")]
 
 
 def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> None:

@@ -122,7 +122,7 @@ def _particulars(data: dict[str, Any]) -> list[str]:
     said = []
     if running := data.get("running"):
         longest = max(running, key=lambda part: part["elapsed"])
-        memory = human_size(sum(part["mib"] for part in running) << 20)
+        memory = human_size(sum(part["mib"] for part in running) * (1 << 20))
         said.append(f"{len(running)} running with {memory}")
         said.append(f"longest {_placed(longest)} ({human_seconds(longest['elapsed'])})")
         counted = Counter(part["machine"] for part in running if "machine" in part)

@@ -119,7 +119,7 @@ def test_no_machine_with_a_gb10_is_refused_before_anything_starts(
 ) -> None:
     card(hosts[0], "9.0")
     recipe = write_recipe(tmp_path / "recipe.toml")
-    words = ("--recipe", recipe, "--out", tmp_path / "run", *cluster(hosts))
+    words = ("--recipe", recipe, "--unlocked", "--out", tmp_path / "run", *cluster(hosts))
     ran = world.call("verify", wheel(tmp_path), *words)
     assert ran.status == ClusterError.exit_code
     assert "it needs gpu, gb10, and they offer gpu, machine-" in ran.err
