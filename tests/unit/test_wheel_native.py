@@ -341,7 +341,7 @@ WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     ),
     "one of upstream's that is compiled by the record": (
         _kernels(lambda value: value["binaries"][2].update(kernels="compiled")),
-        {IDENTICAL, "kernels-native", "native-inputs-unchanged"},
+        {IDENTICAL, "kernels-native", "native-inputs-unchanged", "sbom-agrees"},
     ),
     "no reason for one of upstream's": (
         _kernels(lambda value: value["binaries"][2].update(because="")), {"native-inputs-unchanged"},
