@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,14 @@ def test_what_is_there_is_not_written_again(machine, server: HostileStore) -> No
     server.requests.clear()
     filled(machine("b"))
     assert server.asked("PUT") == [place_of("extension", KEY)]
+
+
+def test_threads_that_want_one_file_at_once_all_get_it(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    store = machine("b")
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: store.find_file(DIGEST), range(8)))
+    assert None not in found
 
 
 def test_what_nobody_has_is_asked_for_once(machine, server: HostileStore) -> None:

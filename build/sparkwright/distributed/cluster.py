@@ -208,7 +208,7 @@ class Workers:
     patience_s: float
     _unfit: set[str] = field(default_factory=set)
     _numbers: Counter[str] = field(default_factory=Counter)
-    _futures: dict[Any, tuple[Task, float]] = field(default_factory=dict)
+    _futures: dict[Any, tuple[Task, float, list[str]]] = field(default_factory=dict)
     _attempts: Counter[str] = field(default_factory=Counter)
     _refused: Counter[str] = field(default_factory=Counter)
     _running: list[dict[str, Any]] = field(default_factory=list)
@@ -282,23 +282,28 @@ class Workers:
             msgspec.json.encode(asked),
             key=f"{asked.name}-{self._numbers[asked.name]}",
             resources={SLOT: 1, MIB: demanded, **dict.fromkeys(asked.needs, 1)},
-            # One that connects later is found by the tasks that are submitted later.
             workers=preferred if self._unfit or avoid else None,
-            allow_other_workers=not self._unfit and bool(avoid),
             priority=asked.seconds,
             pure=False,
         )
-        self._futures[future] = asked, demanded
+        self._futures[future] = asked, demanded, preferred
 
-    def refuse(self, asked: Task, machine: str) -> None:
-        """Have a task run again whose result from *machine* is not taken: elsewhere, if there are others.
+    def refuse(self, asked: Task, machine: str, because: str = "it was not what was asked for") -> None:
+        """Have a task run again of which *machine* gave no good result: elsewhere, if there are others.
 
-        A machine of which several results were refused is left out, if others have delivered all of theirs.
+        A machine that did so several times is left out, if others have delivered all of theirs.
 
         Raises:
-            ClusterError: that happened too often, or no worker is left.
+            TaskLostError: it was the last try.
+            ClusterError: no worker is left.
         """
-        self._again(asked, f"{_ATTEMPTS} times it was not what {machine} or others say of it")
+        self._attempts[asked.name] += 1
+        if self._attempts[asked.name] >= _ATTEMPTS:
+            raise TaskLostError(
+                f"the result of {asked.name} did not arrive",
+                because=f"on {machine}, as before on others, {because}",
+                next_step="check the machines, and the store that they share: sparkwright store status",
+            )
         emit("cluster.result-refused", task=asked.name, machine=machine)
         if not self._refused[machine]:
             warn(
@@ -310,20 +315,6 @@ class Workers:
             emit("cluster.left-out", machine=machine, refused=self._refused[machine])
             self._unfit.add(machine)
         self.submit(asked, avoid=machine)
-
-    def _again(self, asked: Task, because: str) -> None:
-        """Count a try of *asked* that brought nothing.
-
-        Raises:
-            TaskLostError: it was the last one.
-        """
-        self._attempts[asked.name] += 1
-        if self._attempts[asked.name] >= _ATTEMPTS:
-            raise TaskLostError(
-                f"the result of {asked.name} did not arrive",
-                because=because,
-                next_step="check the machines, and the store that they share: sparkwright store status",
-            )
 
     def cancel(self) -> None:
         """Give up the tasks that have no result; one that runs goes on, and its result is not waited for."""
@@ -349,7 +340,7 @@ class Workers:
                 raise _deserted(self.name, "the scheduler was lost")
             ready = [future for future in self._futures if future.done()]
             for future in ready:
-                asked, _ = self._futures.pop(future)
+                asked, *_ = self._futures.pop(future)
                 if (done := self._result(future, asked)) is not None:
                     yield done
             if ready:
@@ -357,10 +348,10 @@ class Workers:
                 continue
             yield None
             time.sleep(_POLL_S)
-            wanted = {asked.needs for asked, _ in self._futures.values()}
+            wanted = {asked.needs for asked, *_ in self._futures.values()}
             if all(self._able(needs) for needs in wanted):
                 alone_since = None
-                self._demand_less()
+                self._move_stranded()
                 continue
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > self.patience_s:
@@ -390,20 +381,17 @@ class Workers:
                 self._unfit.add(reply.machine)
             if not self._able():
                 raise _error(reply)
+            self.submit(asked)
         else:
-            self._again(asked, f"on {reply.machine} {reply.because}")
-        self.submit(asked, avoid=reply.machine)
+            self.refuse(asked, reply.machine, reply.because)
         return None
 
-    def _demand_less(self) -> None:
-        """Submit those tasks again that demand more memory than any worker that is left has.
-
-        Such a one was submitted while a larger worker was connected, and would wait for it without end.
-        """
-        connected = {home: resources for home, (_, resources) in self.connected().items()}
-        for future, (asked, demanded) in list(self._futures.items()):
-            able = [one for one in connected.values() if all(one.get(need, 0) for need in asked.needs)]
-            if able and demanded > max(one.get(MIB, 0) for one in able):
+    def _move_stranded(self) -> None:
+        """Submit those tasks again that wait for lost workers: for their own ones, or for larger ones."""
+        for future, (asked, demanded, homes) in list(self._futures.items()):
+            able = self._able(asked.needs)
+            largest = max((one.get(MIB, 0) for one in able.values()), default=demanded)
+            if able and (demanded > largest or not able.keys() & set(homes)):
                 self._futures.pop(future)
                 self.client.cancel([future])
                 self.submit(asked)
@@ -414,7 +402,7 @@ class Workers:
         if now - self._looked > _LOOK_S:
             self._looked = now
             with contextlib.suppress(Exception):  # progress is no reason to end a build
-                known = {future.key: asked for future, (asked, _) in self._futures.items()}
+                known = {future.key: asked for future, (asked, *_) in self._futures.items()}
                 self._running = [
                     {
                         "name": known[key].name,

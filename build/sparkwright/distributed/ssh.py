@@ -59,7 +59,7 @@ class _Connection:
     def said(self) -> str:
         """Return what ssh and the worker said."""
         self.errors.seek(0)
-        return " ".join(self.errors.read().decode(errors="replace").split())[-_SHOWN:]
+        return " ".join(self.errors.read().decode(errors="replace").split())
 
 
 def start_workers(
@@ -151,7 +151,7 @@ def _choose_ports() -> tuple[int, int, int]:
 def _refusal(one: _Connection) -> ClusterError | ToolError:
     """Return why a connection that has ended gave no worker."""
     name, status = one.host.host, one.process.returncode
-    because = one.said() or f"it ended with status {status}"
+    because = one.said()[-_SHOWN:] or f"it ended with status {status}"
     if status == _NOT_FOUND:
         return ToolError(
             f"{name} has no sparkwright",

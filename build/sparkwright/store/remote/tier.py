@@ -188,17 +188,17 @@ class RemoteTier:
         """Return what *call* gets from *place*; `None` for what is not there or is not as it should be."""
         if "reading from" in self._stopped or (place in self._known and not fresh):
             return None
-        self._known[place] = None
+        found: T | None = None
         try:
             found = call()
+            if found is None:
+                self._count(misses=1)
         except OtherContentError as error:
             self._refuse(place, str(error))
-            return None
         except RemoteFailure as failure:
             self._stop("reading from", str(failure))
-            return None
-        if found is None:
-            self._count(misses=1)
+        if found is None:  # and no sooner: other threads may wait for the same
+            self._known[place] = None
         return found
 
     def _refuse(self, place: str, why: str, writer: str = "") -> None:
