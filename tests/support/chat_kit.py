@@ -15,10 +15,10 @@ from sparkwright.engine.client.reply import Reply
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.check import AdaptiveCheck
 from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
-from sparkwright.verify.simulator.engine import StreamDelta
 from sparkwright.verify.simulator.language import EOS
 from sparkwright.verify.simulator.making import make_request
 from sparkwright.verify.simulator.params import ApiError, parse_params
+from sparkwright.verify.simulator.request import StreamDelta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

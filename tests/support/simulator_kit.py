@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
-from sparkwright.verify.simulator.driver import Clock
+from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.engine import Request
+    from sparkwright.verify.simulator.request import Request
 
 QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 

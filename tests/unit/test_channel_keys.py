@@ -26,8 +26,8 @@ from sparkwright.publish.keys import (
     revoke_key,
     rotate_key,
 )
+from sparkwright.publish.root import TrustedKey, TrustRoot
 from sparkwright.publish.signing import CHANNEL_TYPE, TRUST_TYPE, sign_by
-from sparkwright.publish.trust import TrustedKey, TrustRoot
 
 if TYPE_CHECKING:
     from datetime import tzinfo

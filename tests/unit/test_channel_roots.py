@@ -23,9 +23,10 @@ from sparkwright.publish.keys import (
     rotate_key,
 )
 from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.root import TrustedKey, TrustRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import TRUST_TYPE, open_envelope, sign_by, verify_envelope
-from sparkwright.publish.trust import TrustedKey, TrustRoot, first_root, next_root, read_root, root_of_file
+from sparkwright.publish.trust import first_root, next_root, read_root, root_of_file
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sparkwright.publish.verification import VerifyChannelOptions, verify_channe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.publish.trust import TrustRoot
+    from sparkwright.publish.root import TrustRoot
 
 BUNDLE = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial": {}}
 

@@ -22,7 +22,8 @@ from sparkwright.base.errors import ProofError
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.probe.environment import environment_key, prepare_environment
-from sparkwright.probe.runner import child_folder, environment, interpreter, metadata_folder
+from sparkwright.probe.pool import child_folder, environment, interpreter
+from sparkwright.probe.runner import metadata_folder
 from sparkwright.probe.trees import part_of, tree_folder
 
 if TYPE_CHECKING:

@@ -19,18 +19,53 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sparkwright.base.process import start, watch
-from sparkwright.probe.runner import child_folder, environment, interpreter
+from sparkwright.base.process import ProcessLimits, start, watch
+from sparkwright.probe.trees import bytecode_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
     from sparkwright.base.process import ProcessLimits, Running
     from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkwright.probe.pool import ProbePool
+    from sparkwright.store import Store
+
+
+def child_folder() -> Path:
+    """Return the folder of what runs inside the child."""
+    return Path(str(resources.files("sparkwright.probe").joinpath("child")))
+
+
+def interpreter(store: Store, python: Path) -> list[str | Path]:
+    """Return the command that starts *python* for probes, without a script."""
+    return [python, "-I", "-X", f"pycache_prefix={bytecode_folder(store)}"]
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """Return the variables of a run: no GPU, no network hub, no user settings; caches go to *scratch*."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        "LC_ALL": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
 
 T = TypeVar("T")
 

@@ -7,22 +7,22 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.probe.pool import child_folder, environment, interpreter
 from sparkwright.probe.proof import STOPPED, ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME
-from sparkwright.probe.trees import bytecode_folder, fingerprint, forget_bytecode
+from sparkwright.probe.trees import fingerprint, forget_bytecode
 from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from sparkwright.carries import ProbeSpec
     from sparkwright.probe.pool import ProbePool
@@ -64,11 +64,6 @@ def harness_sources(spec: ProbeSpec, modules: Iterable[bytes]) -> list[bytes]:
     if any(_COMPILES.search(text) for text in modules):
         names = (*names, _COMPILEKIT)
     return [(child_folder() / name).read_bytes() for name in names]
-
-
-def child_folder() -> Path:
-    """Return the folder of what runs inside the child."""
-    return Path(str(resources.files("sparkwright.probe").joinpath("child")))
 
 
 def run_probe(
@@ -147,11 +142,6 @@ def run_probe(
     return ProbeReport(run, frozenset(found.loaded), found.seconds)
 
 
-def interpreter(store: Store, python: Path) -> list[str | Path]:
-    """Return the command that starts *python* for probes, without a script."""
-    return [python, "-I", "-X", f"pycache_prefix={bytecode_folder(store)}"]
-
-
 @contextlib.contextmanager
 def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
     """Remove the bytecode of modules in *scratch* after the block: no other run has a folder of that name."""
@@ -185,20 +175,3 @@ def _short(message: str, tree: Path) -> str:
 
 def _error(message: str) -> ProbeReport:
     return ProbeReport(ProbeRun(verdict="error", message=message), frozenset(), 0.0)
-
-
-def environment(scratch: Path) -> dict[str, str]:
-    """Return the variables of a run: no GPU, no network hub, no user settings; caches go to *scratch*."""
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(scratch),
-        "TMPDIR": str(scratch),
-        "LC_ALL": "C.UTF-8",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-    }

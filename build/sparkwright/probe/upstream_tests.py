@@ -28,7 +28,8 @@ from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInSto
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, install_packages
 from sparkwright.probe.environment import environment_key, prepare_environment, requirements
-from sparkwright.probe.runner import environment, write_metadata
+from sparkwright.probe.pool import environment
+from sparkwright.probe.runner import write_metadata
 from sparkwright.probe.trees import part_of, tree_folder
 from sparkwright.probe.upstream_choice import choose_tests
 from sparkwright.store import remove_tree, storing, write_atomically

@@ -19,18 +19,9 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, SignatureError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit
 from sparkwright.publish.channel import moment, stamp
+from sparkwright.publish.root import TrustedIdentity, TrustedKey, TrustRoot
 from sparkwright.publish.signing import TRUST_TYPE, LocalSigner, sign_by
-from sparkwright.publish.trust import (
-    PinnedRoot,
-    TrustedIdentity,
-    TrustedKey,
-    TrustRoot,
-    first_root,
-    next_root,
-    read_root,
-    replaced,
-    root_of_file,
-)
+from sparkwright.publish.trust import PinnedRoot, first_root, next_root, read_root, replaced, root_of_file
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -39,7 +30,7 @@ if TYPE_CHECKING:
 
     from securesystemslib.signer import CryptoSigner
 
-    from sparkwright.publish.trust import Role
+    from sparkwright.publish.root import Role
 
 _KEY, _NEXT, _RETIRED = "key.pem", "next.pem", "retired-{}.pem"
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO

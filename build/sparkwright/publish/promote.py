@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from sparkwright.publish.evidence import FoundEvidence
     from sparkwright.publish.policy import ChannelPolicy
     from sparkwright.publish.retention import Retained
+    from sparkwright.publish.root import TrustRoot
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import PayloadSigner
     from sparkwright.publish.target import Target
-    from sparkwright.publish.trust import TrustRoot
 
 _METADATA = ".metadata"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
     from sigstore.models import Bundle
 
-    from sparkwright.publish.trust import TrustedIdentity, TrustRoot
+    from sparkwright.publish.root import TrustedIdentity, TrustRoot
 
 CHANNEL_TYPE = "application/vnd.sparkwright.channel+json"
 TRUST_TYPE = "application/vnd.sparkwright.trust+json"

@@ -54,9 +54,10 @@ if TYPE_CHECKING:
 
     from sparkwright.publish.channel import AttestationLink, ChannelState, ListedWheel
     from sparkwright.publish.mirror import Mirror
+    from sparkwright.publish.root import TrustRoot
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import OpenedEnvelope
-    from sparkwright.publish.trust import PinnedRoot, TrustRoot
+    from sparkwright.publish.trust import PinnedRoot
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5

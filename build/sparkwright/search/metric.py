@@ -6,10 +6,12 @@ import math
 import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec import structs
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
@@ -20,6 +22,22 @@ from sparkwright.store.atomic import storing, write_atomically
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def timed(judge: Callable[[], Evaluation]) -> Evaluation:
+    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
+    started = time.monotonic()
+    try:
+        found = judge()
+    except UntestableError as error:
+        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
+    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
+
 
 _FIRST_LOOK = 4
 _ERROR = 0.05  # of all looks at a candidate together

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -11,6 +12,7 @@ from sparkwright.base.config import Model
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 Axis = Literal["upstream", "carries", "kernels", "requirements"]
 

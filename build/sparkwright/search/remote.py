@@ -7,14 +7,16 @@ judge reads of a run here: the probe's verdict, or a command's status and output
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sparkwright.base.config import Model, convert, to_builtins
-from sparkwright.base.digests import digest_of
+from sparkwright.base.digests import digest_of, to_json
 from sparkwright.base.events import emit
-from sparkwright.base.process import LimitsExceeded
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec
 from sparkwright.distributed import Task, TaskLostError, bring_files, share_file, share_json
 from sparkwright.distributed.cluster import Cluster, ThisMachine
@@ -25,8 +27,8 @@ from sparkwright.probe import tree_folder
 from sparkwright.probe.environment import environment_key
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.runner import run_probe
-from sparkwright.search.command import run_words
 from sparkwright.search.metric import UntestableError
+from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
     import threading
@@ -38,6 +40,62 @@ if TYPE_CHECKING:
     from sparkwright.pipeline import Job
     from sparkwright.rehearsal import RehearsalOptions, RehearsalResult
     from sparkwright.upstream import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sparkwright.base.process import Completed
+    from sparkwright.search.remote import Machines
+
+if TYPE_CHECKING:
+    from sparkwright.search.remote import Machines
+
+
+OUTPUT, SPEC = "output.log", "spec.json"
+
+
+_NO_LIMIT_MIB = 1 << 40
+
+
+def run_words(
+    words: Sequence[str],
+    tree: Path,
+    described: Mapping[str, object],
+    folder: Path,
+    *,
+    wheel: Path | None,
+    cwd: Path,
+    timeout_s: float,
+    stop: threading.Event | None = None,
+) -> Completed:
+    """Run a command on a candidate that is made; its output and the candidate's description go to *folder*.
+
+    Args:
+        words: the command; see `Command`.
+        tree: the folder with the merged package.
+        described: what the command reads of the candidate.
+        folder: for `OUTPUT` and `SPEC`.
+        wheel: the wheel, where it is asked for.
+        cwd: where it runs.
+        timeout_s: longest run, in seconds.
+        stop: ends it.
+
+    Raises:
+        LimitsExceeded: it took too long, or was stopped.
+    """
+    spec, place = folder / SPEC, "" if wheel is None else str(wheel)
+    write_atomically(spec, to_json(described))
+    environment = {**os.environ, "SPARKWRIGHT_TREE": str(tree), "SPARKWRIGHT_SPEC": str(spec)}
+    environment |= {"SPARKWRIGHT_WHEEL": place} if place else {}
+    return run_limited(
+        [word.replace("{wheel}", place).replace("{tree}", str(tree)) for word in words],
+        limits=ProcessLimits(timeout_s, _NO_LIMIT_MIB),
+        cwd=cwd,
+        env=environment,
+        log=folder / OUTPUT,
+        stop=stop,
+    )
+
 
 ResultT = TypeVar("ResultT")
 _PACKAGE = "vllm"

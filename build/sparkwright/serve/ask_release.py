@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.trees import Merge, PristineTree
 from sparkwright.probe.environment import environment_key, prepare_environment
-from sparkwright.probe.runner import interpreter
+from sparkwright.probe.pool import interpreter
 from sparkwright.probe.trees import tree_folder
 from sparkwright.serve.release_child import AskedRelease, child
 

@@ -21,7 +21,7 @@ from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.pipeline.state import require
-from sparkwright.probe.runner import environment
+from sparkwright.probe.pool import environment
 from sparkwright.recipes.release_options import ParsedCommand, ReleaseOptions
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from sparkwright.verify.simulator.language import text_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.verify.simulator.engine import Request, StreamDelta
     from sparkwright.verify.simulator.language import Choice
     from sparkwright.verify.simulator.params import RequestParams
+    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
 
 

@@ -1,6 +1,6 @@
 """Answers of the simulated model to chats: repeated sentences, calls of tools, structured output.
 
-`script_of` returns the text that an answer begins with; faults of templates and parsers change it.
+Of what an answer begins with, `making` decides.
 """
 
 from __future__ import annotations
@@ -9,25 +9,15 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkwright.verify.simulator.language import answer_to, digest, spell, text_of
-from sparkwright.verify.simulator.vision import look_at
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.verify.simulator.faults import Faults
-    from sparkwright.verify.simulator.params import RequestParams
-    from sparkwright.verify.simulator.settings import Settings
 
-_REPEATED: Final = re.compile(r"\bRepeat [^:]*: “(?P<text>[^”]+)”")
-_COUNTED: Final = re.compile(r"\bnumbers from (\d+) to (\d+)")
 _EACH: Final = re.compile(r"\bfor each of [^:]*: (?P<items>[^.?]+)[.?]")
 _QUOTED: Final = re.compile(r"“([^”]+)”")
 _NUMBER: Final = re.compile(r"-?\d+")
-PLAIN: Final = " The river follows the old road."
-_THOUGHTS: Final = (" the quiet river follows the old road.", " every narrow bridge crosses this valley.")
-_FEWEST_THOUGHTS, _MORE_THOUGHTS = 8, 4  # sentences
-_CALLS: Final = "\n"  # between the arguments of calls; JSON without line breaks has none
+CALLS: Final = "\n"  # between the arguments of calls; JSON without line breaks has none
 _CUT: Final = 2  # characters that the fault of truncated arguments takes off
 
 
@@ -110,37 +100,6 @@ def instance(schema: Mapping[str, Any], text: str, item: str = "") -> Any:
             return item or (quoted[1] if quoted else "river")
 
 
-def script_of(params: RequestParams, faults: Faults) -> str:
-    """Return the text that the answer to a chat begins with; empty for free text."""
-    if params.calls:
-        return _CALLS.join(arguments for _, arguments in params.calls)
-    if params.schema:
-        return json.dumps(instance(params.schema, params.question), ensure_ascii=False)
-    repeated, counted = _REPEATED.search(params.question), _COUNTED.search(params.question)
-    if params.images and "image-ignored" not in faults:
-        answer = f" It is {look_at(params.images[-1])}."
-    elif counted:
-        answer = " " + ", ".join(map(str, range(int(counted[1]), int(counted[2]) + 1)))
-    else:
-        answer = f" {repeated['text']}" if repeated else answer_to(params.text)
-    if "template-missing" in faults:
-        return f"{answer or PLAIN}\nuser: Tell me more.\nassistant: The garden holds a quiet machine."
-    if "reasoning-in-answer" in faults:
-        return f" The user wants a short answer, so one sentence will do.\n</think>\n\n{answer or PLAIN}"
-    return answer
-
-
-def thoughts_of(params: RequestParams, settings: Settings) -> str:
-    """Return the reasoning that a chat's output begins with; empty for none."""
-    faults = settings.faults
-    wanted = params.thinking or "thinking-not-off" in faults
-    if not (settings.reasoning and params.chat and wanted) or params.calls or params.schema:
-        return ""
-    sentences = _FEWEST_THOUGHTS + digest(params.question.encode()) % _MORE_THOUGHTS
-    tokens = spell("".join(_THOUGHTS[number % len(_THOUGHTS)] for number in range(sentences)))
-    return text_of(tokens[: params.thinking_budget])
-
-
 def broken(text: str) -> str:
     """Return *text* as detokenized byte by byte: each byte of a longer character is a U+FFFD."""
     return "".join(char if char.isascii() else "\ufffd" * len(char.encode()) for char in text)
@@ -161,7 +120,7 @@ class CallWriter:
     def parts(self, text: str) -> list[dict[str, Any]]:
         """Return the parts in the next piece of *text*; the name comes with a call's first one."""
         found: list[dict[str, Any]] = []
-        for number, piece in enumerate(text.split(_CALLS)):
+        for number, piece in enumerate(text.split(CALLS)):
             self._at += number > 0
             if self._at >= len(self._calls):
                 break

@@ -1,4 +1,4 @@
-"""The simulated clock, and the driver that runs the engine by it and delivers the tokens of each step."""
+"""The driver that runs the engine by the simulated clock and delivers the tokens of each step."""
 
 from __future__ import annotations
 
@@ -6,51 +6,18 @@ import asyncio
 import math
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Final
 
 from sparkwright.verify.simulator.card import SimulatedCard
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
-from sparkwright.verify.simulator.metrics import Counters
+from sparkwright.verify.simulator.request import Counters
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.engine import Request, StreamDelta
+    from sparkwright.verify.simulator.clock import Clock
     from sparkwright.verify.simulator.log import Log
+    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
-
-_MOST_LATE_S: Final = 0.5  # real seconds; a machine that is slower than this stretches simulated time
-
-
-class Clock:
-    """Simulated seconds since its creation, *speed* of them in a real second."""
-
-    def __init__(self, speed: float) -> None:
-        self.speed = speed
-        self.epoch_s = time.time()
-        self._origin = time.perf_counter()
-
-    def now(self) -> float:
-        """Return simulated seconds since the start."""
-        return (time.perf_counter() - self._origin) * self.speed
-
-    def wall(self) -> float:
-        """Return the simulated time of day, in seconds since 1970."""
-        return self.epoch_s + self.now()
-
-    async def sleep_until(self, moment: float) -> float:
-        """Sleep until the simulated *moment*; returns it, or the present where that is long past.
-
-        Being late does not move the moments that follow, so that rates stay right while a busy machine
-        catches up; only lateness of more than half a second is given up.
-        """
-        late = (self.now() - moment) / self.speed
-        await asyncio.sleep(max(0.0, -late))
-        return moment if late < _MOST_LATE_S else self.now()
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep for simulated *seconds*."""
-        await asyncio.sleep(seconds / self.speed)
 
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."

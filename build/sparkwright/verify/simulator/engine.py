@@ -14,116 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.simulator.acceptance import CATEGORIES, acceptance_table, accepted_tokens
-from sparkwright.verify.simulator.blocks import BlockPool, BlockTable, block_hash
+from sparkwright.verify.simulator.blocks import BlockPool
 from sparkwright.verify.simulator.fault_effects import FaultEffects
 from sparkwright.verify.simulator.language import EOS, gaussian, mix
-from sparkwright.verify.simulator.metrics import Counters
+from sparkwright.verify.simulator.request import Counters, Request, StreamDelta
 from sparkwright.verify.simulator.settings import BLOCK, plan_memory
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.language import Choice, TokenGenerator
     from sparkwright.verify.simulator.settings import Settings
-
-
-@dataclass(frozen=True)
-class StreamDelta:
-    """The tokens that one step adds to one request.
-
-    Attributes:
-        choices: its new tokens, at least one.
-        finish: ``stop``, ``length`` or ``abort`` if the request is finished, else empty.
-    """
-
-    choices: tuple[Choice, ...]
-    finish: str = ""
-
-
-@dataclass(eq=False)
-class Request:
-    """A request and its progress.
-
-    Attributes:
-        number: from 1, in the order of arrival.
-        name: its id.
-        tokens: prompt and output so far.
-        prompt_tokens: number of prompt tokens among them.
-        max_tokens: the longest output.
-        generator: generator of its output.
-        category: category of its prompt.
-        identity: source of the draws that decide acceptance.
-        limit: a fault ends it after so many tokens; 0 for none.
-        limit_finish: the finish reason in that case.
-        computed: tokens whose keys and values are in the cache.
-        hashes: hashes of the full blocks of `tokens`.
-        block_table: its blocks.
-        cached: prompt tokens found in the cache when it was first scheduled; -1 before.
-        steps: accepted tokens of each step with drafted tokens.
-        preemptions: number of preemptions.
-        finish: the finish reason once it is done.
-        thoughts: generated tokens that are reasoning.
-    """
-
-    number: int
-    name: str
-    tokens: list[int]
-    max_tokens: int
-    generator: TokenGenerator
-    category: str
-    identity: int
-    limit: int = 0
-    limit_finish: str = ""
-    computed: int = 0
-    prompt_tokens: int = 0
-    hashes: list[bytes] = field(default_factory=list)
-    block_table: BlockTable = field(default_factory=BlockTable)
-    cached: int = -1
-    steps: list[int] = field(default_factory=list)
-    preemptions: int = 0
-    finish: str = ""
-    thoughts: int = 0
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.tokens)
-        self.hash_blocks()
-
-    @property
-    def output_tokens(self) -> int:
-        """Return the number of generated tokens."""
-        return len(self.tokens) - self.prompt_tokens
-
-    @property
-    def decoding(self) -> bool:
-        """Tell if all but its last token is in the cache, so that it can decode."""
-        return self.output_tokens > 0 and self.computed >= len(self.tokens) - 1
-
-    @property
-    def missing(self) -> int:
-        """Return the number of tokens that a prefill has yet to compute."""
-        return len(self.tokens) - self.computed
-
-    def hash_blocks(self) -> None:
-        """Hash the blocks that have become full."""
-        while (len(self.hashes) + 1) * BLOCK <= len(self.tokens):
-            begin = len(self.hashes) * BLOCK
-            parent = self.hashes[-1] if self.hashes else b""
-            self.hashes.append(block_hash(parent, self.tokens[begin : begin + BLOCK]))
-
-    def accept(self, choices: tuple[Choice, ...], end: int) -> StreamDelta:
-        """Append the tokens of a step, up to *end* of sequence or the longest output; returns them."""
-        kept: list[Choice] = []
-        for choice in choices:
-            kept.append(choice)
-            self.tokens.append(choice.token)
-            if choice.token == end:
-                self.finish = "stop"
-            elif self.limit and self.output_tokens >= self.limit:
-                self.finish = self.limit_finish
-            elif self.output_tokens >= self.max_tokens:
-                self.finish = "length"
-            if self.finish:
-                break
-        self.hash_blocks()
-        return StreamDelta(tuple(kept), self.finish)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.engine import StreamDelta
     from sparkwright.verify.simulator.faults import Faults
     from sparkwright.verify.simulator.params import RequestParams
+    from sparkwright.verify.simulator.request import StreamDelta
     from sparkwright.verify.simulator.settings import Settings
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sparkwright.verify.simulator.driver import Clock
+    from sparkwright.verify.simulator.clock import Clock
     from sparkwright.verify.simulator.settings import MemoryPlan, Settings
 
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"

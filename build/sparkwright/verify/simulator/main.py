@@ -15,7 +15,7 @@ import click
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.process import start_unguarded
-from sparkwright.verify.simulator.driver import Clock, Driver
+from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparkwright.base.process import UnguardedProcess
+    from sparkwright.verify.simulator.driver import Driver
 
 
 async def serve(settings: Settings) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import TYPE_CHECKING, Final
 
 from sparkwright.verify.simulator.acceptance import category_of
-from sparkwright.verify.simulator.chat import PLAIN, script_of, thoughts_of
-from sparkwright.verify.simulator.engine import Request
+from sparkwright.verify.simulator.chat import CALLS, instance
 from sparkwright.verify.simulator.language import (
     Sampling,
     TokenGenerator,
@@ -17,11 +18,65 @@ from sparkwright.verify.simulator.language import (
     spell,
     text_of,
 )
+from sparkwright.verify.simulator.request import Request
+from sparkwright.verify.simulator.vision import look_at
 
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.faults import Faults
     from sparkwright.verify.simulator.params import RequestParams
     from sparkwright.verify.simulator.settings import Settings
+
+if TYPE_CHECKING:
+    from sparkwright.verify.simulator.faults import Faults
+    from sparkwright.verify.simulator.params import RequestParams
+    from sparkwright.verify.simulator.settings import Settings
+
+
+_REPEATED: Final = re.compile(r"\bRepeat [^:]*: “(?P<text>[^”]+)”")
+
+
+_COUNTED: Final = re.compile(r"\bnumbers from (\d+) to (\d+)")
+
+
+PLAIN: Final = " The river follows the old road."
+
+
+_THOUGHTS: Final = (" the quiet river follows the old road.", " every narrow bridge crosses this valley.")
+
+
+_FEWEST_THOUGHTS, _MORE_THOUGHTS = 8, 4  # sentences
+
+
+def script_of(params: RequestParams, faults: Faults) -> str:
+    """Return the text that the answer to a chat begins with; empty for free text."""
+    if params.calls:
+        return CALLS.join(arguments for _, arguments in params.calls)
+    if params.schema:
+        return json.dumps(instance(params.schema, params.question), ensure_ascii=False)
+    repeated, counted = _REPEATED.search(params.question), _COUNTED.search(params.question)
+    if params.images and "image-ignored" not in faults:
+        answer = f" It is {look_at(params.images[-1])}."
+    elif counted:
+        answer = " " + ", ".join(map(str, range(int(counted[1]), int(counted[2]) + 1)))
+    else:
+        answer = f" {repeated['text']}" if repeated else answer_to(params.text)
+    if "template-missing" in faults:
+        return f"{answer or PLAIN}\nuser: Tell me more.\nassistant: The garden holds a quiet machine."
+    if "reasoning-in-answer" in faults:
+        return f" The user wants a short answer, so one sentence will do.\n</think>\n\n{answer or PLAIN}"
+    return answer
+
+
+def thoughts_of(params: RequestParams, settings: Settings) -> str:
+    """Return the reasoning that a chat's output begins with; empty for none."""
+    faults = settings.faults
+    wanted = params.thinking or "thinking-not-off" in faults
+    if not (settings.reasoning and params.chat and wanted) or params.calls or params.schema:
+        return ""
+    sentences = _FEWEST_THOUGHTS + digest(params.question.encode()) % _MORE_THOUGHTS
+    tokens = spell("".join(_THOUGHTS[number % len(_THOUGHTS)] for number in range(sentences)))
+    return text_of(tokens[: params.thinking_budget])
+
 
 _ENDLESS: Final = 1 << 40
 _LOOPS: Final = {"repeated-token": "!!!!", "one-token": " cobalt"}

@@ -5,7 +5,6 @@ Of vLLM's series there are those that clients read, and those that are easily ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.simulator.settings import BLOCK, plan_memory
@@ -13,47 +12,7 @@ from sparkwright.verify.simulator.settings import BLOCK, plan_memory
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkwright.verify.simulator.engine import Engine, Request
-
-
-@dataclass
-class Counters:
-    """The counters of one start of the server.
-
-    Attributes:
-        k: drafted tokens a step.
-    """
-
-    k: int
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted: int = 0
-    per_position: list[int] = field(default_factory=list)
-    generated: int = 0
-    prompt: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    success: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
-    )
-
-    def __post_init__(self) -> None:
-        self.per_position = [0] * self.k
-
-    def observe_draft(self, drafted: int, accepted: int) -> None:
-        """Count one draft of *drafted* tokens of which the first *accepted* were accepted."""
-        self.drafts += 1
-        self.draft_tokens += drafted
-        self.accepted += accepted
-        for position in range(accepted):
-            self.per_position[position] += 1
-
-    def tokens(self, request: Request, count: int) -> None:
-        """Count *count* tokens that *request* just got; with its first ones, those of its prompt."""
-        self.generated += count
-        if request.output_tokens == count:
-            self.prompt += request.prompt_tokens
+    from sparkwright.verify.simulator.engine import Engine
 
 
 def render_metrics(engine: Engine, started_s: float) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sparkwright.base.process import UnguardedProcess
-    from sparkwright.verify.simulator.driver import Clock
+    from sparkwright.verify.simulator.clock import Clock
     from sparkwright.verify.simulator.generate import TraceFile
     from sparkwright.verify.simulator.log import Log
     from sparkwright.verify.simulator.settings import Settings
