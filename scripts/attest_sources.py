@@ -20,26 +20,20 @@ from collections import Counter
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.git import open_repository
-from sparkwright.native.attest import Verdict, attest_unit, read_images, summary
+from sparkwright.git import FileEntry, open_repository
+from sparkwright.native.attest import Image, Verdict, attest_unit, read_images, summary
 from sparkwright.native.build import Builder, configured
-from sparkwright.native.model import Inputs, SourceTree, Target
+from sparkwright.native.model import Inputs, SourceTree, Target, Unit
 from sparkwright.native.sources import gather_sources, keep_source, read_clone, read_copy
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain
 from sparkwright.native.workspace import open_workspace
 from sparkwright.pipeline import BuildOptions, make_job, open_checkout
+from sparkwright.pipeline.job import Job
 from sparkwright.store import open_store
 from sparkwright.upstream import fetch_artifact
-
-if TYPE_CHECKING:
-    from sparkwright.git import FileEntry
-    from sparkwright.native.attest import Image
-    from sparkwright.native.model import Unit
-    from sparkwright.pipeline.job import Job
 
 ROOT = Path(__file__).parents[1]
 ARCHES = "8.0 8.7 8.9 9.0 10.0 11.0 12.0"

@@ -14,27 +14,20 @@ import argparse
 import signal
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.carries import Carry
 from sparkwright.git import TreeEntry
-from sparkwright.merge import merge_patchset
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.probe import ProbePool
+from sparkwright.probe import ProbePool, Proof, Prover
 from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.merge import MergeReport
-    from sparkwright.pipeline import Job
-    from sparkwright.probe import Proof, Prover
 
 ROOT = Path(__file__).parents[1]
 FILE = "mutations.toml"

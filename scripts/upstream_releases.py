@@ -12,22 +12,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.git import open_repository
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, make_job, open_checkout
+from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
 from sparkwright.pipeline.checkout import series_names
 from sparkwright.pipeline.releases import cells, outcomes_on
 from sparkwright.store import open_store
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.pipeline import Job
-
-    Column = Mapping[str, str]  # what a release's column has for each carry, in order
+Column = Mapping[str, str]  # what a release's column has for each carry, in order
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "upstream-releases.md"

@@ -6,7 +6,9 @@ import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,10 +18,6 @@ from xdist.scheduler import LoadScopeScheduling
 from sparkwright.base.events import subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # A script that runs the tests in the background leaves SIGINT ignored, and every program that they start
 # inherits that. With a handler here, those programs get the default back and can be interrupted.

@@ -16,15 +16,12 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.model import Change, Evaluation, SearchProblem, StepVerdict
 from sparkwright.search.strategy import search
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 Applied = frozenset[str]
 _SUSPECTED = 100.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.carries import load_carry
 from sparkwright.git import FileEntry, open_repository, patch_tree
@@ -12,9 +12,6 @@ from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["copy_checkout", "edit_patch", "edit_prose"]
 

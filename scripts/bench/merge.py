@@ -19,10 +19,11 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 from sparkwright.git import check_out
@@ -30,13 +31,8 @@ from sparkwright.git.repository import git_environment
 from sparkwright.merge import MergeRequest, landing, merge_patchset, sides
 from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sparkwright.pipeline import Job
 
 
 class Taken(NamedTuple):

@@ -22,22 +22,17 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
-from peers_clients import PEERS, PeerJob, PeerTime, prepare, variables, version_of, write_tokenizer
+from peers_clients import PEERS, Peer, PeerJob, PeerTime, prepare, variables, version_of, write_tokenizer
 
+from sparkwright.engine.client import Endpoint
 from sparkwright.verify.simulator.process import RequestTruth, read_truth, simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from peers_clients import Peer
-
-    from sparkwright.engine.client import Endpoint
 
 EVENTS_PER_S = 400.0
 """Chunks that this machine's fastest published server sends in a second, at any concurrency."""

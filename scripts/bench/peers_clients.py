@@ -8,12 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 BOOK = "file:///notes"
 _FIND_VLLM = "import importlib.util as u; print(all(map(u.find_spec, ('vllm', 'torch'))))"

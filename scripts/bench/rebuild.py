@@ -21,17 +21,14 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edits import copy_checkout
 
 from sparkwright.pipeline import open_checkout, open_job
 from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FILE = "vllm/v1/sample/sampler.py"
 MARK = "# planted"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
@@ -23,9 +23,6 @@ from sparkwright.verify.reference import ModelIdentity, Reference
 from sparkwright.verify.reference.make import LEVELS, TOKENS, TOP, cells_of
 from sparkwright.verify.reference.record import trimmed
 from sparkwright.verify.simulator.language import Sampling, TokenGenerator, answer_to, encode
-
-if TYPE_CHECKING:
-    from sparkwright.engine.cell import Cell
 
 ERRORS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 _LONGEST = 40_960

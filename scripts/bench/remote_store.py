@@ -21,24 +21,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.events import Event, subscribe
 from sparkwright.git import open_repository
 from sparkwright.native.build import configured
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.workspace import open_workspace
-from sparkwright.pipeline import BuildState, apply, make_job, open_checkout
+from sparkwright.pipeline import BuildState, Job, apply, make_job, open_checkout
 from sparkwright.pipeline.kernels import builder_of, inputs_of
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.store import default_home, open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.pipeline import Job
 
 _LINKED = ("git", "toolchains", "files")
 _MADE_HERE = ("unit", "extension", "configuration", "unit-cost", "deflated", "audit", "proof")

@@ -6,12 +6,10 @@ import difflib
 import fnmatch
 import math
 import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 ACCURACY = 1e-9
 """Relative and absolute tolerance of numbers: sums may be added up in another order."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safety_net import product, serving, suites
 from safety_net.product import call, inputs, plain, warm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SERIES = ("0.24", "0.33")
 PLATFORMS = ("aarch64", "x86_64")

@@ -14,12 +14,10 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 START = "cf1764a9e70e61313cc1b119fbf0c102549b76e8"

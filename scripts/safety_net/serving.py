@@ -14,14 +14,12 @@ import re
 import shutil
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safety_net.product import RECIPES, ROOT, call, inputs, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _GIB, _KIB = 1 << 30, 1 << 10
 _BYTES = {"BF16": 2, "U8": 1, "F8_E4M3": 1, "F32": 4}

@@ -10,13 +10,11 @@ import os
 import subprocess
 import sys
 import tarfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from safety_net import product, serving
 from safety_net.product import ROOT, call, inputs, plain, warm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Where tests say which attack is refused with which class of error. What moves to another file is no
 # difference: tests go by their own names.

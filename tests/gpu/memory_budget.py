@@ -29,17 +29,16 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # From a copy of the sources: where this runs, nothing of this project is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
+from collections.abc import Sequence
+
 from serve_pair import Run, environment, run_engine, say
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import BootFacts
-    from sparkwright.serve.preflight import PreflightReport
+from sparkwright.engine.observations import BootFacts
+from sparkwright.serve.preflight import PreflightReport
 
 GIB = 1 << 30
 WEIGHTS_SHARE, WEIGHTS_GIB = 0.03, 0.1

@@ -23,19 +23,18 @@ import sys
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from collections.abc import Callable
+
 from nvfp4.layer import BLOCK, Case, Layer, Step, load
 from nvfp4.rig import say
 from nvfp4.timing import Clock
 from nvfp4_split import LIMIT, away, check, share, speed, timed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDE, DRAFTS = 256, 16  # heads of a model such as Qwen3.6-27B; the most queries of a request that are drafts
 

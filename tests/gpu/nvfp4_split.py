@@ -28,18 +28,17 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from collections.abc import Callable
+
 from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented, wrong_bytes
 from nvfp4.rig import say
 from nvfp4.timing import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMIT = 4e-3  # RMS of the error in terms of the output's, bfloat16
 FA2_HEADS = (128, 256)  # the sizes that it is timed with: the driver compiles each for minutes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import requests
@@ -16,15 +16,11 @@ from test_channel_targets import NEW, installed
 
 from sparkwright.base.errors import PublishError, TamperedError
 from sparkwright.publish.attestations import SUFFIX, read_attestations
+from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.mirror import HttpMirror
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.promote import ChannelPublisher
 
 
 def provenance_object(sha256: str) -> bytes:

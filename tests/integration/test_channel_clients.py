@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
@@ -20,9 +21,6 @@ from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, Ta
 from sparkwright.publish import mirror as mirrors
 from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
 from sparkwright.upstream import IndexSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SETTINGS = IndexSettings(timeout_s=30.0, attempts=2, backoff_s=0.01)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import target_kit
@@ -14,13 +15,8 @@ from test_channel_targets import NEW, OLD, installed
 
 from sparkwright.base.errors import TamperedError
 from sparkwright.publish.mirror import HttpMirror
+from sparkwright.publish.target import Target
 from sparkwright.publish.targets import open_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkwright.publish.target import Target
 
 Hosts = tuple["Target", str, list[str]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import target_kit
@@ -12,12 +12,8 @@ from test_publish_targets import credentials, empty
 
 from sparkwright.base.errors import UploadError
 from sparkwright.publish.condemned import read_condemned
+from sparkwright.publish.target import Target
 from sparkwright.publish.targets import open_target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.target import Target
 
 KINDS = ("folder", "s3", "github")
 # Steps of the publisher and of the pruner: before and after the list is read, changed, and files are removed.

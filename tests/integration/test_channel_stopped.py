@@ -13,8 +13,9 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -23,10 +24,6 @@ from channel_kit import POLICY, ChannelWorld, now
 from sparkwright.base.errors import LostRaceError, ReplayedChannelError
 from sparkwright.publish.channel import decode_state
 from sparkwright.publish.signing import CHANNEL_TYPE, open_envelope
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SIMPLE = "channels/nightly/simple"
 

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import target_kit
@@ -19,10 +20,6 @@ from sparkwright.publish.planned import PlannedTarget
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.targets import open_target
 from sparkwright.upstream import IndexSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from small_extension import build, compiled
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
-from sparkwright.base.events import subscribe
+from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ports import free_port
 from sparkwright.distributed import TaskLostError, parse_cluster, ssh
 from sparkwright.distributed.cluster import Cluster
@@ -31,11 +32,8 @@ from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import psutil
 
-    from sparkwright.base.events import Event
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
+from kit import Recorder
 from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, serving, token, until, usage
 
 from sparkwright.engine.arrival import ArrivalSocket
@@ -17,11 +19,6 @@ from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client import Endpoint, Exchange, LagProbe, canary, open_session
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from kit import Recorder
 
 PROMPT = Prompt(name="p", category="code", text="Say it.")
 PATIENT = Deadlines()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from kit import Recorder
 from vllm_like import MODEL, answering, serving
 
 from sparkwright.base.errors import EndpointError
@@ -20,7 +21,6 @@ from sparkwright.engine.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
-    from kit import Recorder
 
 HTML = answering("<!doctype html><title>Sign in</title>", kind="text/html")
 

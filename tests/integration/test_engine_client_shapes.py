@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
@@ -16,10 +17,6 @@ from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.client import Endpoint, open_session, run_load
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
 
 PROMPTS = tuple(Prompt(name=f"p{i}", category="code", text=f"Say {i}.") for i in range(3))
 

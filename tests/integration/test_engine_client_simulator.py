@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +31,6 @@ from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.process import read_truth, simulator
 from sparkwright.verify.simulator.server import listening
 from sparkwright.verify.simulator.settings import DIALECT, VERSIONS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 SPEED = 60.0
 PROMPTS = tuple(

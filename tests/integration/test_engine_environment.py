@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -28,16 +28,12 @@ from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.index import describe
 from sparkwright.publish.runtimes import promoted_runtime, runtimes_in
 from sparkwright.recipes import Recipe
+from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.remote import run_task
 from sparkwright.verify.setup import environment_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
 
 MACHINE = platform.machine()
 RECIPE = Recipe(format=1, name="r", title="R", model="m")

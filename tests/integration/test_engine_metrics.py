@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,16 +19,10 @@ from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
-from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation
 from sparkwright.engine.servers import StandingServer
 from sparkwright.verify.measure import measure
 from sparkwright.verify.profile import Profile
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-    from typing import Any
-
-    from sparkwright.engine.observations import MetricsSnapshot, Observation
 
 DEADLINES = Deadlines(quiesce_s=60)
 SPEED = 20.0

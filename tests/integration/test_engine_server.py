@@ -9,9 +9,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -22,9 +23,6 @@ from sparkwright.base.events import subscribe
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import ServerFailedError, ServerProcess, lifecycle, start_server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 DEADLINES = Deadlines(connect_s=5, canary_s=20)

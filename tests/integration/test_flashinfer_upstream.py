@@ -8,19 +8,17 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Callable, Collection
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkwright.engine.flashinfer import CUBIN, cubin_variables
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.pipeline import BuildOptions, open_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 ROOT = Path(__file__).parents[2]
 SERIES = ("0.24", "0.33")

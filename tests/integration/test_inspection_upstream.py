@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import elfkit
 import pytest
 
 from sparkwright.git import open_repository
+from sparkwright.lock import Lock
 from sparkwright.native.inspection import Surroundings, Tally, classify, read_device_code
 from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
@@ -22,11 +23,6 @@ from sparkwright.upstream import Access, fetch_artifact, read_settings
 from sparkwright.wheel import Expectation, NativeExpectation, audit, plan_slim, python_members
 from sparkwright.wheel.binaries import inspect_binary
 from sparkwright.wheel.source import open_source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.lock import Lock
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 PLATFORM = "aarch64"

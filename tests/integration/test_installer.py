@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -12,11 +12,7 @@ import wheelkit
 from sparkwright.base.process import installer, run
 from sparkwright.rehearsal import environment
 from sparkwright.rehearsal.environment import Requirements, describe_environment, prepare_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 BELOW = "beta==2.0\ntorch==9.9\n"
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import night_kit
 import pytest
 from browser import FAINT, SIDEWAYS, Page, find_browser, running_browser, visit
 
 from sparkwright.nightly.page import render_html
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
 

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import night_kit
@@ -28,10 +29,6 @@ from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.propose import Proposal, Proposer
 from sparkwright.probe import ProbeVerdict, Proof
 from sparkwright.probe.proof import ProbeRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NEXT = make_tiny("1.3.0", changes=(("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}"),))
 BRANCH = "sparkwright/1.3.0"

@@ -10,8 +10,9 @@ import contextlib
 import io
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kit
 import pytest
@@ -21,9 +22,6 @@ from world import write_patch
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.main import main
 from sparkwright.pipeline import BuildOptions, open_checkout, open_job
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
-from sparkwright.merge import merge_patchset
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
+from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.rehearsal.tree import prepare
 from sparkwright.serve.ask_installed import ask_installed
 from sparkwright.serve.preflight import PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
-from sparkwright.serve.preflight.kv_plan import KvOptions, plan_kv
-from sparkwright.serve.preflight.shape import Attention, model_shape
+from sparkwright.serve.preflight.kv_plan import KvOptions, KvPlan, plan_kv
+from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape
 from sparkwright.serve.settings import with_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.merge import MergeReport
-    from sparkwright.pipeline import Job
-    from sparkwright.rehearsal.model import ServedTree
-    from sparkwright.serve.preflight.kv_plan import KvPlan
-    from sparkwright.serve.preflight.shape import ModelShape
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 ASK = ROOT / "tests" / "support" / "ask_planner.py"

@@ -8,17 +8,14 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import wheelkit
 
 from sparkwright.publish import publish
 from sparkwright.wheel import AssemblyPlan, assemble, local_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLATFORM = "manylinux_2_28_aarch64"
 VERSIONS = [local_version("0.24.0", "spark", digit * 8, revision=3) for digit in "ab"]

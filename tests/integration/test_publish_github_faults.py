@@ -6,21 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import target_kit
+from kit import Recorder
 from target_kit import SECRET, opened, told
 from test_publish_targets import PAGE, WHEEL, file_of
 from wheelkit import sha256
 
 from sparkwright.base.errors import TamperedError, ToolError, UploadError
 from sparkwright.publish.targets import open_target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit import Recorder
 
 GITHUB = "github://owner/wheels-of-ours"
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import wheelkit
 from test_publish_clients import pip_download, uv
 
-from sparkwright.publish import publish
+from sparkwright.publish import PublishedFile, publish
 from sparkwright.publish.series import index_pages, series_pages
 from sparkwright.wheel import AssemblyPlan, assemble, local_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish import PublishedFile
 
 
 def version(release: str, revision: int, digest: str = "84110ebb", **marks: Any) -> str:

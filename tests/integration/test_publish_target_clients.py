@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import target_kit
@@ -16,9 +16,6 @@ from wheelkit import sha256
 from sparkwright.publish import publish
 from sparkwright.publish.targets import open_target
 from sparkwright.wheel import AssemblyPlan, assemble, local_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSIONS = [local_version("0.24.0", "spark", "aaaaaaaa", revision=number) for number in (9, 10)]
 _ALONE = ("--no-deps", "--only-binary", ":all:")

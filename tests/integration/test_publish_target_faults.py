@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import requests
 import target_kit
+from kit import Recorder
 from target_kit import FAST, SECRET, FaultProxy, ProxyFault, opened, told
 from test_publish_targets import PAGE, WHEEL, credentials, file_of
 from wheelkit import sha256
@@ -20,12 +22,6 @@ from sparkwright.base.errors import TamperedError, UploadError
 from sparkwright.base.ports import free_port
 from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.s3 import PART
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from kit import Recorder
 
 _numbers = itertools.count()
 

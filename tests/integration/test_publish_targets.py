@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import target_kit
@@ -16,9 +16,6 @@ from wheelkit import sha256
 
 from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
 from sparkwright.publish.targets import open_target
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHEEL = "files/ab/vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
 PAGE = "stable/simple/vllm/index.json"

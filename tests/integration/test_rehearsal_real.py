@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkwright.engine.server import read_boot_log
+from sparkwright.git import Repository
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import RehearsalOptions, RehearsalResult, rehearse
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.git import Repository
 
 ROOT = Path(__file__).parents[2]
 SAMPLER = "vllm/v1/sample/sampler.py"

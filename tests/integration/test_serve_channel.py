@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import wheelkit
@@ -16,12 +18,7 @@ from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.seen import SeenChannels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 MACHINE, OTHER = "aarch64", "x86_64"
 NEWEST = {"0.24": "0.24.0+spark.2", "0.33": "0.33.0+spark.1"}

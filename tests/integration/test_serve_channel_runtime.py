@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import companion_kit
 import pytest
@@ -14,7 +14,7 @@ from channel_kit import POLICY, ChannelWorld, now, pinned
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
-from sparkwright.engine.environment import OfferedWheel, Sources, plan_environment
+from sparkwright.engine.environment import Environment, OfferedWheel, Sources, plan_environment
 from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.publish.companion_provenance import companion_statement
 from sparkwright.publish.evidence import attach, require_evidence
@@ -23,12 +23,7 @@ from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.recipes import Recipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.engine.environment import Environment
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 MACHINE = companion_kit.TARGET.machine
 STRICT = ChannelPolicy(

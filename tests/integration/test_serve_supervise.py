@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,10 +25,6 @@ from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.sd_notify import read_state
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.watchdog import RestartPolicy, WatchLimits
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 SPEED = 20.0
 PATIENCE_S = 240.0

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -22,10 +24,6 @@ from sparkwright.engine.environment import Sources, prepare
 from sparkwright.recipes import load_recipe
 from sparkwright.serve.service import ServiceRecord, Slots, canary_failure, roll_back, upgrade
 from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE_S = 60.0
 KEY = "sk-of-the-test"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from small_extension import UPSTREAM, build, compiled, make_builder, make_inputs
@@ -11,15 +12,10 @@ from store_servers import nginx_store
 from unit_kit import FILES, Project, make_toolchain
 
 from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
+from sparkwright.native.build import Builder
+from sparkwright.native.model import Inputs
 from sparkwright.store import Store, open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from sparkwright.native.build import Builder
-    from sparkwright.native.model import Inputs
 
 
 @pytest.fixture

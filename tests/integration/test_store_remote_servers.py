@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from kit import Recorder
 from store_servers import nginx_store, s3_server
 
 from sparkwright.base.digests import digest_of, sha256_bytes
@@ -15,12 +17,6 @@ from sparkwright.store import Store, open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
 from sparkwright.store.remote.client import RemoteFailure
 from sparkwright.store.remote.settings import RemoteLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from kit import Recorder
 
 KEY = digest_of("a key")
 SECRET = "planted-secret-key"  # noqa: S105

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +15,6 @@ from sparkwright.probe import prepare_environment
 from sparkwright.probe.environment import environment_key
 from sparkwright.probe.launches import LIMIT, KernelSurvey, page_section
 from sparkwright.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 import pytest
-from fault_matrix import CASES, SMALL, Case, run_cases, seeds
+from fault_matrix import CASES, SMALL, Case, Outcome, run_cases, seeds
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.faults import FAULTS
-
-if TYPE_CHECKING:
-    from fault_matrix import Outcome
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,13 +15,9 @@ from sparkwright.engine.findings import Verdict
 from sparkwright.verify import setup
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import load_run
+from sparkwright.verify.run import Run
 from sparkwright.verify.simulator.process import simulator
 from sparkwright.verify.suite import run_plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.verify.run import Run
 
 QUICK = ("--step-ms", "1,0.05,0,0.002", "--no-engine")
 SIZES = msgspec.structs.replace(REAL_TIME, checks=("boot", "coherence", "sweep", "crash"), off_grid=(3,))

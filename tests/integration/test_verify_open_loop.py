@@ -7,15 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from test_engine_client_shapes import cell, run
 
 from sparkwright.engine.client.load import arrivals
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify", "capacity")
 DEMO = ("--demo", "--slo", "e2e_p50=1.5s", "--max-tokens", "16", "--requests", "20", "--precision", "40")

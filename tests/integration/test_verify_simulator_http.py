@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from simulator_kit import Served, body, parsed, prompt, served
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 FULL = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
 

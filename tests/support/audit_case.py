@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import wheelkit
 
 from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.wheel import AssemblyPlan, Expectation, assemble, audit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"

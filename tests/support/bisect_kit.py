@@ -5,12 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 from tiny_release import CLAMP
-
-if TYPE_CHECKING:
-    from world import World
+from world import World
 
 # A judge of its own: the tree is bad if clamp() doubles what it is given.
 JUDGE = """\

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import wheelkit
 
+from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.keys import load_publisher, own_root_file
@@ -17,15 +18,9 @@ from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import NoSigner
+from sparkwright.publish.target import Target
 from sparkwright.publish.trust import PinnedRoot, read_root
-from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.target import Target
-    from sparkwright.publish.verification import VerifiedChannel
+from sparkwright.publish.verification import VerifiedChannel, VerifyChannelOptions, verify_channel
 
 POLICY = ChannelPolicy(requires=("audit",), expires_days=30)
 

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from zlib import crc32
 
 from simulator_kit import settings
 from verify_kit import Server
 
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.client.payload import body_of
 from sparkwright.engine.client.reply import Reply
+from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
-from sparkwright.verify.check import AdaptiveCheck
+from sparkwright.verify.check import AdaptiveCheck, Check, Context
 from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.language import EOS
 from sparkwright.verify.simulator.making import make_request
 from sparkwright.verify.simulator.params import ApiError, parse_params
 from sparkwright.verify.simulator.request import StreamDelta
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.engine.cell import Cell, Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.verify.check import Check, Context
-    from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.settings import Settings
 
 STEP_NS = 50_000_000
 TOKENS = 3  # in a chunk, as with speculation

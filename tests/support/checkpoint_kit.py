@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.serve.preflight.safetensors import BITS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QWEN_27B = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],

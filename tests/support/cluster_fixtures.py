@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from cluster_kit import two_hosts, two_sshds
+from cluster_kit import Host, two_hosts, two_sshds
+from ssh_kit import Sshd
 from store_servers import nginx_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from cluster_kit import Host
-    from ssh_kit import Sshd
 
 
 @pytest.fixture(scope="module")

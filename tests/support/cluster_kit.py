@@ -7,34 +7,27 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
+import pytest
 from small_extension import make_builder, make_inputs
-from ssh_kit import running_sshd
+from ssh_kit import Sshd, running_sshd
 from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
 from sparkwright.distributed import ClusterAddress
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.git import open_repository
+from sparkwright.git import Repository, open_repository
 from sparkwright.lock.native import Package
+from sparkwright.native.build import Builder
+from sparkwright.native.model import Inputs
 from sparkwright.pipeline.remote_units import RemoteCompiler
 from sparkwright.store import open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-    from ssh_kit import Sshd
-
-    from sparkwright.git import Repository
-    from sparkwright.native.build import Builder
-    from sparkwright.native.model import Inputs
 
 SUPPORT = Path(__file__).parent
 # The lock's toolchain is a hundred packages: here a worker takes the small one, and all else as it is.

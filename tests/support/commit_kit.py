@@ -6,7 +6,9 @@ import functools
 import http.server
 import threading
 import zipfile
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 import tiny_release
@@ -14,10 +16,6 @@ from kit import UpstreamRepository
 from upstream_kit import GENERATED
 
 from sparkwright.wheel.stamp import version_tuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 MACHINES = ("aarch64", "x86_64")
 VARIANT = "cu130"

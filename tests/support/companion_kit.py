@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import elfkit
 
@@ -13,12 +14,7 @@ from sparkwright.lock.native import Package
 from sparkwright.native.host import this_machine
 from sparkwright.native.inspection import Inspector, Surroundings
 from sparkwright.native.model import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 TARGET = Target(this_machine(), "12.1a")
 IMAGES = [("sm_121a", ["sample"])]

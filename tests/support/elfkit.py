@@ -6,11 +6,8 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FATBIN = Path(__file__).with_name("kernels.fatbin")
 """A real fat binary of two kernels, ``one`` and ``two``, which assign 1 and 2 to a float: cubins for

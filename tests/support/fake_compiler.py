@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.compile import CompileJob
 from sparkwright.native.model import Cost
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRITE = "import os, sys, time\nopen(sys.argv[1], 'w').write('object')\n"
 """A compiler that works."""

@@ -6,29 +6,26 @@ One case is one run of the whole suite against a simulator with one fault, small
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.deadlines import Deadlines
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify import setup
 from sparkwright.verify.checks import ALL, checks_of
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.reference import make_reference, write_reference
+from sparkwright.verify.reference import write_reference
+from sparkwright.verify.reference.make import make_reference
 from sparkwright.verify.run import worst
 from sparkwright.verify.simulator.process import simulator
 from sparkwright.verify.suite import run_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.findings import Finding
 
 # In the server's seconds, of which 60 pass in one of the client's.
 PATIENT = Deadlines(first_token_s=1200.0, stall_s=600.0, canary_s=600.0, quiesce_s=600.0)

@@ -12,14 +12,16 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import tomlkit
 
 import sparkwright
+from sparkwright.base import events
 from sparkwright.base.digests import digest_of
 from sparkwright.base.process import run
 from sparkwright.carries import CARRY_FORMAT, Carry, load_carry
@@ -27,12 +29,7 @@ from sparkwright.git import FileEntry, Repository, import_files
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
 from sparkwright.probe.upstream_tests import packages_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.base import events
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 Content = str | bytes | FileEntry
 VERSION = "1.0.0"

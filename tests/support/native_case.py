@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import elfkit
 import wheelkit
@@ -17,9 +18,6 @@ from sparkwright.store import open_store
 from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name
 from sparkwright.wheel.binaries import NativeExpectation
 from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"

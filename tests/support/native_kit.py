@@ -7,24 +7,20 @@ import io
 import os
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import tomlkit
+from http_index import Index
 
 from sparkwright.base.config import to_builtins
 from sparkwright.git import TreeEntry, blob_id, tree_id
+from sparkwright.lock import Dependency, Lock
 from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from http_index import Index
-
-    from sparkwright.lock import Dependency, Lock
 
 HERE = this_machine()
 OTHER = "aarch64" if HERE == "x86_64" else "x86_64"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from http_index import RunningIndex
+from http_index import Index, RunningIndex
 from upstream_kit import make_access
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from http_index import Index
-
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight import CardFacts, EngineFacts, HostFacts, PreflightRequest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 SPARK_TOTAL = int(121.69 * GIB)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import posixpath
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import unquote
 
 from channel_kit import ChannelWorld, now
@@ -18,12 +19,7 @@ from sparkwright.publish.channel import pointer_path
 from sparkwright.publish.condemned import CONDEMNED
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.prune import Pruner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.publish.target import Stored, StoredStat, Target
+from sparkwright.publish.target import Stored, StoredStat, Target
 
 LIMITED = ChannelPolicy(requires=("audit",), expires_days=3650, keep_generations=2)
 FOREVER = ChannelPolicy(requires=("audit",), expires_days=3650)

@@ -10,26 +10,21 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from sparkwright.carries.patch import parse_patch
 from sparkwright.engine.server import start_server
 from sparkwright.merge import merge_patchset
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal import prepare
+from sparkwright.rehearsal import ServedTree, prepare
 from sparkwright.rehearsal.recipe import write_recipe
 from sparkwright.rehearsal.run import pin_of, python_changes
 from sparkwright.rehearsal.weights import prepare_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
-    from sparkwright.pipeline import Job
-    from sparkwright.rehearsal import ServedTree
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"

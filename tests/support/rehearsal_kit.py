@@ -10,22 +10,18 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import small_release
 import wheelkit
 from native_kit import lock_text
 from tiny_release import TinyRelease, make_tiny
+from world import World
 
 from sparkwright.lock import RehearsalPin
 from sparkwright.rehearsal.environment import environment_key, read_requirements
 from sparkwright.rehearsal.stock import machine
-
-if TYPE_CHECKING:
-    from world import World
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 SERVE = '''\
 """``vllm serve``, as the simulator has it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,9 +14,6 @@ from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.run import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
 OFF_GRID = (3, 5, 7, 9, 15, 17, 23, 25, 31, 33, 47, 63)

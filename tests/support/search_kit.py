@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sparkwright.search.model import Change, Evaluation, SearchProblem, StepVerdict
+from sparkwright.search.model import Axis, Change, Evaluation, SearchProblem, SearchResult, StepVerdict
 from sparkwright.search.strategy import search
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.search.model import Axis, SearchResult
-
-    Applied = frozenset[str]
+Applied = frozenset[str]
 
 SIGNATURE = "AssertionError: 3 of 4 answers differ"
 

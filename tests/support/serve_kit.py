@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import psutil
 import requests
 from world import wait_until
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
 
 SECRET = "sk-quite-secret-1"  # noqa: S105 - a made-up key, which nothing may show
 TOOL = {

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sysconfig
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import wheelkit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # A vLLM whose server is the simulator; releases differ in the faults that it gets.
 SERVER = """

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
 from sparkwright.verify.simulator.clock import Clock
+from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.making import make_request
 from sparkwright.verify.simulator.params import parse_params
+from sparkwright.verify.simulator.request import Request
 from sparkwright.verify.simulator.server import listening
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.request import Request
 
 QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 

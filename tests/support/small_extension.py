@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 from kit import Recorder
@@ -16,17 +16,12 @@ from native_kit import HERE
 from unit_kit import make_toolchain
 
 from sparkwright.base.events import subscribe
-from sparkwright.git import FileEntry, import_files
+from sparkwright.git import FileEntry, Repository, import_files
 from sparkwright.lock import Artifact
 from sparkwright.lock.native import ExtensionSpec, SourcePin
 from sparkwright.native.build import Builder, build_extension
 from sparkwright.native.model import Extension, Inputs, SourceTree, Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 UPSTREAM = {
     "CMakeLists.txt": "project(tiny)",

@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -22,9 +22,6 @@ from tiny_release import TinyRelease, make_tiny
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 TORCH = "2.11.0"

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import checkpoint_kit
 import requests
 import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
-from nspawn_kit import SHARED
+from nspawn_kit import SHARED, Container
 from service_kit import served_wheel
 from world import wait_until
 
 from sparkwright.base.ports import free_port
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from nspawn_kit import Container
 
 PROGRAM = Path(sys.prefix) / "bin" / "sparkwright"
 NAME, UNIT = "chat", "sparkwright-chat.service"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from verify_kit import Server
 
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.observations import Observation, Sample, TokenLogprobs
-
-if TYPE_CHECKING:
-    from sparkwright.engine.cell import Cell
 
 TIES, TIE_NAT = 0.012, 0.04
 

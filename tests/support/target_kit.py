@@ -12,23 +12,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import pytest
 import requests
+from kit import Recorder
 
+from sparkwright.base.errors import UploadError
 from sparkwright.base.ports import free_port
 from sparkwright.publish.targets import open_target
 from sparkwright.upstream.settings import IndexSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-    from kit import Recorder
-
-    from sparkwright.base.errors import UploadError
 
 SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing
 FAST = IndexSettings(timeout_s=10, attempts=3, backoff_s=0.01)

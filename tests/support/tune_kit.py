@@ -5,32 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from verify_kit import Server, boot_facts
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ServerError
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.client import Endpoint
-from sparkwright.engine.observations import HostSample, Observation
+from sparkwright.engine.observations import BootFacts, HostSample, Observation
+from sparkwright.verify.profile import Profile
 from sparkwright.verify.tune import search as search_module
 from sparkwright.verify.tune.options import TuneOptions
 from sparkwright.verify.tune.search import Known, run_search
 from sparkwright.verify.tune.setup import prepare_search
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from pathlib import Path
-
-    import pytest
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import BootFacts
-    from sparkwright.verify.profile import Profile
-    from sparkwright.verify.tune.space import Configuration
+from sparkwright.verify.tune.space import Configuration
 
 RECIPE = "qwen3.8-27b-mtp"
 TOKENS = "num-speculative-tokens"

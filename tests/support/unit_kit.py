@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.git import blob_id
 from sparkwright.native.model import WORK, Cost, Toolchain, Unit
 from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import UnitFiles, find_object, record_object
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 SOURCE = "source/csrc/ops.c"
 FILES = {

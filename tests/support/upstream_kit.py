@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from small_release import sdist_files
 
 from sparkwright.git import open_repository
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, IndexSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GENERATED = ("PKG-INFO", "vllm/_version.py")  # in the sdist, and not in git
 

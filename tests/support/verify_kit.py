@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -29,9 +30,6 @@ from sparkwright.engine.observations import (
 )
 from sparkwright.verify.check import Check, Context
 from sparkwright.verify.profile import Profile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SEEDS = range(20)
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")

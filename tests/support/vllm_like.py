@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from aiohttp import web
 from sparkwright.engine.client import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
     from aiohttp.typedefs import Handler
 
 MODEL = "tiny"

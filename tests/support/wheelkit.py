@@ -8,12 +8,10 @@ import hashlib
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 VERSION = "0.24.0"
 MACHINES = {"aarch64": 183, "x86_64": 62}

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kit
 import tomlkit
+from http_index import Index
 from native_kit import lock_text
 from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
 
@@ -26,11 +28,6 @@ from sparkwright.cli.main import main
 from sparkwright.git import open_repository
 from sparkwright.probe.environment import requirements
 from sparkwright.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from http_index import Index
 
 SOURCE_ROOT = Path(sparkwright.__file__).parents[1]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from nspawn_kit import Container, lacking, rootfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOTFS = Path(os.environ.get("SPARKWRIGHT_ROOTFS") or Path.home() / ".cache" / "sparkwright-rootfs")
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
-from nspawn_kit import SHARED, lacking
+from nspawn_kit import SHARED, Container, lacking
 from real_kit import RealServer, make_server
 from systemd_kit import NAME, Service
 from world import wait_until
 
 from sparkwright.rehearsal.environment import site_packages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nspawn_kit import Container
 
 PATIENCE_S = 900.0
 QUESTION = "What is the capital of France?"

@@ -6,17 +6,13 @@ The engine is the simulator. What systemd does is real: notification, watchdog, 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from nspawn_kit import Container
 from systemd_kit import NAME, PATIENCE_S, UNIT, Offers, Service, write_recipe
 from world import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from nspawn_kit import Container
 
 RUN_AS = "sparkwright"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import tomlkit
@@ -25,11 +25,7 @@ from sparkwright.carries.files import Draft, add_revision, create_own, create_pu
 from sparkwright.carries.pull import PullName, ResolvedPull, parse_pull, resolve_pull
 from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
 from sparkwright.merge.refresh import CarryEditor
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 LOCK = make_release().lock
 BASE = {

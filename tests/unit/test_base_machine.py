@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.machine import Pressure, look
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       65536 kB\nMemFree:         1024 kB\nMemAvailable:   32768 kB\n"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from peers import PeerErrors, Results, errors_of, pair, table
 from peers_clients import PEERS, PeerJob, PeerTime
 
 from sparkwright.verify.simulator.process import RequestTruth
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MS = 1_000_000
 OTHERS = {"cpu_s": 1.0, "wall_s": 2.0, "load_before": 0.1, "niced": False}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tomlkit
 from kit import DIGEST, VERSION, make_carry, revision, spec, write_carry
 
 from sparkwright.base.errors import ConfigError, NewerFormatError, PatchError
-from sparkwright.carries import load_carries, load_carry
+from sparkwright.carries import Carry, load_carries, load_carry
 from sparkwright.carries.folder import unknown_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import Repository
+from sparkwright.git import Repository
 
 PULL = {"repository": "https://host/x", "number": 7, "head": "1" * 40, "base": "2" * 40}
 SUPERSEDED = [{"releases": ">=0.26,<0.27", "by": "them", "because": "notes"}]

@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
@@ -30,10 +31,6 @@ from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import CHANNEL_TYPE, STATEMENT_TYPE
 from sparkwright.publish.statements import require_listed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 POINTER = "channels/nightly/channel.json"
 NO_SIGNATURE = "AA" * 43 + "=="

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
@@ -28,10 +28,6 @@ from sparkwright.publish.keys import (
 )
 from sparkwright.publish.root import TrustedKey, TrustRoot
 from sparkwright.publish.signing import CHANNEL_TYPE, TRUST_TYPE, sign_by
-
-if TYPE_CHECKING:
-    from datetime import tzinfo
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -12,13 +12,9 @@ from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.errors import LostRaceError, TamperedError
 from sparkwright.publish import publish
+from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.planned import PlannedTarget
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.channel import ChannelState
 
 V1, V2 = "0.24.0+spark.1.aaaaaaaa", "0.24.0+spark.2.aaaaaaaa"
 

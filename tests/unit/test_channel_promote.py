@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -24,9 +24,6 @@ from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.signing import STATEMENT_TYPE, open_envelope
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
@@ -43,9 +43,6 @@ from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.planned import PlannedTarget
 from sparkwright.publish.prune import Pruner
 from sparkwright.publish.seen import SeenChannels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now, pinned
+from kit import Recorder
 from msgspec import structs
 
 from sparkwright.base.digests import sha256_bytes, to_json
@@ -26,16 +27,8 @@ from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.root import TrustedKey, TrustRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import TRUST_TYPE, open_envelope, sign_by, verify_envelope
-from sparkwright.publish.trust import first_root, next_root, read_root, root_of_file
-from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit import Recorder
-
-    from sparkwright.publish.trust import PinnedRoot
-    from sparkwright.publish.verification import VerifiedChannel
+from sparkwright.publish.trust import PinnedRoot, first_root, next_root, read_root, root_of_file
+from sparkwright.publish.verification import VerifiedChannel, VerifyChannelOptions, verify_channel
 
 
 @pytest.fixture

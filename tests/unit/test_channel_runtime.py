@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -12,14 +12,10 @@ from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, TamperedError
+from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.index import describe
 from sparkwright.publish.runtimes import promoted_runtime
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.channel import ChannelState
 
 VERSION = "0.24.0+spark.1"
 RUNTIME = b"torch==2.11.0 --hash=sha256:" + b"0" * 64 + b"\n"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from channel_kit import ChannelWorld, now, pinned
@@ -13,6 +14,7 @@ from channel_kit import ChannelWorld, now, pinned
 from sparkwright.base.errors import SignatureError, ToolError, UntrustedKeyError
 from sparkwright.publish.keys import allow_identity, load_publisher, own_root_file
 from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.root import TrustRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import (
     CHANNEL_TYPE,
@@ -23,11 +25,6 @@ from sparkwright.publish.signing import (
     verify_envelope,
 )
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.root import TrustRoot
 
 BUNDLE = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial": {}}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,9 +11,6 @@ from test_patchset import COMPILING, LOCK
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.pipeline.choose import choose_arch, own_capability
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HERE = platform.machine()
 HOPPER = msgspec.structs.replace(COMPILING, native=msgspec.structs.replace(COMPILING.native, arch="9.0a"))

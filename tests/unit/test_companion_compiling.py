@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import companion_kit as kit
 import pytest
@@ -25,12 +25,10 @@ from sparkwright.companion.asking import (
 from sparkwright.companion.compiling import Places, compile_modules, configure_modules
 from sparkwright.companion.ninja import NinjaCommand, read_ninja
 from sparkwright.companion.tree import source_tree
+from sparkwright.git import Repository
 from sparkwright.native.model import Inputs, Target, Toolchain
+from sparkwright.store import Store
 from sparkwright.upstream import Access, IndexSettings
-
-if TYPE_CHECKING:
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
 
 GXX = Path("/usr/bin/g++")
 # A FlashInfer in miniature. Its compiler is g++ under nvcc's rule, so that its sources are C++.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, QWEN_35B
@@ -16,14 +17,9 @@ from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.ninja import read_ninja
 from sparkwright.companion.wheel import record_of
 from sparkwright.native.model import Configuration, Target
-from sparkwright.recipes.recipe import load_recipe, recipes
+from sparkwright.recipes.recipe import Recipe, load_recipe, recipes
 from sparkwright.serve.preflight.kv_plan import BLOCK, KvOptions, plan_kv
 from sparkwright.serve.preflight.shape import model_shape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from sparkwright.recipes.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = sorted((ROOT / "patchsets" / "companions").glob("*.toml"))

@@ -6,9 +6,10 @@ import importlib
 import json
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import companion_kit as kit
 import elfkit
@@ -27,12 +28,8 @@ from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.companion_provenance import BUILD_TYPE, provenance_of
 from sparkwright.publish.series import series_pages
 from sparkwright.serve.built import PresentSpecs, built_wheel
+from sparkwright.store import Store
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.store import Store
 
 
 def made(store: Store, folder: Path, **changes: Any) -> Path:

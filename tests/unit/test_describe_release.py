@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkwright.serve.child import describe_release
 from sparkwright.serve.release_child import AskedRelease
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 # Answers as the child does: refuses a template that is not there.
 PROGRAM = """

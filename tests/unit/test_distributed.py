@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import dask
 import distributed
@@ -22,21 +24,14 @@ from sparkwright.distributed import Done, Task, TaskLostError, bring_files, pars
 from sparkwright.distributed.cluster import ThisMachine, Workers, _taken
 from sparkwright.distributed.tasks import Failed, StoredFile
 from sparkwright.distributed.worker import TaskRunner
-from sparkwright.git import FileEntry, import_files, open_repository, unpack_tree
+from sparkwright.git import FileEntry, Repository, import_files, open_repository, unpack_tree
 from sparkwright.native.model import Cost, Unit
 from sparkwright.pipeline.packs import packed
 from sparkwright.pipeline.remote_units import _batches
+from sparkwright.store import Store
 from sparkwright.upstream.given import GivenSource, GivenTree
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.remote import run_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
-
 
 # Addresses ----------------------------------------------------------------------------------------------
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from world import wait_until
 
 from sparkwright.engine.arrival import ArrivalSocket, arrivals_of, listen, make_socket
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAUSE_S = 0.3
 

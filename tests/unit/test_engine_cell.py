@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from sparkwright.base.digests import digest_of
 from sparkwright.engine import cell as cells
 from sparkwright.engine.cell import Cell, Load, Message, Prompt, Tool
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
-
-if TYPE_CHECKING:
-    import pytest
 
 CELL = Cell(
     "sweep", "code c=1", Load(), (Prompt("code/0", "code", "Add two numbers."),), tags={"kind": "cold"}

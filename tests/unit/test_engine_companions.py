@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import companion_kit as kit
 import pytest
@@ -11,13 +11,9 @@ import pytest
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.companions import LISTS, choose_companion, with_companion
 from sparkwright.engine.runtime import ExactRequirements
+from sparkwright.native.model import Target
 from sparkwright.recipes import Recipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.native.model import Target
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m")
 _LIST = """\

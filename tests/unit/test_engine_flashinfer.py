@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from sparkwright.recipes import Recipe
 from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.preflight import EngineFacts
 from sparkwright.serve.run import server_variables
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WITHOUT = ExactRequirements("flashinfer-python==0.7.2 --hash=sha256:0\n")
 WITH = ExactRequirements(f"{WITHOUT.text}flashinfer-cubin==0.6.12 --hash=sha256:0\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from preflight_kit import recipe
@@ -10,9 +10,6 @@ from preflight_kit import recipe
 from sparkwright.engine.server import download as downloads
 from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.download import Download, download_folders
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BLOCK = b"x" * 8192
 

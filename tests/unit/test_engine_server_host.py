@@ -8,7 +8,7 @@ import os
 import sys
 import zipfile
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +25,6 @@ from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.tiny import write_tiny_models
 from sparkwright.engine.tiny.tokenizer import alphabet, tokenizer
 from sparkwright.recipes import Recipe, load_recipe, variant
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int = 0) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from preflight_kit import recipe
@@ -11,9 +12,6 @@ from preflight_kit import recipe
 from sparkwright.base.machine import look
 from sparkwright.engine.server import jobs
 from sparkwright.engine.server.jobs import COMPILER_GIB, Room, compilers_at_once, jobs_variable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GB10 = Room(cores=20, available_gib=116, total_gib=121.69, shared=True)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+
+import pytest
+from kit import Recorder
 
 from sparkwright.base.events import emit, warn
-
-if TYPE_CHECKING:
-    import pytest
-    from kit import Recorder
 
 SCRIPT = "from sparkwright.base.events import emit, subscribe, warn\n"
 

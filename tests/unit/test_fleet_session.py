@@ -7,18 +7,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+from collections.abc import Callable
+
 import serve_fleet
 from fleet import judge, matrix
 from fleet.matrix import Cell
 from fleet_records import CELL, RIGHT, V24, V33, layer, other, record, seen, view
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GPU = Path(__file__).parents[1] / "gpu"
 DENSE = ("--only", "dense", "fp8", "graphs", "v1")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import LostRaceError, PublishError, TamperedError, UploadError
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.target import checked_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

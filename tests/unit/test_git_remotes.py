@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from kit import Recorder, UpstreamRepository
 
 from sparkwright.base.errors import FetchError, RefError, SparkwrightError
 from sparkwright.git import (
@@ -21,14 +23,7 @@ from sparkwright.git import (
     list_remote,
     open_repository,
 )
-from sparkwright.upstream import open_source
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit import Recorder, UpstreamRepository
-
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access, open_source
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

@@ -8,20 +8,17 @@ import re
 import threading
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from kit import Recorder
 
 from sparkwright.base import errors, events
 from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SparkwrightError
-
-if TYPE_CHECKING:
-    from kit import Recorder
 
 ROOT = Path(__file__).parents[2]
 CLASSES = {

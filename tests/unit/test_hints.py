@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -14,9 +14,6 @@ from sparkwright.cli.hints import TAKE_SERIES, keeping_series, with_series
 from sparkwright.cli.main import COMMANDS, group
 from sparkwright.cli.verify import _SUBCOMMANDS
 from sparkwright.pipeline.checkout import new_checkout, open_checkout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = open_checkout(ROOT)

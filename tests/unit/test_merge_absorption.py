@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 from kit import Scene, UpstreamRepository, make_tree
 
 from sparkwright.git import fetch, merge_trees
-from sparkwright.merge import History, OutcomeKind
+from sparkwright.merge import History, Outcome, OutcomeKind
 from sparkwright.merge.absorb import CarryChange, reverse_applies
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.merge import Outcome
 
 CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"

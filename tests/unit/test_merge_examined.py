@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import gc
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from kit import Scene
 
-from sparkwright.merge import OutcomeKind, hazards, sides
+from sparkwright.merge import MergeReport, OutcomeKind, hazards, sides
 from sparkwright.merge.modules import read_module
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit import Scene
-
-    from sparkwright.merge import MergeReport
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 FILE = "vllm/cache.py"
 BASE = (

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from kit import DELETED, Scene
 
-from sparkwright.merge import OutcomeKind
-
-if TYPE_CHECKING:
-    from sparkwright.merge import Outcome
+from sparkwright.merge import Outcome, OutcomeKind
 
 FILE = "vllm/cache.py"
 OTHER = "vllm/other.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import Recorder, Scene, UpstreamRepository, read_tree, write_carry
@@ -11,11 +10,8 @@ from kit import Recorder, Scene, UpstreamRepository, read_tree, write_carry
 from sparkwright.base.errors import FetchError, MovedHeadError
 from sparkwright.carries import load_carry
 from sparkwright.git import fetch
-from sparkwright.merge import History, OutcomeKind
+from sparkwright.merge import History, Outcome, OutcomeKind
 from sparkwright.merge.prepare import refuse_moved_head
-
-if TYPE_CHECKING:
-    from sparkwright.merge import Outcome
 
 CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kit import VERSION, Content, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.base.errors import StorageError
-from sparkwright.carries import load_carry
-from sparkwright.merge import MergeRequest, OutcomeKind, apply_to_source, merge_patchset
+from sparkwright.carries import Carry, load_carry
+from sparkwright.git import Repository
+from sparkwright.merge import MergeReport, MergeRequest, OutcomeKind, apply_to_source, merge_patchset
 from sparkwright.merge import sources as sources_module
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import Repository
-    from sparkwright.merge import MergeReport
 
 NAME = "flash"
 LISTS = "CMakeLists.txt"

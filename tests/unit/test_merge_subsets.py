@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,15 +12,9 @@ from hypothesis import strategies as st
 from kit import VERSION, make_tree, write_carry, write_diff
 
 from sparkwright.carries import Carry, load_carry
+from sparkwright.git import Repository
 from sparkwright.merge import MergeRequest, merge_patchset
-from sparkwright.merge.subsets import closed_subsets, closure, prefixes, telling_subsets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.merge.subsets import Part
+from sparkwright.merge.subsets import Part, closed_subsets, closure, prefixes, telling_subsets
 
 NEXT = "1.1.0"
 CODE, OTHER = "vllm/cache.py", "vllm/other.py"

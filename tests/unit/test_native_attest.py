@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import unit_kit
@@ -26,9 +26,6 @@ from sparkwright.native.attest import (
 )
 from sparkwright.native.model import WORK, Unit
 from sparkwright.native.workspace import Workspace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PTX = """
 .version 9.0

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from small_extension import compiled, make_builder, make_inputs
 
-from sparkwright.git import FileEntry, patch_tree
+from sparkwright.git import FileEntry, Repository, patch_tree
 from sparkwright.native.build import Builder, configured, forecast
 from sparkwright.native.model import Inputs, SourceTree
-from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.store import Store, open_store
 
 
 @pytest.fixture

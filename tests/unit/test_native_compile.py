@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 from fake_compiler import KILLED, ROOMY, WRITE, make_job, until
+from kit import Recorder
 
 from sparkwright.base.errors import (
     CompileError,
@@ -22,12 +24,6 @@ from sparkwright.base.errors import (
 from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.compile import CompileJob, CompileReport, Finished, run_jobs
 from sparkwright.native.schedule import CRITICAL, HIGH, JobLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from kit import Recorder
 
 NO_OUTPUT = "raise SystemExit(0)"
 REFUSE = (

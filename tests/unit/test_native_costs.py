@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkwright.native.costs import UnitCosts
 from sparkwright.native.model import Cost, Target, Unit
-
-if TYPE_CHECKING:
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 SPARK = Target("aarch64", "12.1a")
 

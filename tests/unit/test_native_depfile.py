@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.native.depfile import parse_depfile, read_depfile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = [
     "plain.h",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import finish, python, small_disk
 
 from sparkwright.native.diagnose import diagnose, error_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMAND = "nvcc -c error.cu -o error.o -Werror\n\n"
 

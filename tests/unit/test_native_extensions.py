@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from unit_kit import make_toolchain
@@ -18,9 +18,7 @@ from sparkwright.native.extensions import (
     record_extension,
 )
 from sparkwright.native.model import Extension, Inputs, SourceTree, Target
-
-if TYPE_CHECKING:
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 SOURCES = {"cutlass": "1", "flash": "2", "flash-cutlass": "3", "inner": "4", "other": "5"}
 PINS = {

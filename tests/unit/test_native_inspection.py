@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import elfkit
 import pytest
@@ -30,11 +30,7 @@ from sparkwright.native.inspection import (
     unprovided,
 )
 from sparkwright.native.inspection.device import parse_dump
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 # ELF ---------------------------------------------------------------------------------------
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run, which
 from sparkwright.native.isolation import isolated, require_isolation
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CALL = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 from kit import finish, python, small_disk
 from world import wait_until
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
 
 HEAD = """
 import os, sys, time

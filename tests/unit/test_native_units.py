@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kit import Recorder, finish, python
@@ -15,13 +16,9 @@ from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostFileError
 from sparkwright.native.depfile import read_depfile
+from sparkwright.native.model import Toolchain
 from sparkwright.native.units import UnitFiles, missing_units, unit_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.native.model import Toolchain
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 
 @pytest.fixture

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from native_case import lock_of
 
-from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
+from sparkwright.git import FileEntry, Repository, import_files, open_repository, patch_tree
 from sparkwright.lock import Artifact
 from sparkwright.lock.native import SourcePin
 from sparkwright.native import configure
 from sparkwright.native.configure import configuration_key, configure_command
 from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
 from sparkwright.native.workspace import native_tree, open_workspace
-from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.store import Store, open_store
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import UpstreamRepository, make_tree
 
-from sparkwright.git import fetch
+from sparkwright.git import Repository, fetch
 from sparkwright.merge import OutcomeKind
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.trial import Trial
@@ -21,9 +20,6 @@ from sparkwright.nightly.culprit import (
     culprit_by_release,
     first_with,
 )
-
-if TYPE_CHECKING:
-    from sparkwright.git import Repository
 
 LINES = [f"line {number}\n" for number in range(30)]
 FILE = "vllm/deep/er/code.py"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from kit import make_tree
 from small_release import sdist_files
 
+from sparkwright.git import Repository
 from sparkwright.nightly.model import ArchMove, PinMove
 from sparkwright.nightly.moves import arch_moves, pin_moves
-
-if TYPE_CHECKING:
-    from sparkwright.git import Repository
 
 FILES = {path: data.decode() for path, data in sdist_files().items()}
 CMAKE = FILES["CMakeLists.txt"]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 from kit import Scene, make_tree
 
+from sparkwright.git import Repository
 from sparkwright.nightly.reach import Reach, reach_lost
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.git import Repository
 
 RUNNER = "def run():\n    return 1\n\n\ndef other():\n    return run()\n"
 FIXED = RUNNER.replace("return 1", "return 2")

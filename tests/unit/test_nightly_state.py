@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import finish, python
@@ -19,16 +19,12 @@ from sparkwright.nightly.model import (
     Night,
     NightVerdict,
     Standing,
+    TargetKind,
     TargetNight,
     UpstreamTarget,
     standing_of,
 )
 from sparkwright.nightly.state import SCHEMA, holds, open_state, red_since
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.nightly.model import TargetKind
 
 PATCHSET = "spark"
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GPU = Path(__file__).parents[1] / "gpu"
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GPU = Path(__file__).parents[1] / "gpu"
 KILLED = RuntimeError("CUDA error: unspecified launch failure")

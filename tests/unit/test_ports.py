@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base import ports
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def handed_out(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:

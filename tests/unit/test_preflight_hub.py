@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, QWEN_27B_DFLASH, dflash_27b, nvfp4_27b, write_checkpoint
-from hub_kit import COMMIT, hub_server
+from hub_kit import COMMIT, HubServer, hub_server
 from preflight_kit import GIB, recipe, spark, start
 
-from sparkwright.serve.preflight import Hub, inspect_start, run_preflight
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight import Finding, HostFacts, Hub, PreflightReport, inspect_start, run_preflight
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hub_kit import HubServer
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight import Finding, HostFacts, PreflightReport
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,11 +20,7 @@ from sparkwright.recipes.release_options import (
 from sparkwright.serve.ask_installed import ask_installed
 from sparkwright.serve.preflight import Finding, run_preflight
 from sparkwright.serve.release_child import ReleaseAnswer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 NAMES = ("served-model-name", "host", "port", "max-model-len", "max-num-seqs", "gpu-memory-utilization")
 OPTIONS = ReleaseOptions(

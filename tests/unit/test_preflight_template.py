@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_kit import DENSE, write_checkpoint
@@ -13,9 +14,6 @@ from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
 from sparkwright.serve.preflight.completeness import check_files
 from sparkwright.serve.preflight.template import check_template
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHOLE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 BROKEN = "{% for m in messages %}{{ m.content }}"

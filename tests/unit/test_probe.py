@@ -6,16 +6,18 @@ import importlib
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environment
 
 from sparkwright.base.errors import ConfigError, ToolError
+from sparkwright.git import Repository
 from sparkwright.probe import (
     ProbeRun,
     ProbeVerdict,
+    Proof,
     Prover,
     judge,
     read_proof,
@@ -23,13 +25,7 @@ from sparkwright.probe import (
 )
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe.proof import Touched, named_modules, proof_key
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.probe import Proof
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 CACHE = "vllm/cache.py"
 PACKAGE: dict[str, Content] = {

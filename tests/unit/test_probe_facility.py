@@ -7,25 +7,21 @@ write the compiler calls down as CMake does.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kit import VERSION, Content, make_tree, share_library, write_carry, write_diff
 
 from sparkwright.base.errors import BusyError, NotInStoreError
-from sparkwright.carries import load_carry
+from sparkwright.carries import Carry, load_carry
+from sparkwright.git import Repository
 from sparkwright.merge import MergedSource
 from sparkwright.probe import ProbeVerdict, Prover
 from sparkwright.probe import environment as environment_module
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 STAND_IN = """
 import json, os, pathlib, sys

@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 from kit import Content, make_carry, make_tree, seed_environment
 from msgspec.structs import replace as with_fields
 
-from sparkwright.probe import ProbePool, ProbeVerdict, Prover, runner
+from sparkwright.git import Repository
+from sparkwright.probe import ProbePool, ProbeVerdict, Proof, Prover, runner
 from sparkwright.probe import environment as environment_module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.probe import Proof
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 CACHE = "vllm/cache.py"
 PACKAGE: dict[str, Content] = {"vllm/__init__.py": "", CACHE: "def size(n):\n    return n\n"}

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import Content, Recorder, make_tree, seed_environment
 
 from sparkwright.base.errors import NotInStoreError
+from sparkwright.git import Repository
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe import prepare_environment, tree_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 CACHE = "vllm/cache.py"
 PACKAGE: dict[str, Content] = {

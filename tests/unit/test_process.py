@@ -6,18 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
+from kit import Recorder
 
 from sparkwright.base.errors import ProcessError, ToolError
 from sparkwright.base.process import Completed, LimitsExceeded, ProcessLimits, run, run_limited, which
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit import Recorder
 
 ROOMY = ProcessLimits(seconds=30, memory_mib=2000)
 

@@ -8,18 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from kit import python
+from kit import Recorder, python
 from world import wait_until
 
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import Ended, Running, resident_mib, start, start_unguarded
-
-if TYPE_CHECKING:
-    from kit import Recorder
 
 FAMILY = (
     "import os, subprocess, sys, time\n"

@@ -6,19 +6,15 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
+from kit import Recorder
 
 from sparkwright.base.errors import ArchiveError, PublishError, WheelError
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.pages import PublishedFile, project_html
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit import Recorder
 
 
 def wheel(folder: Path, version: str, project: str = "vllm", requires: str = ">=3.10") -> Path:

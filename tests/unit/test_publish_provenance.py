@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wheelkit
@@ -18,13 +18,10 @@ from test_wheel_sbom import checked_in, pinned
 
 from sparkwright.base.errors import WheelError
 from sparkwright.cli.main import main
+from sparkwright.lock import Lock
 from sparkwright.publish import statement
-from sparkwright.wheel.recorded import read_record
+from sparkwright.wheel.recorded import WheelRecord, read_record
 from sparkwright.wheel.sbom import SBOM, sbom
-
-if TYPE_CHECKING:
-    from sparkwright.lock import Lock
-    from sparkwright.wheel.recorded import WheelRecord
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,9 +12,6 @@ from sparkwright.cli.verify_eval import _limits, _tasks_of
 from sparkwright.recipes import load_recipe, recipes, shipped_path
 from sparkwright.recipes.evaluation import EvalBound
 from sparkwright.recipes.write import new_recipe, recipe_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = "qwen3.6-27b-dflash"
 GSM = """

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes import Evidence, load_recipe, served_recipe
 from sparkwright.recipes.evidence import best_grade
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OLD = """
 format = 1

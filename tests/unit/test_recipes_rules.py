@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from sparkwright.recipes import (
     serve_arguments,
     variant,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 ROOT = Path(__file__).parents[2]
 OURS = "0.24.0+spark.0123abcd"

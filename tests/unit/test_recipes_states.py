@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,14 +19,8 @@ from checkpoint_kit import (
 )
 from preflight_kit import start
 
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.serve.preflight import run_preflight
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.recipes import Recipe
 
 # Of each recipe: the target, and the size of its weights in GiB; none for those of the 27B in NVFP4.
 MODELS = {

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes import load_recipe
 from sparkwright.recipes.write import new_recipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_another_model_leaves_out_what_is_said_of_the_first(tmp_path: Path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from http_index import RunningIndex
@@ -14,6 +15,7 @@ from world import World, make_world
 from sparkwright.base.errors import RehearsalError, ServerError
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.outcomes import broken_server, normalised, outcomes_of
+from sparkwright.git import Repository
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
 from sparkwright.probe.environment import requirements as probes_requirements
@@ -21,12 +23,6 @@ from sparkwright.rehearsal import CheckOutcome, ServedTree, prepare
 from sparkwright.rehearsal.environment import read_requirements
 from sparkwright.rehearsal.model import worst
 from sparkwright.rehearsal.statements import statements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.git import Repository
 
 
 class TestRequirements:

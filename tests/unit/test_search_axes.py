@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,16 +14,10 @@ from search_kit import problem
 from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.carries import load_carry
-from sparkwright.search.axes import UpstreamStep, difference, weigh
+from sparkwright.carries import Carry, load_carry
+from sparkwright.search.axes import SpecDifference, UpstreamStep, difference, weigh
 from sparkwright.search.points import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.search.axes import SpecDifference
 
 VERSION = "1.2.0"
 

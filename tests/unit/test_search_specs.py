@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search import specs
 from sparkwright.upstream import IndexSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

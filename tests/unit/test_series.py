@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import tomlkit
@@ -14,11 +14,8 @@ from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameE
 from sparkwright.carries.patchset import load_patchset
 from sparkwright.lock import read_lock
 from sparkwright.lock.model import LOCK_NAME
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline import Checkout, open_checkout
 from sparkwright.pipeline.checkout import new_checkout, require_fit, series_names
-
-if TYPE_CHECKING:
-    from sparkwright.pipeline import Checkout
 
 ROOT = Path(__file__).parents[2]
 

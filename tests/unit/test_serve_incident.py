@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,10 +20,6 @@ from sparkwright.base.process import start
 from sparkwright.serve.incident import compilers, family, keep_incident
 from sparkwright.serve.rotate import rotate
 from sparkwright.serve.watchdog import EngineSample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE_S = 60.0
 WRITER = """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from sparkwright.serve.paths import caches_of, new_run_folder
+from sparkwright.store import Store
 from sparkwright.store.survey import survey
-
-if TYPE_CHECKING:
-    from sparkwright.store import Store
 
 
 def test_the_newest_runs_are_kept_and_none_that_goes_on(store: Store) -> None:

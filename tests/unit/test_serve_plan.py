@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,9 +10,6 @@ import pytest
 from sparkwright.recipes import Recipe, recipes, serve_arguments
 from sparkwright.serve.caches import CACHES, cache_key, cache_variables, compiled_results
 from sparkwright.serve.reasons import explain_flags, explain_variables
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RECIPE = Recipe(
     format=1,

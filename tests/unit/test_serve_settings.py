@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, node_arguments, serve_arguments
 from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m", flags={"max-num-seqs": 4, "enforce-eager": True})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from sparkwright.cli.serve_show import Screen, example, state_line
 from sparkwright.engine.observations import HostSample, MetricsSnapshot
 from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.status import Status, memory_pressure, status_between
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 S = 1_000_000_000
 HOST = HostSample(at=0, memory_available_mib=20480)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from kit import Recorder
 
 from sparkwright.base.errors import ServerError
 from sparkwright.engine.client import Endpoint, open_session
@@ -20,12 +22,6 @@ from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.server import listening
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from kit import Recorder
 
 SPEED = 60.0
 LIMITS = Limits(requests=4, step_tokens=64, model_len=2048)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from simulator_kit import Bench, settings
@@ -19,9 +20,6 @@ from sparkwright.serve.watchdog import (
 )
 from sparkwright.verify.simulator import Settings, StepCosts
 from sparkwright.verify.simulator.engine import Engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMITS = WatchLimits(young_s=0.0)
 IDLE = EngineSample(at=0.0, running=0, waiting=0, generated=10, prompt=10, preemptions=0, kv_usage=0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from channel_kit import small_wheel
@@ -12,12 +11,10 @@ from channel_kit import small_wheel
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.service import _wheel
 from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import Checkout
 from sparkwright.recipes import load_recipe
 from sparkwright.serve import built
 from sparkwright.serve.built import PresentSpecs, built_wheel, present_specs
-
-if TYPE_CHECKING:
-    from sparkwright.pipeline.checkout import Checkout
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = PresentSpecs({})

@@ -7,7 +7,7 @@ import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -31,11 +31,9 @@ from sparkwright.serve.service import (
     plan_uninstall,
 )
 from sparkwright.serve.service.compose import compose_text
+from sparkwright.serve.service.model import Scope
 from sparkwright.serve.service.unit import command_line, unit_text
 from sparkwright.serve.settings import read_key
-
-if TYPE_CHECKING:
-    from sparkwright.serve.service.model import Scope
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "qwen3.6-27b-nvfp4-kv-dflash"

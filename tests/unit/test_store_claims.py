@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
-
-if TYPE_CHECKING:
-    from sparkwright.store import Store
 
 OLD = time.time() - 9 * 86400
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from kit import finish, python, small_disk
+from kit import Recorder, finish, python, small_disk
 
 from sparkwright.base.errors import BusyError, StorageError
 from sparkwright.store import Store, default_home, hold, open_store, storing
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from kit import Recorder
 
 # Locks -------------------------------------------------------------------------------------
 

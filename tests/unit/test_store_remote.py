@@ -6,11 +6,13 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from kit import Recorder
 from store_servers import HostileStore, Misbehaviour, basic, hostile_store
 
 from sparkwright.base.digests import digest_of, sha256_bytes
@@ -20,16 +22,9 @@ from sparkwright.store.remote import RemoteSettings, RemoteTier
 from sparkwright.store.remote.entries import TRAVELLING, encode_entry, place_of
 from sparkwright.store.remote.keys import require_key
 from sparkwright.store.remote.settings import RemoteLimits
+from sparkwright.store.remote.tier import RemoteReport
 from sparkwright.upstream import IndexSettings
 from sparkwright.upstream.download import fetch_artifact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from kit import Recorder
-
-    from sparkwright.store.remote.tier import RemoteReport
 
 LIMITS = RemoteLimits(stall_s=20)
 HASTY = RemoteLimits(stall_s=1, least_rate=100_000)

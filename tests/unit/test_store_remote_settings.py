@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,6 @@ from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.store.remote import RemoteSettings, RemoteTier, read_remote_settings
 from sparkwright.store.remote.keys import WriterKey, find_key, require_key
 from sparkwright.store.remote.settings import RemoteLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 URL = "https://store.example.org/team"
 SECRET = "planted-pass-word"  # noqa: S105

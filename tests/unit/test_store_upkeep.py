@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from kit import finish, python, seed_environment
+from kit import Recorder, finish, python, seed_environment
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import DamagedStoreError, LostFileError
 from sparkwright.probe.trees import bytecode_folder
-from sparkwright.store import note_use
+from sparkwright.store import Store, note_use
 from sparkwright.store.prune import Pruned, PruneLimits, prune, prune_logs
 from sparkwright.store.survey import survey, totals
 from sparkwright.store.usage import NOTED_EVERY_S, last_used, oldest_run
 from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
-
-    from kit import Recorder
-
-    from sparkwright.store import Store
 
 DAY = 86400.0
 

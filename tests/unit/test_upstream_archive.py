@@ -5,16 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import ArchiveError
 from sparkwright.upstream import archive
 from sparkwright.upstream.archive import ArchiveEntry, read_sdist
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def file(name, data=b"x", mode=0o644, **fields):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import make_tree
 
 from sparkwright.base.errors import ArchiveError, PatchError
 from sparkwright.carries.edited import write_tree
-from sparkwright.git import FileEntry, check_out, outward_link
+from sparkwright.git import FileEntry, Repository, check_out, outward_link
 from sparkwright.upstream import archive
 from sparkwright.upstream.folder import walk_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git import Repository
 
 NAMES = [
     b".Git", b"git~1", ".g\u200cit".encode(), b"new\nline", b"back\\slash", b"tab\t", b"latin-\xe9", b".GIT ",

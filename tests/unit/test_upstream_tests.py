@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from kit import Content, make_tree, seed_environment, seed_test_packages
 
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
+from sparkwright.git import Repository
 from sparkwright.native.isolation import isolated, require_isolation
 from sparkwright.probe import ProbePool, upstream_tests
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe.upstream_choice import choose_tests
 from sparkwright.probe.upstream_tests import UpstreamGate, UpstreamTest, read_record, reason_of, write_record
+from sparkwright.store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
-
-    Gates = Callable[..., UpstreamGate]
+Gates = Callable[..., UpstreamGate]
 
 CACHE = "vllm/v1/core/cache.py"
 FILE = "tests/v1/core/test_cache.py"

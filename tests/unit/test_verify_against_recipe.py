@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,16 +10,12 @@ from verify_kit import Server, boot_facts, by_name, context, profile
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes import load_recipe
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.options import VerifyOptions, profile_of, recipe_and_use
 from sparkwright.verify.setup import require_possible
 from sparkwright.verify.simulated import simulated
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.engine.observations import BootFacts
 
 BOTH = VerifyOptions(
     profile="demo", simulator=True, recipe="qwen3.8-27b-mtp", against_recipe="qwen3.6-27b-dflash:many"

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import re
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from verify_kit import costly
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.client.load import arrivals
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import (
     BootFacts,
     Chunk,
@@ -42,9 +41,6 @@ from sparkwright.verify.capacity.step import grows, lateness_s, step_of
 from sparkwright.verify.check import Context
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.profile import Profile
-
-if TYPE_CHECKING:
-    from sparkwright.engine.findings import Finding
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
 PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, context, judge, profile, run
 
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
 from sparkwright.verify.checks.sweep import Sweep
-
-if TYPE_CHECKING:
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
 
 BANDS = Bands()
 KEY = "qwen3.6-27b/dflash/k12/fp8"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,12 +20,9 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.observations import FailureKind
+from sparkwright.engine.findings import Finding
+from sparkwright.engine.observations import BootFacts, FailureKind, Observation
 from sparkwright.verify.checks.boot import NVFP4_RATIO, BootCheck
-
-if TYPE_CHECKING:
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import BootFacts, Observation
 
 BOOT = BootCheck()
 ANSWERS = "the server starts and answers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,17 +20,14 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.observations import Chunk
+from sparkwright.engine.observations import Chunk, Observation
 from sparkwright.recipes import recipes, variant
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.text import flaw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
-    from sparkwright.engine.observations import Observation
 
 COHERENCE = Coherence()
 TEXT = "answers are text"

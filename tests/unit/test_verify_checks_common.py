@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -13,11 +12,9 @@ from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_fr
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.common import conclude, in_flight, triage, troubles, worst
-
-if TYPE_CHECKING:
-    from sparkwright.verify.check import Context
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,13 +16,9 @@ from verify_kit import Bench, by_name, context
 from sparkwright.base.config import to_builtins
 from sparkwright.engine.cell import Load
 from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in, told
 from sparkwright.verify.checks.compile import KINDS, CompileCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.engine.observations import Observation
 
 CHECK = CompileCheck()
 BENCH = Bench(CHECK)

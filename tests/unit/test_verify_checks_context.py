@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -21,14 +21,10 @@ from verify_kit import (
     verdicts,
 )
 
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.context import LongContext
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import Observation
 
 LONG = LongContext()
 SIZES = profile(contexts=(1_600, 3_300))  # the check does not care, and the kit's documents stay small

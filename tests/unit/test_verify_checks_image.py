@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -16,9 +16,6 @@ from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.image import Image
 from sparkwright.verify.simulator.vision import look_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SENT, SEEN = "pictures are in the prompt", "pictures are seen"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +15,8 @@ from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.limit import Limit
-
-if TYPE_CHECKING:
-    from sparkwright.verify.check import Context
 
 FULL, LONGER = "requests of full length are answered", "longer requests are refused"
 LONGEST = 4096

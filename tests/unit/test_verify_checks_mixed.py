@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from verify_kit import Server, boot_facts, context
 
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Chunk, Observation, Sample
 from sparkwright.verify.checks.mixed import COUNTED, DECODERS, LONG_TOKENS, PROMPTS, Mixed, missing
-
-if TYPE_CHECKING:
-    from sparkwright.engine.cell import Cell
 
 GAPS, LOST = "decoding goes on beside prefill", "no token is lost beside prefill"
 S = 1_000_000_000

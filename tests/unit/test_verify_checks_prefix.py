@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 from verify_kit import boot_facts, context, profile, token_id
 
 from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.blocks import OFFSETS
 from sparkwright.verify.checks.prefix import Prefix
 from sparkwright.verify.corpus import load_corpus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.engine.cell import Cell, Prompt
-    from sparkwright.verify.check import Context
 
 CHECK = Prefix()
 PLACE = 5

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks import ALL, REGISTERED, checks_of, discover
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.profile import PROFILES, Profile
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.verify.check import RegisteredCheck
 
 MODULE = """
 from sparkwright.verify.check import RegisteredCheck

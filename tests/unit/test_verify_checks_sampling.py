@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -11,12 +10,9 @@ from chat_kit import judged, observe
 from simulator_kit import settings
 from verify_kit import SEEDS, context, profile, verdicts
 
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.sampling import Sampling
-
-if TYPE_CHECKING:
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
 
 ONE, OTHERS, TEXT = "a seed gives one answer", "sampling draws", "sampled answers are text"
 

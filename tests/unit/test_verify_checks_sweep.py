@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -23,15 +23,10 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.observations import FailureKind
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.sweep import Sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import Observation
 
 SWEEP = Sweep()
 INVARIANCE = "acceptance does not depend on concurrency"

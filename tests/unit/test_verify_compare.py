@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, profile
 
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.compare import Compare
-
-if TYPE_CHECKING:
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import Observation
 
 PARTS = pytest.mark.parametrize(
     "seeds", [SEEDS[:5], pytest.param(SEEDS[5:], marks=pytest.mark.walk)], ids=len

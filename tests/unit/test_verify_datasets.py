@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from verify_kit import KitCorpus, boot_facts, context, profile
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.cell import Prompt
 from sparkwright.engine.client.payload import messages_of
 from sparkwright.verify.checks.arrivals import Arrivals
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.datasets import DOCUMENTS, Dataset, read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.setup import require_possible
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.engine.cell import Prompt
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
 SHARE = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +22,6 @@ from sparkwright.verify.evaluation import (
     run_benchy,
 )
 from sparkwright.verify.statistics import ratio_interval, share_interval
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 REQUEST = EvalRequest("http://server", "org/model", ("sums",))
 STAMP = "2026-11-23T09-17-50.612183"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
 from sparkwright.verify.run import Run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STABLE = ChannelPolicy(requires=("verify",), expires_days=1, capability="12.1")
 DIGEST = "a" * 64

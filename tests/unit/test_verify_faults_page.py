@@ -6,18 +6,13 @@ import importlib.util
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
-from fault_matrix import CASES, Outcome, seeds
+from fault_matrix import CASES, Case, Outcome, seeds
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.simulator.faults import FAULTS
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from fault_matrix import Case
 
 ROOT = Path(__file__).parents[2]
 

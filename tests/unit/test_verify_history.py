@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,9 +21,6 @@ from sparkwright.verify.report import render_html
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.results import write_report
 from sparkwright.verify.run import Run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STUCK = tuple(
     HostSample(at=at, gpu_clock_mhz=611, gpu_clock_max_mhz=3003, gpu_utilization=97) for at in range(4)

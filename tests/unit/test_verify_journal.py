@@ -8,8 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -36,9 +36,6 @@ from sparkwright.verify.journal import (
     cell_id,
     read_journal,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def manifest(**changes: object) -> Manifest:

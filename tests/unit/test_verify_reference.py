@@ -6,14 +6,17 @@ import gzip
 import hashlib
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from verify_kit import context, profile
 
 from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.options import VerifyOptions, profile_of
@@ -28,13 +31,6 @@ from sparkwright.verify.reference.identity import require_same_model
 from sparkwright.verify.reference.make import cells_of
 from sparkwright.verify.reference.record import trimmed
 from sparkwright.verify.setup import require_possible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.findings import Finding
 
 NAME = "org/Model-27B"
 TOKENS = 24

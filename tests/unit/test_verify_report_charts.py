@@ -7,13 +7,15 @@ import math
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from xml.etree.ElementTree import Element
 
 import msgspec
 import pytest
 import report_kit
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import Recorder
 
 from sparkwright.base.page import STYLES
 from sparkwright.verify.report import vega
@@ -24,12 +26,6 @@ from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, 
 from sparkwright.verify.report.text import at_c, duration, number, share, span
 from sparkwright.verify.report.vega import Naming, inline_svg
 from sparkwright.verify.run import Run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from xml.etree.ElementTree import Element
-
-    from kit import Recorder
 
 NAMING = Naming("key", "Title", "All of it, in words.")
 CARD = "var(--card)"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, failing, profile, verdicts
 
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import (
     Chunk,
@@ -23,11 +25,6 @@ from sparkwright.engine.observations import (
 from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
 from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.engine.cell import Cell
 
 SERVED = "requests are answered throughout"
 EXERCISED = "the prefix cache is exercised"

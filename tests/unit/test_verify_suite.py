@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,11 +25,6 @@ from sparkwright.verify.plan import Plan
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import run_plan
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
 
 MANIFEST = Manifest(run="r", created="now", server="none", identity={"wheel": "1"}, options={})
 PROFILE = Profile(name="test", checks=("one",), speed=2.0)

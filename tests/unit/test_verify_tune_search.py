@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tune_kit import TOKENS, StoppedError, Surface, options, searched
@@ -15,20 +16,14 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_tune import _refusals
 from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.server.failures import diagnose
-from sparkwright.recipes import incompatibilities, load_recipe
+from sparkwright.recipes import Recipe, incompatibilities, load_recipe
 from sparkwright.verify.journal import read_journal
 from sparkwright.verify.tune import setup
 from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search
-from sparkwright.verify.tune.result import Outcome, Payoff, conclude_search, say_payoff
+from sparkwright.verify.tune.result import Outcome, Payoff, TuneResult, conclude_search, say_payoff
 from sparkwright.verify.tune.search import _reason
 from sparkwright.verify.tune.strategy import State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.verify.tune.result import TuneResult
 
 SEQS = "max-num-seqs"
 

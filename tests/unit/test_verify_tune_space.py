@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from sparkwright.verify.tune.space import (
     parse_vary,
     read_space,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MTP = load_recipe("qwen3.8-27b-mtp")
 

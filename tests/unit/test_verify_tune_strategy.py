@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from verify_kit import costly
@@ -23,9 +23,6 @@ from sparkwright.verify.tune.strategy import (
     recommended,
     standings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LIMIT = Rules(limits={"ttft": 2.0})
 

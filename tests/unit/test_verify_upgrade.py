@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade import Limits, compare_runs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SEED = pytest.mark.parametrize("seed", costly(SEEDS, quick=3))
 LOTTERY = 0.015

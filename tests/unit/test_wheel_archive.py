@@ -6,8 +6,10 @@ import io
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import wheelkit
@@ -17,10 +19,6 @@ from hypothesis import strategies as st
 from sparkwright.base.errors import ArchiveError
 from sparkwright.wheel.archive import MOST_TEXT, Archive, open_archive
 from sparkwright.wheel.rewrite import Kept, Range, Stored, layout, write_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 
 class Pipe(io.RawIOBase):

@@ -7,28 +7,23 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 import wheelkit
 from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case, put, swap, verdicts
+from kit import Recorder
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ArchiveError, AuditError
 from sparkwright.native.model import Extension
+from sparkwright.store import Store
 from sparkwright.wheel import BinarySource, assemble, audit
 from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS
 from sparkwright.wheel.syntax import floor_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from kit import Recorder
-
-    from sparkwright.store import Store
 
 NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
 NATIVE = {name for name, _ in NATIVE_CHECKS}

@@ -6,21 +6,17 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import wheelkit
 from audit_case import INFO, RECORD_OF_OURS, Case, Files, failed, make_case, put, swap
 
 from sparkwright.base.digests import to_json
-from sparkwright.wheel import audit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.wheel import Expectation
+from sparkwright.wheel import Expectation, audit
 
 EXACT, PROVENANCE = "members-differ-exactly", "provenance-agrees"
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import elfkit
 import pytest
 
 from sparkwright.native.inspection import Inspector, Surroundings, read_elf
+from sparkwright.store import Store
 from sparkwright.wheel.binaries import resolution_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
 
 SHA256 = "a" * 64
 

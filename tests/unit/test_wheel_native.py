@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import elfkit
 import pytest
@@ -21,10 +23,6 @@ from sparkwright.store import open_store
 from sparkwright.wheel import BinarySource, Expectation, assemble, audit, parse_name
 from sparkwright.wheel.audit import NATIVE_CHECKS
 from sparkwright.wheel.kernels import KERNELS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Files = dict[str, bytes]
 IDENTICAL, PROVENANCE, BILL = "binaries-identical", "provenance-agrees", "sbom-agrees"

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import wheelkit
 from native_case import RS, SPIN, C, Case, failed, make_case
 
 from sparkwright.base.errors import NativeInputsError, WheelError
+from sparkwright.store import Store
 from sparkwright.wheel import assemble
 from sparkwright.wheel.deflate import deflate, deflated_in, holds
 from sparkwright.wheel.kernels import KERNELS, read_kernels_record
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,15 +18,13 @@ from cyclonedx.schema import SchemaVersion
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import WheelError
+from sparkwright.lock import Lock
 from sparkwright.native.model import Extension, Target
 from sparkwright.pipeline import open_checkout
 from sparkwright.wheel import assemble, audit, kernels_record
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, WheelRecord, read_record
 from sparkwright.wheel.sbom import SBOM, sbom
-
-if TYPE_CHECKING:
-    from sparkwright.lock import Lock
 
 ROOT = Path(__file__).parents[2]
 # Kernels are compiled in series 0.24 only.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -11,9 +11,6 @@ from sparkwright.lock.native import DroppedBinary
 from sparkwright.native.inspection import Tally
 from sparkwright.wheel.slim import needed_because, plan_slim, python_members
 from sparkwright.wheel.source import open_source
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 USELESS, MIXED, HOST = Tally(none=5), Tally(native=1, none=4), Tally()
 MEMBER = "vllm/_x.abi3.so"

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import threading
 import tomllib
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import UnionType
 
 T = TypeVar("T")
 _read: set[Any] = set()

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from sparkwright.base.errors import BusyError, ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import TracebackType
 
 
 class JournalFile:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, PatchError
 from sparkwright.base.events import task, warn
 from sparkwright.base.text import line_ends
-from sparkwright.git import LINK, FileEntry, blob_id, check_out, patch_tree
+from sparkwright.git import LINK, FileEntry, Repository, TreeEntry, blob_id, check_out, patch_tree
 from sparkwright.store import remove_tree, storing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.git import Repository, TreeEntry
 
 # What tools and editors leave behind, by the patterns of its names.
 _LEFT_FOLDERS = (

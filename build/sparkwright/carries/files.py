@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.carries import Carry, load_carry, parse_patch
 from sparkwright.carries.model import CARRY_FORMAT, NAME_PATTERN
+from sparkwright.carries.pull import ResolvedPull
+from sparkwright.lock import Lock
 from sparkwright.store import remove_tree, storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.carries.pull import ResolvedPull
-    from sparkwright.lock import Lock
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec.structs import asdict, replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -16,10 +17,6 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.carries.model import CARRY_FORMAT, CarrySpec, ProbeSpec, Revision, Superseded
 from sparkwright.carries.patch import Patch, parse_patch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True)

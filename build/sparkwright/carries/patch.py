@@ -9,15 +9,12 @@ is the merge's work, never the patch's.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import PatchError
 from sparkwright.git import blob_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ABSENT = "0" * 40
 _INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?$", re.MULTILINE)

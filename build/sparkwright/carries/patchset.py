@@ -11,9 +11,11 @@ all carries, and what differs from the newest one is a working state, which has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -23,14 +25,9 @@ from sparkwright.base.errors import ConfigError, DependencyOrderError
 from sparkwright.carries import Carry, load_carries
 from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.model import Name
+from sparkwright.lock import Lock
 from sparkwright.lock.model import SeriesName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.lock import Lock
-    from sparkwright.lock.native import NativePin
+from sparkwright.lock.native import NativePin
 
 # The policy of channels lies beside the patchsets.
 _POLICY = "channels"

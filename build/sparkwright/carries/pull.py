@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparkwright.base.errors import FetchError, UnknownNameError
 from sparkwright.carries import PullRequest
 from sparkwright.git import check_ref, fetch, list_remote, open_repository
-
-if TYPE_CHECKING:
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 
 @dataclass(frozen=True)

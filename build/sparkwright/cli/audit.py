@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +12,8 @@ from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.native.inspection import KernelClass
+from sparkwright.native.inspection import KernelClass, Tally
+from sparkwright.pipeline import Job
 from sparkwright.pipeline.expectation import expectation
 from sparkwright.pipeline.expected_record import expected_record, found_compiled, merged_again
 from sparkwright.pipeline.options import TargetOptions
@@ -22,14 +22,8 @@ from sparkwright.pipeline.version import native_version
 from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach_audit
 from sparkwright.wheel import parse_name
-from sparkwright.wheel.audit import audit
-from sparkwright.wheel.kernels import kernels_of
-
-if TYPE_CHECKING:
-    from sparkwright.native.inspection import Tally
-    from sparkwright.pipeline import Job
-    from sparkwright.wheel.audit import AuditReport, Expectation
-    from sparkwright.wheel.kernels import KernelsRecord
+from sparkwright.wheel.audit import AuditReport, Expectation, audit
+from sparkwright.wheel.kernels import KernelsRecord, kernels_of
 
 
 @click.command("audit")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,17 +19,10 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
-from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, TargetOptions
+from sparkwright.search.model import SearchProblem, SearchResult
+from sparkwright.search.setup import Search, SearchOptions
 from sparkwright.store import write_atomically
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from sparkwright.pipeline.options import TargetOptions
-    from sparkwright.search.model import SearchProblem, SearchResult
-    from sparkwright.search.setup import Search, SearchOptions
 
 _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError, PatchError
 from sparkwright.base.events import warn
+from sparkwright.carries import Carry, PullRequest
+from sparkwright.carries.pull import ResolvedPull
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.carry_test_upstream import test_upstream
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.carries import Carry, PullRequest
-    from sparkwright.carries.pull import ResolvedPull
-    from sparkwright.merge.absorb import CarryChange
-    from sparkwright.merge.refresh import CarryEditor
-    from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.merge.absorb import CarryChange
+from sparkwright.merge.refresh import CarryEditor
+from sparkwright.pipeline import Job, TargetOptions
 
 _SHOWN = 30
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -14,15 +14,11 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.remote import remote_report, remote_summary, show_remote
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.merge import Outcome
-    from sparkwright.pipeline import Job, TargetOptions
-    from sparkwright.pipeline.options import CompileOptions
-    from sparkwright.pipeline.trial import Trial
-    from sparkwright.probe import Proof
+from sparkwright.merge import Outcome
+from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.pipeline.options import CompileOptions
+from sparkwright.pipeline.trial import Trial
+from sparkwright.probe import Proof
 
 
 @click.command("prove")

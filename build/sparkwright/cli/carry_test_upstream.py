@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,10 +12,8 @@ from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from sparkwright.pipeline import Job, TargetOptions
-    from sparkwright.probe.upstream_tests import UpstreamTests
+from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.probe.upstream_tests import UpstreamTests
 
 
 @click.command("test-upstream")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,9 +21,7 @@ from sparkwright.cli.channel_prune import prune
 from sparkwright.cli.channel_show import described_state, show_change, show_next, show_wheels
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
-
-if TYPE_CHECKING:
-    from sparkwright.publish.channel import StatusMarker
+from sparkwright.publish.channel import StatusMarker
 
 
 @click.group("channel")

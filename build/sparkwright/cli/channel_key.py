@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from sparkwright.publish.keys import PublisherKeys
+from sparkwright.publish.keys import PublisherKeys
 
 _ROOTS_KEY = click.option(
     "--roots-key",

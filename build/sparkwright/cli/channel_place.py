@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from sparkwright.base.errors import ConfigError, PublishError
 from sparkwright.base.events import warn
+from sparkwright.cli.session import Session
 from sparkwright.cli.terminal import showing_events
 from sparkwright.publish import dist_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.cli.session import Session
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.policy import ChannelPolicy
-    from sparkwright.publish.promote import ChannelPublisher
-    from sparkwright.publish.target import Target
-    from sparkwright.publish.trust import PinnedRoot
+from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.target import Target
+from sparkwright.publish.trust import PinnedRoot
 
 R = TypeVar("R")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +12,7 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.channel_place import make_publisher, now, signing_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
-
-if TYPE_CHECKING:
-    from sparkwright.publish.prune import PruneReport, PruneUnit
+from sparkwright.publish.prune import PruneReport, PruneUnit
 
 
 @click.command("prune")

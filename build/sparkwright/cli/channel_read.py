@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -21,14 +21,10 @@ from sparkwright.cli.channel_place import (
 from sparkwright.cli.channel_show import described_result, described_state, newest_wheel, show_verified
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.mirror import Mirror
-    from sparkwright.publish.target import Target
-    from sparkwright.publish.verification import VerifiedChannel
+from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.mirror import Mirror
+from sparkwright.publish.target import Target
+from sparkwright.publish.verification import VerifiedChannel
 
 
 @click.command("list")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.planned import PlannedTarget
-    from sparkwright.publish.promote import ChannelPublisher
-    from sparkwright.publish.target import Target
-    from sparkwright.publish.verification import VerifiedChannel
+from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.planned import PlannedTarget
+from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.target import Target
+from sparkwright.publish.verification import VerifiedChannel
 
 
 def described_state(state: ChannelState) -> dict[str, Any]:

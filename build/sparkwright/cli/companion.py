@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,17 +13,14 @@ from sparkwright.cli.options import out_option, series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session, run_read_only
 from sparkwright.cli.tables import show_table
-from sparkwright.companion.model import load_companion
+from sparkwright.companion.inspection import CompanionAudit
+from sparkwright.companion.make import MadeCompanion
+from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.engine.companions import LISTS, arch_of
 from sparkwright.lock import require_native
+from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
-
-if TYPE_CHECKING:
-    from sparkwright.companion.inspection import CompanionAudit
-    from sparkwright.companion.make import MadeCompanion
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.native.model import Target
 
 _CHOICE = (
     click.option(

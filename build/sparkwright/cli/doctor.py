@@ -6,8 +6,9 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
@@ -21,12 +22,14 @@ from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, Verdict, check_gpu, find_gpu, native_checks
 from sparkwright.recipes import served_recipe
-from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkwright.serve.preflight import Finding, PreflightReport
+from sparkwright.serve.preflight import (
+    Finding,
+    Hub,
+    PreflightReport,
+    PreflightRequest,
+    inspect_start,
+    require_clear,
+)
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"

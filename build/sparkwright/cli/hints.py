@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sparkwright.base.errors import SparkwrightError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.pipeline.checkout import Checkout
+from sparkwright.pipeline.checkout import Checkout
 
 TAKE_SERIES = (
     "bisect", "carry edit", "carry new", "carry prove", "carry refresh", "carry show", "carry test-upstream",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import structs
@@ -16,17 +16,13 @@ from sparkwright.cli.options import series_option, tree_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.lock import require_native
+from sparkwright.lock import Bumped, require_native
 from sparkwright.lock.bump import rewrite
-from sparkwright.pipeline.checkout import new_checkout, require_fit
+from sparkwright.pipeline.checkout import Checkout, new_checkout, require_fit
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.store import write_atomically
 from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, read_settings
-
-if TYPE_CHECKING:
-    from sparkwright.lock import Bumped
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.pipeline.options import TargetOptions
 
 
 @click.group("lock")

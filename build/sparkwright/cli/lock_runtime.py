@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -10,12 +10,8 @@ from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.lock.runtime import LockedRuntime
 from sparkwright.store import write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.lock.runtime import LockedRuntime
 
 
 @click.command("runtime")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
-from sparkwright.base.events import subscribe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.base.events import Event
-    from sparkwright.distributed.cluster import Cluster
+from sparkwright.base.events import Event, subscribe
+from sparkwright.distributed.cluster import Cluster
 
 _KINDS = {
     "compile.finished": "units",

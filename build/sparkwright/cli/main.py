@@ -7,16 +7,13 @@ import importlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from sparkwright import __version__
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.cli.output import colour, expect_json, report, unforeseen
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMMANDS = {
     "plan": "Show the steps to a wheel, and which results the store already holds.",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,14 +13,9 @@ from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.merge import OutcomeKind, merge_patchset
+from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.trial import evidence_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.merge import MergeReport
-    from sparkwright.pipeline.options import TargetOptions
 
 _HAZARDS = {
     "both-sides": "both sides changed {}",

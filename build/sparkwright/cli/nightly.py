@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,12 +13,10 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
-
-if TYPE_CHECKING:
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.nightly.deliver import Delivered
-    from sparkwright.nightly.model import CarryNight, Night, TargetNight
-    from sparkwright.pipeline.options import TargetOptions
+from sparkwright.engine.verifier import Verifier
+from sparkwright.nightly.deliver import Delivered
+from sparkwright.nightly.model import CarryNight, Night, TargetNight
+from sparkwright.pipeline.options import TargetOptions
 
 _NOTHING_NEW = 94
 _SHORT = 100

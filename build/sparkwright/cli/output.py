@@ -7,14 +7,12 @@ import os
 import traceback
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import SparkwrightError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from sparkwright.carries.patchset import with_next_revision
+from sparkwright.carries.patchset import BuildSpec, with_next_revision
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.store import write_atomically
-
-if TYPE_CHECKING:
-    from sparkwright.carries.patchset import BuildSpec
 
 BUMP = "sparkwright patchset bump"
 

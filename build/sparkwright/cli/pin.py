@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from sparkwright.pipeline import Job
+from sparkwright.pipeline import Job
 
 
 def pin_summary(job: Job) -> dict[str, Any]:

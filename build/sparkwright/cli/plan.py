@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -14,12 +14,8 @@ from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import plan
+from sparkwright.pipeline.options import CompileOptions, TargetOptions
 from sparkwright.pipeline.run import unforeseen
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.pipeline.options import CompileOptions, TargetOptions
 
 
 @click.command("plan")

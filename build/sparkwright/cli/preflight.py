@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,15 +15,11 @@ from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight import LinkFacts, PreflightReport
-    from sparkwright.serve.preflight.finding import Finding
-    from sparkwright.serve.preflight.options import AskOptions
-    from sparkwright.verify.options import VerifyOptions
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight import LinkFacts, PreflightReport
+from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.options import AskOptions
+from sparkwright.verify.options import VerifyOptions
 
 
 @click.command("preflight")

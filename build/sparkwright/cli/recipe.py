@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,12 +13,8 @@ from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.check_recipes import CheckedRecipe
+from sparkwright.recipes import Recipe
+from sparkwright.serve.check_recipes import CheckedRecipe
 
 _USES = ("single", "shared", "many")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,13 +16,9 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.pipeline import Job
-    from sparkwright.pipeline.options import TargetOptions
-    from sparkwright.rehearsal import RehearsalResult
+from sparkwright.pipeline import Job
+from sparkwright.pipeline.options import TargetOptions
+from sparkwright.rehearsal import RehearsalResult
 
 
 @click.command("rehearse")

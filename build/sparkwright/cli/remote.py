@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from sparkwright.base.text import human_size
-
-if TYPE_CHECKING:
-    from sparkwright.cli.session import Session
-    from sparkwright.store.remote.tier import RemoteReport
+from sparkwright.cli.session import Session
+from sparkwright.store.remote.tier import RemoteReport
 
 
 def remote_report(session: Session) -> RemoteReport | None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.lock.runtime import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.serve.built import BuiltWheel
+from sparkwright.serve.built import BuiltWheel
 
 
 def newest_wheel(series: Sequence[str]) -> BuiltWheel:

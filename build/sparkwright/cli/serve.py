@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,17 +19,13 @@ from sparkwright.cli.output import expect_json, unforeseen
 from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
+from sparkwright.engine.environment import OfferedWheel
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.engine.environment import OfferedWheel
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.model import Installation, ServeOptions
-    from sparkwright.serve.preflight import Hub
-    from sparkwright.serve.supervise import WatchOptions
-    from sparkwright.store import Store
+from sparkwright.recipes import Recipe
+from sparkwright.serve.model import Installation, ServeOptions
+from sparkwright.serve.preflight import Hub
+from sparkwright.serve.supervise import WatchOptions
+from sparkwright.store import Store
 
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp",)

@@ -7,27 +7,25 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.events import subscribe
+from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.events import Event, subscribe
 from sparkwright.base.text import human_seconds
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import showing_events
+from sparkwright.serve.model import ServeOptions
+from sparkwright.serve.plan import Plan
 from sparkwright.serve.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.status import Status as Spinner
 
-    from sparkwright.base.errors import SparkwrightError
-    from sparkwright.base.events import Event
-    from sparkwright.serve.model import ServeOptions
-    from sparkwright.serve.plan import Plan
 
 _SHOWN = ("serve.", "warmup.", "warning", "server.evidence", "server.fetching")
 _LINES = {

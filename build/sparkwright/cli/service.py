@@ -6,8 +6,9 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,18 +18,14 @@ from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
 from sparkwright.cli.verify import require_libraries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.engine.environment import OfferedWheel
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.service import (
-        ServiceOptions,
-        ServicePlaces,
-        ServiceRecord,
-        SystemdManager,
-    )
+from sparkwright.engine.environment import OfferedWheel
+from sparkwright.recipes import Recipe
+from sparkwright.serve.service import (
+    ServiceOptions,
+    ServicePlaces,
+    ServiceRecord,
+    SystemdManager,
+)
 
 # Of the extra `serve`.
 _LIBRARIES = ("aiohttp",)

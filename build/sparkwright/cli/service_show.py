@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
 from sparkwright.cli.output import print_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.serve.service import InstallPlan, ServicePlaces
+from sparkwright.serve.service import InstallPlan, ServicePlaces
 
 
 def show_plan(plan: InstallPlan, places: ServicePlaces, *, as_json: bool) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 
@@ -28,19 +29,15 @@ from sparkwright.base.events import JsonlSink, emit, subscribe, warn
 from sparkwright.cli.hints import keeping_series, with_series
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.terminal import showing_events
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, discard, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
+from sparkwright.store.remote import RemoteSettings, RemoteTier
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sparkwright.distributed.cluster import Cluster
-    from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,15 +14,11 @@ from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import OutcomeKind
+from sparkwright.pipeline import Job
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState
 from sparkwright.pipeline.trees import Merge, PristineTree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.pipeline import Job
-    from sparkwright.pipeline.options import TargetOptions
 
 
 @click.command("status")

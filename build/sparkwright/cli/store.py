@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +12,7 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
-
-if TYPE_CHECKING:
-    from sparkwright.store.survey import KindTotal
+from sparkwright.store.survey import KindTotal
 
 
 @click.group("store")

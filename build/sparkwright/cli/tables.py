@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sparkwright.cli.output import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COLOURS = {
     "applied": "green",

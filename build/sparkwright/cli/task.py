@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -13,13 +14,9 @@ from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.output import expect_json, print_json
 from sparkwright.cli.verify import require_libraries
+from sparkwright.upstream import Access
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.upstream import Access
-
-    Work = Callable[[Access, Any], object]
+Work = Callable[[Access, Any], object]
 
 
 def _units(cuda: Path | None) -> tuple[type, Work]:

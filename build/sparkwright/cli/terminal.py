@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +15,6 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.base.text import human_seconds, human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _QUIET_S = 2.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from sparkwright.base.config import to_builtins
@@ -13,11 +11,8 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import merge_patchset
-from sparkwright.probe.launches import HEAD, KernelSurvey, rows
-
-if TYPE_CHECKING:
-    from sparkwright.pipeline.options import TargetOptions
-    from sparkwright.probe.launches import KernelReport
+from sparkwright.pipeline.options import TargetOptions
+from sparkwright.probe.launches import HEAD, KernelReport, KernelSurvey, rows
 
 
 @click.command("triton")

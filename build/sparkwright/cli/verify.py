@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,12 +21,8 @@ from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import OPTIONS, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.results import Results
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import Results
 
 _EVENTS = "events.jsonl"
 _SUBCOMMANDS = {

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.options import VerifyOptions
 
 _SLO = "ttft_p95=2s,tpot_p95=200ms"
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.options import Names
 from sparkwright.cli.terminal import showing_events
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.client import EndpointFacts
-    from sparkwright.recipes.evaluation import EvalBound
-    from sparkwright.verify.evaluation import EvalLimits
-
+from sparkwright.engine.client import EndpointFacts
+from sparkwright.recipes.evaluation import EvalBound
+from sparkwright.verify.evaluation import EvalLimits
 
 _OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "before")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sparkwright.base.text import clean
 from sparkwright.cli.output import print_json
-
-if TYPE_CHECKING:
-    from sparkwright.verify.history import PastRun
+from sparkwright.verify.history import PastRun
 
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.options import Names, Numbers, Rates
+from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.simulator.settings import DIALECT
-
-if TYPE_CHECKING:
-    from sparkwright.verify.options import VerifyOptions
 
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping
 
 import click
 
@@ -10,14 +11,9 @@ from sparkwright.base.errors import UndecidedError, VerdictError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.machines import machines_summary, show_machines
 from sparkwright.cli.output import print_json
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Mapping
-
-    from sparkwright.verify.estimate import Share
-    from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.results import Results
+from sparkwright.verify.estimate import Share
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import Results
 
 
 def show_results(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import ConfigError, VerdictError
 from sparkwright.cli.options import Names, Numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.verify.tune.options import TuneOptions
-    from sparkwright.verify.tune.report import TuneFiles
+from sparkwright.recipes import Recipe
+from sparkwright.verify.tune.options import TuneOptions
+from sparkwright.verify.tune.report import TuneFiles
 
 _DEMO = {"speed": 60.0, "requests": 8, "max_tokens": 64}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,19 +22,13 @@ from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
-from sparkwright.pipeline import apply
+from sparkwright.pipeline import Job, apply
+from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.device_code import foreign_extensions
-from sparkwright.pipeline.state import require
+from sparkwright.pipeline.options import CompileOptions, TargetOptions
+from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.version import version_of
 from sparkwright.publish import require_plain, wheels_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.pipeline import Job
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.pipeline.options import CompileOptions, TargetOptions
-    from sparkwright.pipeline.state import BuildState
 
 
 @click.command("wheel")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.errors import CompanionError, NativeBuildError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
+from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.ninja import NinjaCommand, read_ninja
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.native.model import Target, Toolchain
+from sparkwright.native.model import Target, Toolchain
 
 _LIMIT_S = 900.0
 # Variables that change an answer of FlashInfer's, or the compiler's.

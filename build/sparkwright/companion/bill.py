@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -10,8 +11,6 @@ from sparkwright.base.digests import digest_of, to_json
 from sparkwright.companion.package import PROJECT, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from cyclonedx.model.component import Component
 
 _SOURCES = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi"}

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.companion.asking import GeneratorSite, describe_modules
-from sparkwright.companion.compiling import Places, compile_modules, configure_modules
+from sparkwright.companion.compiling import CompiledModule, Places, compile_modules, configure_modules
+from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.tree import source_tree
-from sparkwright.lock import require_native
+from sparkwright.lock import Lock, require_native
 from sparkwright.native.build import Builder
-from sparkwright.native.model import Inputs
+from sparkwright.native.model import Configuration, Inputs, Target, Toolchain
 from sparkwright.native.packages import unpack_package
 from sparkwright.native.toolchain import prepare_toolchain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.companion.compiling import CompiledModule
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.lock import Lock
-    from sparkwright.native.model import Configuration, Target, Toolchain
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.package import architecture_name, is_companion
 from sparkwright.companion.wheel import read_companion
+from sparkwright.native.model import Target
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-    from typing import Any
-
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.native.model import Target
 
 
 @dataclass(frozen=True)

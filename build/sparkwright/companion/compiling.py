@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NativeBuildError
+from sparkwright.companion.asking import DescribedModule, Description, GeneratorSite
+from sparkwright.companion.ninja import NinjaCommand
 from sparkwright.companion.tree import DATA, GENERATED, HEADERS, SOURCES, generated_folder
-from sparkwright.native.build import Configured, compile_units, link_objects
-from sparkwright.native.model import WORK, Configuration, Link, Unit
+from sparkwright.native.build import Builder, Configured, compile_units, link_objects
+from sparkwright.native.model import WORK, Configuration, Inputs, Link, Toolchain, Unit
 from sparkwright.native.units import UnitFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkwright.companion.asking import DescribedModule, Description, GeneratorSite
-    from sparkwright.companion.ninja import NinjaCommand
-    from sparkwright.native.build import Builder
-    from sparkwright.native.model import Inputs, Toolchain
 
 _COMPILES = {"cuda_compile": "CUDA", "compile": "CXX"}
 _LINKS = frozenset({"link", "nvcc_link"})

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -18,22 +20,23 @@ from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, Wheel
 from sparkwright.companion.bill import companion_bill
 from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
 from sparkwright.companion.wheel import read_companion
-from sparkwright.native.inspection import KernelClass, class_of, over_platform, resolve, unprovided
+from sparkwright.native.inspection import (
+    Inspection,
+    Inspector,
+    KernelClass,
+    Surroundings,
+    class_of,
+    over_platform,
+    resolve,
+    unprovided,
+)
 from sparkwright.native.model import Target
-from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.binaries import inspect_binary
 from sparkwright.wheel.checks import AuditCheck, judge
-from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.sbom import SBOM
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.native.inspection import Inspection, Inspector, Surroundings
-    from sparkwright.wheel.archive import Archive
-    from sparkwright.wheel.names import WheelName
 
 _LOADED_BEFORE = "libtvm_ffi.so"
 """FlashInfer's modules call it and do not name it: Python has loaded it, for all, before them."""

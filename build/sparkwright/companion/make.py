@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.events import emit
-from sparkwright.companion.build import compile_kernels
-from sparkwright.companion.inspection import audit_companion
-from sparkwright.companion.wheel import CompanionContent, record_of, write_companion
-from sparkwright.lock import require_native
+from sparkwright.companion.build import CompanionJob, compile_kernels
+from sparkwright.companion.inspection import CompanionAudit, audit_companion
+from sparkwright.companion.model import CompanionSpec
+from sparkwright.companion.wheel import CompanionContent, CompanionWheel, record_of, write_companion
+from sparkwright.lock import Lock, require_native
 from sparkwright.lock.native import named
 from sparkwright.native.inspection import Surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
+from sparkwright.upstream import Access
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.companion.build import CompanionJob
-    from sparkwright.companion.inspection import CompanionAudit
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.companion.wheel import CompanionWheel
-    from sparkwright.lock import Lock
-    from sparkwright.upstream import Access
 
 _RUNTIME = "cuda-runtime"
 """The lock's name of the only library of CUDA that FlashInfer's modules are linked against."""

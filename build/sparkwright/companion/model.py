@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
 
 from msgspec import Meta, field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.lock.native import Package, named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 COMPANION_FORMAT = 1
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NativeBuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _CONTINUED = re.compile(r"\$\n[ ]*")
 _ASSIGNMENT = re.compile(r"(\w+) *= *(.*)")

@@ -6,15 +6,11 @@ Either looks for ``NAME/NAME.so`` there, and refuses a package whose version doe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparkwright.base.digests import digest_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from sparkwright.native.model import Target
+from sparkwright.native.model import Target
 
 PROJECT = "flashinfer-jit-cache"
 PACKAGE = "flashinfer_jit_cache"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NativeBuildError
 from sparkwright.base.events import task
+from sparkwright.companion.asking import GeneratorSite
+from sparkwright.companion.model import CompanionSpec
 from sparkwright.git import FileEntry, import_files, patch_tree
+from sparkwright.upstream import Access
 from sparkwright.upstream.archive import REGULAR
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkwright.companion.asking import GeneratorSite
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.upstream import Access
 
 DATA = "flashinfer/data"
 """Folder of the sources in FlashInfer's wheel."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.digests import digest_of, to_json
 from sparkwright.base.errors import WheelError
 from sparkwright.base.events import emit
 from sparkwright.companion.bill import companion_bill
+from sparkwright.companion.build import CompiledKernels
+from sparkwright.companion.compiling import CompiledModule
+from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.package import (
     PACKAGE,
     PROJECT,
@@ -19,7 +24,8 @@ from sparkwright.companion.package import (
     package_text,
 )
 from sparkwright.native.inspection import honest_platform, read_elf
-from sparkwright.store import atomic_file, storing
+from sparkwright.native.model import Target
+from sparkwright.store import Store, atomic_file, storing
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.deflate import deflated_in
 from sparkwright.wheel.kernels import read_json
@@ -27,16 +33,6 @@ from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
 from sparkwright.wheel.rewrite import Packed, Stored, layout, write_parts
 from sparkwright.wheel.sbom import SBOM
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.companion.build import CompiledKernels
-    from sparkwright.companion.compiling import CompiledModule
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.native.model import Target
-    from sparkwright.store import Store
 
 RECORD = "sparkwright/companion.json"
 """Name of the record in the wheel's metadata folder."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.base.ssh import parse_host
-
-if TYPE_CHECKING:
-    from sparkwright.base.ssh import SshHost
+from sparkwright.base.ssh import SshHost, parse_host
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,18 +24,11 @@ from sparkwright.base import errors
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, SparkwrightError, ToolError
 from sparkwright.base.events import emit, task, warn
+from sparkwright.distributed.address import ClusterAddress
 from sparkwright.distributed.ssh import READY_S, start_workers
-from sparkwright.distributed.tasks import Done, Failed, Reply, TaskLostError
+from sparkwright.distributed.tasks import Done, Failed, Reply, Task, TaskLostError
 from sparkwright.distributed.worker import MIB, QUIET, SLOT, TaskRunner, run_task
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from pathlib import Path
-
-    from sparkwright.distributed.address import ClusterAddress
-    from sparkwright.distributed.tasks import Task
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _POLL_S = 0.1
 _LOOK_S = 1.0

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.distributed.tasks import StoredFile
-from sparkwright.store import storing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store, storing
 
 REQUEST = "request.json"
 """The file with what a task asks for."""

@@ -7,21 +7,17 @@ import random
 import re
 import tempfile
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 
 from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.ports import free_port
-from sparkwright.base.process import start_unguarded
+from sparkwright.base.process import UnguardedProcess, start_unguarded
+from sparkwright.base.ssh import SshHost
 from sparkwright.distributed.tasks import WorkerSettings, own_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from sparkwright.base.process import UnguardedProcess
-    from sparkwright.base.ssh import SshHost
 
 _START = (
     'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; exec sparkwright worker'

@@ -15,9 +15,10 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -25,15 +26,9 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.errors import SparkwrightError, StorageError, ToolError
 from sparkwright.base.process import start
 from sparkwright.distributed.inputs import share_file
-from sparkwright.distributed.tasks import GB10, GPU, OUT, Done, Failed, Task, own_code
+from sparkwright.distributed.tasks import GB10, GPU, OUT, Done, Failed, Reply, Task, WorkerSettings, own_code
+from sparkwright.store import Store
 from sparkwright.store.owned import owned_folder, sweep_abandoned
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import BinaryIO
-
-    from sparkwright.distributed.tasks import Reply, WorkerSettings
-    from sparkwright.store import Store
 
 SLOT, MIB = "SLOT", "MIB"
 """Dask's resources: a task, and a MiB of memory. What a machine has is a resource, too."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from asyncio import BaseTransport
+from typing import Any, Final
 from weakref import WeakValueDictionary
-
-if TYPE_CHECKING:
-    from asyncio import BaseTransport
 
 _SO_TIMESTAMPNS: Final = 35  # also SCM_TIMESTAMPNS; Python's socket module names neither
 _TIMESPEC: Final = struct.Struct("@ll")

@@ -7,13 +7,11 @@ its recipe or the user requires (`refuse_lacking`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparkwright.base.errors import EndpointError, UnknownNameError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 VLLM: Final = "vllm"
 SPECULATION: Final = "speculation"

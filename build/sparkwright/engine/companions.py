@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.companion.choosing import companion_for
-from sparkwright.companion.model import load_companion
+from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.wheel import read_companion
+from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.native.model import Target
 from sparkwright.publish import wheels_in
+from sparkwright.publish.offer import ChannelOffer
 from sparkwright.publish.series import series_of
+from sparkwright.recipes import Recipe
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from sparkwright.companion.model import CompanionSpec
-    from sparkwright.engine.runtime import ExactRequirements
-    from sparkwright.publish.offer import ChannelOffer
-    from sparkwright.recipes import Recipe
 
 LISTS = "companions"
 """Folder of the series' lists, in the folder of the patchsets."""

@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.card import card_capability
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.events import task, warn
-from sparkwright.engine.companions import build_command, choose_companion, choose_of_channel, with_companion
+from sparkwright.engine.companions import (
+    CompanionChoice,
+    build_command,
+    choose_companion,
+    choose_of_channel,
+    with_companion,
+)
 from sparkwright.engine.flashinfer import cubin_variables, environment_path, installed_variables
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements
@@ -24,16 +30,10 @@ from sparkwright.engine.server.environment import prepare_wheel
 from sparkwright.lock.model import PATCHSETS, checkout_root
 from sparkwright.lock.runtime import beside
 from sparkwright.publish import dist_folder
-from sparkwright.store import open_store
+from sparkwright.publish.offer import ChannelOffer
+from sparkwright.recipes import Recipe
+from sparkwright.store import Store, open_store
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.engine.companions import CompanionChoice
-    from sparkwright.publish.offer import ChannelOffer
-    from sparkwright.recipes import Recipe
-    from sparkwright.store import Store
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.engine.server.jobs import COMPILER_GIB, JOBS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.engine.runtime import ExactRequirements
 
 CUBIN = "VLLM_HAS_FLASHINFER_CUBIN"
 REASONS: Mapping[str, str] = {

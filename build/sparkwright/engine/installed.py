@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.errors import ArchiveError, ProcessError, ServerError, ToolError, WheelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 REGISTRY = "vllm/model_executor/models/registry.py"
 COMPANION = "flashinfer-jit-cache"

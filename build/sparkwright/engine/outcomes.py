@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from sparkwright.engine.findings import Verdict
+from sparkwright.base.errors import ServerError
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.server.lifecycle import ServerFailedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.base.errors import ServerError
-    from sparkwright.engine.findings import Finding
 
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.

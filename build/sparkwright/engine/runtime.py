@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from email import message_from_bytes
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ProcessError, ToolError
@@ -25,9 +25,6 @@ from sparkwright.lock.runtime import (
 from sparkwright.publish.series import series_of
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _RESOLVE_S = 1800.0
 _PROJECT = """\

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.client import open_session
+from sparkwright.engine.client import Endpoint, EndpointFacts, open_session
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import error_lines, facts_from_metrics, read_boot_log
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from pathlib import Path
-
-    from sparkwright.engine.client import Endpoint, EndpointFacts
 
 
 class MeasuredServer(Protocol):

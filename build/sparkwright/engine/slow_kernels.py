@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.events import warn
-
-if TYPE_CHECKING:
-    from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.observations import BootFacts
 
 # Kernels that unpack four bits to sixteen: Marlin's and those called W4A16.
 _UNPACKING = re.compile(r"MARLIN|W4A16", re.IGNORECASE)

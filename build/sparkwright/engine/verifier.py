@@ -5,19 +5,15 @@ The command line gives it to them, so that neither imports the checks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.config import Model
+from sparkwright.distributed import Task
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import CheckOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.distributed import Task
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import ArchiveError
 from sparkwright.git.links import outward_link
 from sparkwright.git.refs import check_object_id
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git.repository import Repository
+from sparkwright.git.repository import Repository
 
 _SYMLINK = "120000 "
 

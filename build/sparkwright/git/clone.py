@@ -7,17 +7,14 @@ person's and stay as they are.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, NeedsPersonError, ProcessError, RefError
 from sparkwright.base.process import run
 from sparkwright.git.refs import check_object_id, check_ref
 from sparkwright.git.repository import IDENTITY, Repository
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ABSENT = "0" * 40
 _BRANCHES = "refs/heads/"

@@ -6,18 +6,14 @@ another content under the name that was asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import FetchError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.git.refs import check_address, check_object_id, check_ref
+from sparkwright.git.repository import Repository
 from sparkwright.store import hold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.git.repository import Repository
 
 _TIMEOUT_S = 3600.0
 _ALL_HISTORY = 0x7FFFFFFF  # what git itself calls an infinite depth

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ProcessError
-from sparkwright.git.repository import WHO
+from sparkwright.git.repository import WHO, Repository
 from sparkwright.git.trees import FOLDER, TreeEntry, serialise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.git.repository import Repository
 
 
 @dataclass(frozen=True)

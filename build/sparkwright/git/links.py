@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 _MOST_HOPS = 40  # as many as Linux follows (path_resolution(7)); what needs more leads nowhere
 

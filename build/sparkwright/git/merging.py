@@ -8,12 +8,9 @@ same to every git since 2.38.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ProcessError
-
-if TYPE_CHECKING:
-    from sparkwright.git.repository import Repository
+from sparkwright.git.repository import Repository
 
 
 @dataclass(frozen=True)

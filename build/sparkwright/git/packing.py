@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.git.refs import check_object_id
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git.repository import Repository
+from sparkwright.git.repository import Repository
 
 
 def pack_tree(repository: Repository, tree: str, target: Path, *, beside: str = "") -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.errors import ProcessError, RefError, ToolError
 from sparkwright.base.process import Completed, run, which
 from sparkwright.git.trees import ObjectReader, TreeEntry
 from sparkwright.store import hold, storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 OLDEST_GIT = (2, 38)
 

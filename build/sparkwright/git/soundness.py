@@ -7,15 +7,11 @@ leads to it counts as whole. So the repository goes as a whole; what it held is 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.events import emit
+from sparkwright.git.repository import Repository
 from sparkwright.store import hold, storing
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.git.repository import Repository
 
 _ANY = tuple(range(256))
 # History that was cut off, and what upstream's authors wrote against git's own advice, is no damage.

@@ -8,14 +8,12 @@ repository's long-lived reader and kept.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.errors import RefError
 from sparkwright.store import storing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FOLDER = "40000"
 LINK = "120000"

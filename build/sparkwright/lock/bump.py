@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,14 +12,8 @@ from sparkwright.base.config import parse_toml, to_builtins
 from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.check import agrees, flatten
 from sparkwright.lock.coherence import check_native
-from sparkwright.lock.model import LOCK_FORMAT, Dependency, Lock, Release
+from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release
 from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.lock.model import Artifact
-
 
 _IN_ONE_LINE = 4
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import LockMismatchError
+from sparkwright.lock.model import Lock
 from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkwright.lock.model import Lock
 
 
 class LockFinding(NamedTuple):

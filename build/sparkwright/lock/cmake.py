@@ -8,10 +8,8 @@ new form is read by a person.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 _ROOT = "CMakeLists.txt"
 # Read in builds for CPUs only.

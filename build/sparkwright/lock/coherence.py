@@ -7,18 +7,14 @@ the CUDA packages with the requirements of torch and of CUDA's own release packa
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, LockMismatchError
 from sparkwright.lock.check import LockFinding, same_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.lock.model import Lock
-    from sparkwright.lock.native import NativePin, Package
+from sparkwright.lock.model import Lock
+from sparkwright.lock.native import NativePin, Package
 
 CUDA_RELEASE = "cuda-toolkit"
 """The project whose releases pin the versions of CUDA's packages; torch pins one of them."""

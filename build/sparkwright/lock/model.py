@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.lock.native import NativePin, TreeId
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOCK_NAME = "upstream.lock"
 PATCHSETS = "patchsets"

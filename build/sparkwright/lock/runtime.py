@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement
@@ -18,10 +20,6 @@ from packaging.version import Version
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, LockMismatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 SUFFIX = ".requirements.txt"
 OLDEST_PYTHON = "3.11"

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from email.parser import BytesHeaderParser
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparkwright.base.config import to_builtins
 from sparkwright.lock.cmake import is_cmake_file, read_pins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from email.message import Message
-
-    from sparkwright.lock.model import Artifact
+from sparkwright.lock.model import Artifact
 
 VERSION_FILE = "vllm/_version.py"
 _REQUIREMENTS = ("requirements/cuda.txt", "requirements/build/cuda.txt")

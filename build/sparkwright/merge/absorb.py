@@ -12,15 +12,10 @@ last two miss: a change that upstream merged and then edited again.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from sparkwright.git import as_argument, merge_trees
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.git import Repository
+from sparkwright.git import Repository, as_argument, merge_trees
 
 _MOST_COMMITS = 4000
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")

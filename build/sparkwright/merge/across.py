@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
+from sparkwright.merge.calls import Call, Signature
+from sparkwright.merge.modules import Import
 from sparkwright.merge.report import Hazard
 from sparkwright.merge.resolved import misfits
-from sparkwright.merge.sides import changed_python
+from sparkwright.merge.sides import Side, changed_python
 from sparkwright.merge.texts import is_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
-
-    from sparkwright.merge.calls import Call, Signature
-    from sparkwright.merge.modules import Import
-    from sparkwright.merge.sides import Side
 
 _DEFINED = re.compile(rb"\b(?:def|class)[ \t]++(\w++)")
 _CALLED = re.compile(rb"\b(\w++)[ \t]*+(?:\[[^\[\]\n]*+\])?+\(")

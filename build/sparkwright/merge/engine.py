@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkwright.base.events import emit
-from sparkwright.merge.absorb import History, history_signals
+from sparkwright.carries import Carry
+from sparkwright.git import Repository
+from sparkwright.merge.absorb import CarryChange, History, history_signals
 from sparkwright.merge.landing import absorbed, land
-from sparkwright.merge.prepare import prepare
+from sparkwright.merge.prepare import BaseFinder, Preparation, prepare
 from sparkwright.merge.report import MergedSource, MergeReport, Outcome, OutcomeKind
 from sparkwright.merge.shipped import idle
 from sparkwright.merge.sources import apply_to_source
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import Repository
-    from sparkwright.merge.absorb import CarryChange
-    from sparkwright.merge.prepare import BaseFinder, Preparation
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
 

@@ -9,22 +9,18 @@ the sides already is not of the merge.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.git import Repository
 from sparkwright.merge.across import lost_calls, missing_imports
+from sparkwright.merge.modules import Module, Thing
 from sparkwright.merge.report import Hazard
 from sparkwright.merge.sides import Side, Sides
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.merge.modules import Module, Thing
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _RECORD = "examined"
 _RULES = ("across.py", "calls.py", "hazards.py", "modules.py", "resolved.py", "sides.py", "texts.py")

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sparkwright.base.text import line_ends
-from sparkwright.git import FileEntry, merge_trees, patch_tree
-from sparkwright.merge.absorb import reverse_applies
+from sparkwright.carries import Carry
+from sparkwright.git import FileEntry, MergeResult, Repository, merge_trees, patch_tree
+from sparkwright.merge.absorb import CarryChange, reverse_applies
 from sparkwright.merge.hazards import examine
 from sparkwright.merge.report import Outcome, OutcomeKind
 from sparkwright.merge.shipped import lost_modes, unshippable
 from sparkwright.merge.sides import Side, Sides
 from sparkwright.merge.texts import is_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import MergeResult, Repository
-    from sparkwright.merge.absorb import CarryChange
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _SHOWN = 3
 

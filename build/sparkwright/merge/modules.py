@@ -12,14 +12,12 @@ import re
 import symtable
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparkwright.merge.calls import Call, Signature, call_of, signature_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # where Python ends a line, unlike str.splitlines
 _GIVEN = frozenset(dir(builtins)) | {

@@ -6,10 +6,9 @@ head and the commit where it left upstream's branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import (
     BusyError,
@@ -23,15 +22,17 @@ from sparkwright.base.errors import (
     ToolError,
 )
 from sparkwright.base.events import warn
-from sparkwright.carries import Revision
-from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_tree
+from sparkwright.carries import Carry, Patch, PullRequest, Revision
+from sparkwright.git import (
+    FileEntry,
+    Repository,
+    check_object_id,
+    fetch,
+    list_remote,
+    merge_trees,
+    patch_tree,
+)
 from sparkwright.merge.absorb import CarryChange
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.carries import Carry, Patch, PullRequest
-    from sparkwright.git import Repository
 
 BaseFinder = Callable[[Revision], str]
 """Gives the id of the pristine tree that a revision was written against."""

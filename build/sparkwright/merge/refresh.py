@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import CarryConflictError, ConfigError, PatchError
+from sparkwright.carries import Carry
 from sparkwright.carries.edited import write_tree
-from sparkwright.git import merge_trees
+from sparkwright.git import MergeResult, Repository, merge_trees
+from sparkwright.merge import BaseFinder
 from sparkwright.merge.prepare import prepare
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import MergeResult, Repository
-    from sparkwright.merge import BaseFinder
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparkwright.merge.calls import Call, Signature, call_of
 from sparkwright.merge.modules import Thing
 from sparkwright.merge.report import Hazard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from sparkwright.merge.sides import Side
+from sparkwright.merge.sides import Side
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MADE = "()"  # follows the name of a class where an instance is meant

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparkwright.base.members import most_bytes, name_fault
 from sparkwright.base.text import human_size
-from sparkwright.git import LINK, SUBMODULE
+from sparkwright.git import LINK, SUBMODULE, Repository, TreeEntry
 from sparkwright.merge.report import Hazard
 from sparkwright.merge.texts import is_text
-
-if TYPE_CHECKING:
-    from sparkwright.git import Repository, TreeEntry
 
 _PACKAGE = "vllm/"
 _EXECUTABLE = "100755"

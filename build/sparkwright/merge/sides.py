@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from sparkwright.git import SUBMODULE
+from sparkwright.git import SUBMODULE, Repository, TreeEntry
 from sparkwright.merge.modules import Module, fault_of, read_module
 from sparkwright.merge.texts import is_text
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable
-
-    from sparkwright.git import Repository, TreeEntry
-
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -7,24 +7,19 @@ which most often are the pinned ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from sparkwright.base.errors import PatchError
-from sparkwright.git import TreeEntry
+from sparkwright.carries import Carry
+from sparkwright.git import Repository, TreeEntry
+from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.landing import land
 from sparkwright.merge.prepare import attempt, patched
 from sparkwright.merge.report import Outcome, OutcomeKind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import Repository
-    from sparkwright.merge.absorb import CarryChange
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 
 def apply_to_source(

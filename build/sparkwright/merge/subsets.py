@@ -7,12 +7,9 @@ A search for the carry to blame walks such parts, so each has to merge. There ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from sparkwright.carries import Carry
+from sparkwright.carries import Carry
 
 Part = tuple["Carry", ...]
 

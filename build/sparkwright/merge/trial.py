@@ -8,19 +8,14 @@ What is wrong in a clean merge is not looked for: that is for the engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from sparkwright.git import merge_trees
+from sparkwright.git import MergeResult, Repository, TreeEntry, merge_trees
 from sparkwright.git.trees import serialise
 from sparkwright.merge.absorb import CarryChange, reverse_applies
 from sparkwright.merge.report import OutcomeKind
 from sparkwright.merge.texts import is_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.git import MergeResult, Repository, TreeEntry
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,19 @@ import shlex
 import shutil
 import struct
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import BinaryError, CompileError, ProcessError
 from sparkwright.base.process import run
 from sparkwright.native.inspection.elf import open_elf
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.native.model import Unit
-    from sparkwright.native.workspace import Workspace
+from sparkwright.native.model import Unit
+from sparkwright.native.workspace import Workspace
 
 Outcome = Literal["equal", "different", "not found", "no kernels", "not compiled"]
 

@@ -8,18 +8,23 @@ changed file costs the units that include it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import emit, task
 from sparkwright.base.machine import look
 from sparkwright.base.process import run
-from sparkwright.native.compile import CompileJob, run_jobs
+from sparkwright.git import Repository
+from sparkwright.lock import Lock
+from sparkwright.lock.native import NativePin
+from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.configure import (
     asked_of_cmake,
     configuration_key,
@@ -33,24 +38,13 @@ from sparkwright.native.extensions import (
     find_extension,
     record_extension,
 )
-from sparkwright.native.model import Extension
+from sparkwright.native.model import Configuration, Cost, Extension, Inputs, Link, Unit
 from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import UnitFiles, find_object, missing_units, record_object
-from sparkwright.native.workspace import native_tree, open_workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.lock import Lock
-    from sparkwright.lock.native import NativePin
-    from sparkwright.native.compile import Finished
-    from sparkwright.native.model import Configuration, Cost, Inputs, Link, Unit
-    from sparkwright.native.workspace import Workspace
-    from sparkwright.store import Store
+from sparkwright.native.workspace import Workspace, native_tree, open_workspace
+from sparkwright.store import Store
 
 _LINK = "120000"
 _LOOK_UPS = 8

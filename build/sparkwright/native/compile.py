@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import Task, emit, task, warn
@@ -31,10 +32,6 @@ from sparkwright.native.schedule import (
     too_large,
 )
 from sparkwright.store import storing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 _TICK_S = 0.05
 _LOOK_S = 0.5

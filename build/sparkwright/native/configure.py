@@ -10,28 +10,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
-from sparkwright.git import FileEntry, TreeEntry, patch_tree
-from sparkwright.native.model import WORK, Configuration, Link, Toolchain, Unit
+from sparkwright.git import FileEntry, Repository, TreeEntry, patch_tree
+from sparkwright.lock import Lock
+from sparkwright.native.model import WORK, Configuration, Inputs, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
-from sparkwright.native.workspace import open_workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.lock import Lock
-    from sparkwright.native.model import Inputs
-    from sparkwright.native.workspace import Workspace
-    from sparkwright.store import Store
+from sparkwright.native.workspace import Workspace, open_workspace
+from sparkwright.store import Store
 
 # Part of the configurations' keys: raised when CMake's output is read differently.
 _READING = 1

@@ -7,20 +7,15 @@ in the machine's own store: seconds on another machine mean something else.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from statistics import median
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.native.model import Cost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.native.model import Target, Unit
-    from sparkwright.store import Store
+from sparkwright.native.model import Cost, Target, Unit
+from sparkwright.store import Store
 
 _KIND = "unit-cost"
 _NEW = 0.4

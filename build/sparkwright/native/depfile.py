@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 # The colon that ends the targets is followed by a space or the end; one inside a name is not.
 _COLON = re.compile(r":(?=\s|\Z)")

@@ -6,10 +6,8 @@ import os
 import re
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Literal
 
 Cause = Literal["refused", "no-output", "memory", "disk"]
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.process import run
+from sparkwright.lock.native import NativePin
 from sparkwright.native.host import find_compiler, find_python_headers, this_machine, version_of
 from sparkwright.native.isolation import require_isolation
 from sparkwright.native.model import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sparkwright.lock.native import NativePin
 
 Verdict = Literal["pass", "fail", "to do", "skipped"]
 

@@ -6,18 +6,13 @@ is not started. Otherwise every object may still be there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sparkwright.base.config import to_builtins
+from sparkwright.lock.native import ExtensionSpec, SourcePin
 from sparkwright.lock.native_paths import read_by_cmake
-from sparkwright.native.model import Extension
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock.native import ExtensionSpec, SourcePin
-    from sparkwright.native.model import Inputs
-    from sparkwright.store import Store
+from sparkwright.native.model import Extension, Inputs
+from sparkwright.store import Store
 
 _EXTENSION = "extension"
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from sparkwright.base.errors import CompileError, NotEnoughMemoryError, SparkwrightError, StorageError
+from sparkwright.base.errors import (
+    CompileError,
+    NotEnoughMemoryError,
+    SparkwrightError,
+    StorageError,
+    ToolError,
+)
+from sparkwright.base.machine import MachineSnapshot
+from sparkwright.native.diagnose import Diagnosis
 from sparkwright.native.schedule import gib
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.base.errors import ToolError
-    from sparkwright.base.machine import MachineSnapshot
-    from sparkwright.native.diagnose import Diagnosis
 
 _KEPT = "compiled units are kept, and the next run continues from there"
 

@@ -11,14 +11,11 @@ import errno
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 TORCH_VARIABLE = "SPARKWRIGHT_TORCH"
 """The variable with the path of the target's torch, read by the stand-in."""

@@ -6,17 +6,13 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.native.model import Target
+from sparkwright.native.model import Target
 
 OLDEST_GXX = (11, 3)
 """The first g++ with the C++20 that vLLM's sources need; torch needs no newer one."""

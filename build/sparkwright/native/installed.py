@@ -8,17 +8,14 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run
+from sparkwright.lock.native import Toolkit
 from sparkwright.native.farm import target_folders
 from sparkwright.native.host import this_machine, version_of
-
-if TYPE_CHECKING:
-    from sparkwright.lock.native import Toolkit
-    from sparkwright.native.model import Target
+from sparkwright.native.model import Target
 
 _OLDEST = {"cmake": (3, 26), "ninja": (1, 10)}
 _TIMEOUT_S = 60.0

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
 from sparkwright.base.process import run, which
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def isolated(argv: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,9 @@ import hashlib
 import stat
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -16,16 +18,10 @@ from sparkwright.base.errors import ArchiveError, DigestError, LockMismatchError
 from sparkwright.base.events import task
 from sparkwright.git import TreeEntry, tree_id
 from sparkwright.lock import Artifact
-from sparkwright.upstream import fetch_artifact, fetch_members
+from sparkwright.lock.native import Package
+from sparkwright.store import Store
+from sparkwright.upstream import Access, fetch_artifact, fetch_members
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from sparkwright.lock.native import Package
-    from sparkwright.store import Store
-    from sparkwright.upstream import Access
 
 # Part of the folder's name: raised when unpacking changes.
 _RULES = 1

@@ -7,17 +7,13 @@ multiprocessing timing anomalies*, 1969), while the order of a build file can le
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.errors import NotEnoughMemoryError
-from sparkwright.base.machine import Pressure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sparkwright.base.machine import MachineSnapshot
-    from sparkwright.native.model import Cost
+from sparkwright.base.machine import MachineSnapshot, Pressure
+from sparkwright.native.model import Cost
 
 _OVERDUE = 0.1
 """The expected remaining time of a unit that is overdue, as a share of its time so far."""

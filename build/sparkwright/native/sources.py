@@ -8,9 +8,9 @@ fetched prevents only the extensions that need it: a stand-in lets CMake configu
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -23,21 +23,22 @@ from sparkwright.base.errors import (
     SparkwrightError,
 )
 from sparkwright.base.events import emit, task
-from sparkwright.git import FileEntry, Repository, fetch, import_files, list_remote, open_repository
-from sparkwright.lock import require_native
-from sparkwright.lock.native import SourcePin, named
+from sparkwright.git import (
+    FileEntry,
+    Repository,
+    TreeEntry,
+    fetch,
+    import_files,
+    list_remote,
+    open_repository,
+)
+from sparkwright.lock import Lock, require_native
+from sparkwright.lock.native import NativePin, Package, SourcePin, named
 from sparkwright.native.model import SourceTree
 from sparkwright.native.packages import open_package, read_members
+from sparkwright.upstream import Access
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR
 from sparkwright.upstream.folder import walk_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from sparkwright.git import TreeEntry
-    from sparkwright.lock import Lock
-    from sparkwright.lock.native import NativePin, Package
-    from sparkwright.upstream import Access
 
 _KIND = "source-tree"
 _FULL_ID = 40

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
-from sparkwright.lock import require_native
-from sparkwright.lock.native import named
+from sparkwright.lock import Lock, require_native
+from sparkwright.lock.native import NativePin, Package, named
 from sparkwright.native.farm import TORCH_VARIABLE, make_farm, make_stand_in
-from sparkwright.native.host import find_compiler, find_python_headers, this_machine
-from sparkwright.native.installed import find_tool, find_toolkit, find_torch
-from sparkwright.native.model import Toolchain
+from sparkwright.native.host import (
+    HostCompiler,
+    PythonHeaders,
+    find_compiler,
+    find_python_headers,
+    this_machine,
+)
+from sparkwright.native.installed import InstalledToolkit, InstalledTorch, find_tool, find_toolkit, find_torch
+from sparkwright.native.model import Target, Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock import Lock
-    from sparkwright.lock.native import NativePin, Package
-    from sparkwright.native.host import HostCompiler, PythonHeaders
-    from sparkwright.native.installed import InstalledToolkit, InstalledTorch
-    from sparkwright.native.model import Target
-    from sparkwright.store import Store
-    from sparkwright.upstream import Access
+from sparkwright.store import Store
+from sparkwright.upstream import Access
 
 # Part of the key: raised when the layout made of the packages, or its use, changes.
 _RULES = 1

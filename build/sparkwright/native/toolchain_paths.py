@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkwright.native.model import Toolchain
+from sparkwright.native.model import Toolchain
 
 _LINKED = ("cuda", "torch", "python")
 _HASHED = ("source", "deps")

@@ -25,25 +25,20 @@ import os
 import posixpath
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import emit, warn
 from sparkwright.git import blob_id
 from sparkwright.native.depfile import read_depfile
-from sparkwright.native.model import WORK, Cost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from sparkwright.native.model import Unit
-    from sparkwright.native.toolchain_paths import Reader
-    from sparkwright.store import Store
+from sparkwright.native.model import WORK, Cost, Unit
+from sparkwright.native.toolchain_paths import Reader
+from sparkwright.store import Store
 
 # Part of the key: raised when the meaning of the records below changes.
 _RULES = 2

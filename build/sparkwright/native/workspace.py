@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from sparkwright.git import TreeEntry, check_out
-from sparkwright.native.model import WORK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.lock.native import SourcePin
-    from sparkwright.native.model import Inputs, Toolchain
-    from sparkwright.store import Store
+from sparkwright.git import Repository, TreeEntry, check_out
+from sparkwright.lock.native import SourcePin
+from sparkwright.native.model import WORK, Inputs, Toolchain
+from sparkwright.store import Store
 
 CMAKE_INPUTS = ("CMakeLists.txt", "cmake", "csrc")
 """The files of upstream's CMake project. ``setup.py`` and ``rust`` decide other parts of the wheel."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from sparkwright import rehearsal
 from sparkwright.base.errors import (
@@ -18,24 +20,25 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import emit, task
+from sparkwright.engine.verifier import Verifier
+from sparkwright.lock import Lock
 from sparkwright.lock.bump import rewrite
-from sparkwright.nightly.model import Judgement, NightBuild, NightKernels, NightRehearsal, Standing
-from sparkwright.pipeline import apply, make_job
+from sparkwright.merge import MergeReport
+from sparkwright.nightly.model import (
+    CarryNight,
+    Judgement,
+    NightBuild,
+    NightKernels,
+    NightRehearsal,
+    Standing,
+    UpstreamTarget,
+)
+from sparkwright.pipeline import Job, apply, make_job
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.pipeline.state import require
 from sparkwright.probe.launches import KernelSurvey
 from sparkwright.store import write_atomically
 from sparkwright.upstream import propose
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.lock import Lock
-    from sparkwright.merge import MergeReport
-    from sparkwright.nightly.model import CarryNight, UpstreamTarget
-    from sparkwright.pipeline import Job
 
 _NAMED = 5  # faults of kernels in one reason
 # These are not about one target: the next one would meet them too.

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from sparkwright.git import as_argument
-from sparkwright.merge import OutcomeKind
+from sparkwright.git import Repository, as_argument
+from sparkwright.merge import Outcome, OutcomeKind
 from sparkwright.nightly.model import UpstreamCommit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.merge import Outcome
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _FIELDS = "%H%x00%T%x00%P%x00%s%x00%an%x00%aI"

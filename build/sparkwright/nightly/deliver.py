@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -12,26 +13,20 @@ from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NotInStoreError
 from sparkwright.git import open_clone
+from sparkwright.lock import Lock
 from sparkwright.lock.model import read_lock
 from sparkwright.nightly.forge import open_pull_request, require_gh
 from sparkwright.nightly.markdown import render_markdown
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.messages import BASE_TRAILER
-from sparkwright.nightly.model import NightVerdict
+from sparkwright.nightly.model import Night, NightVerdict, TargetNight
 from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import BRANCHES, Proposal, Proposer
+from sparkwright.nightly.state import NightState
+from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof
+from sparkwright.probe import Proof
 from sparkwright.store import storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.lock import Lock
-    from sparkwright.nightly.model import Night, TargetNight
-    from sparkwright.nightly.state import NightState
-    from sparkwright.pipeline import Job
-    from sparkwright.probe import Proof
 
 
 @dataclass(frozen=True)

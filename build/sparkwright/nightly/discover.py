@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, SparkwrightError, UnknownNameError
-from sparkwright.git import fetch, list_remote
+from sparkwright.git import Repository, fetch, list_remote
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.nightly.culprit import HistoryPoint, fork
 from sparkwright.nightly.model import PullChange, UpstreamTarget
+from sparkwright.pipeline import Job
 from sparkwright.upstream import nightly_commit
 from sparkwright.upstream.commit_index import find_wheel
 from sparkwright.upstream.commits import known_wheel
 from sparkwright.upstream.index import versions
 from sparkwright.upstream.releases import PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.pipeline import Job
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FULL_ID = 40

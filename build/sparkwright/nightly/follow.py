@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from msgspec.structs import replace as with_fields
 
@@ -16,9 +17,13 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.base.events import emit, task
+from sparkwright.carries import Carry
+from sparkwright.carries.patchset import BuildSpec
+from sparkwright.engine.verifier import Verifier
+from sparkwright.merge import MergeReport, OutcomeKind
 from sparkwright.native.isolation import require_isolation
 from sparkwright.nightly.building import build, rehearse, survey_kernels
-from sparkwright.nightly.discover import IndexWheels, UpstreamNews
+from sparkwright.nightly.discover import CommitWheels, Heads, IndexWheels, UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import (
@@ -30,6 +35,7 @@ from sparkwright.nightly.model import (
     NightRehearsal,
     NightTests,
     NightVerdict,
+    PullChange,
     Standing,
     TargetNight,
     UpstreamTarget,
@@ -37,21 +43,10 @@ from sparkwright.nightly.model import (
 )
 from sparkwright.nightly.moves import arch_moves, pin_moves
 from sparkwright.nightly.reach import Reach
-from sparkwright.nightly.state import holds, red_since
+from sparkwright.nightly.state import NightState, holds, red_since
+from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof
 from sparkwright.probe import ProbePool
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.carries.patchset import BuildSpec
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.merge import MergeReport, OutcomeKind
-    from sparkwright.nightly.discover import CommitWheels, Heads
-    from sparkwright.nightly.model import PullChange
-    from sparkwright.nightly.state import NightState
-    from sparkwright.pipeline import Job
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NOT_ASKED = "not asked for"

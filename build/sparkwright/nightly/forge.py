@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import ProcessError
 from sparkwright.base.process import run, which
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PATIENCE_S = 120.0
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkwright.base.events import emit
-from sparkwright.merge import OutcomeKind
+from sparkwright.carries import Carry
+from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.reach import Reach, reach_lost
+from sparkwright.pipeline import Job
 from sparkwright.pipeline.state import require
-from sparkwright.pipeline.trial import trial_of
-from sparkwright.probe import ProbeVerdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.merge import MergeReport, Outcome
-    from sparkwright.pipeline import Job
-    from sparkwright.pipeline.trial import Trial
-    from sparkwright.probe import Proof
+from sparkwright.pipeline.trial import Trial, trial_of
+from sparkwright.probe import ProbeVerdict, Proof
 
 _DECLARED = frozenset({OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT})
 _MERGED = {

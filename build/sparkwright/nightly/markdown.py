@@ -7,17 +7,12 @@ links an issue of this project because upstream's subject names one of upstream'
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from sparkwright.base.text import clean, human_seconds, human_size
 from sparkwright.nightly import words
-from sparkwright.nightly.model import Standing, standing_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.nightly.model import CarryNight, Night, TargetNight, UpstreamCommit
-    from sparkwright.nightly.propose import Proposal
+from sparkwright.nightly.model import CarryNight, Night, Standing, TargetNight, UpstreamCommit, standing_of
+from sparkwright.nightly.propose import Proposal
 
 _LONGEST = 500
 _HAZARDS = 10

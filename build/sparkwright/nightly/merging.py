@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as with_fields
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
+from sparkwright.carries import Carry
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind, closure, merge_patchset
-from sparkwright.merge.prepare import prepare
+from sparkwright.merge.absorb import CarryChange
+from sparkwright.merge.prepare import Preparation, prepare
 from sparkwright.merge.trial import Trial
 from sparkwright.nightly.culprit import (
     HistoryPoint,
@@ -23,17 +25,9 @@ from sparkwright.nightly.culprit import (
     culprit_by_release,
     describe,
 )
-from sparkwright.nightly.model import UpstreamCommit
+from sparkwright.nightly.model import UpstreamCommit, UpstreamTarget
+from sparkwright.pipeline import Job
 from sparkwright.upstream import Pristine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.merge.absorb import CarryChange
-    from sparkwright.merge.prepare import Preparation
-    from sparkwright.nightly.model import UpstreamTarget
-    from sparkwright.pipeline import Job
 
 _RECORD = "culprit"
 _RULES = 1  # part of the record's key: raised when a search gives another result for the same inputs

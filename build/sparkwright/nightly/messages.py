@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from sparkwright.base.text import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.lock.bump import LockChange
-    from sparkwright.nightly.model import CarryNight, TargetNight, UpstreamCommit
+from sparkwright.lock.bump import LockChange
+from sparkwright.nightly.model import CarryNight, TargetNight, UpstreamCommit
 
 BASE_TRAILER = "Proposal-Base"
 _MOST_HAZARDS = 12

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from sparkwright.git import Repository
 from sparkwright.lock.cmake import is_cmake_file, read_pins
 from sparkwright.nightly.model import ArchMove, PinMove
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.git import Repository
 
 # Python packages whose versions decide how kernels behave; the names as requirements files spell them.
 _WATCHED = re.compile(r"^(?:torch|triton|flashinfer-[a-z]+|nvidia-cutlass-dsl|nvidia-cudnn-frontend)$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,12 @@ from urllib.parse import quote
 from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean, human_seconds, human_size
 from sparkwright.nightly import words
-from sparkwright.nightly.model import Judgement, Standing, standing_of
+from sparkwright.nightly.model import Judgement, Mark, Night, Standing, standing_of
+from sparkwright.nightly.propose import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jinja2 import Environment
 
-    from sparkwright.nightly.model import Mark, Night
-    from sparkwright.nightly.propose import Proposal
 
 TEMPLATES = Path(__file__).parent / "template"
 _NIGHTS = 30

@@ -9,17 +9,20 @@ its work tree is not touched.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, NeedsPersonError
 from sparkwright.base.events import emit
-from sparkwright.carries import load_carry
+from sparkwright.carries import Carry, load_carry
 from sparkwright.carries.files import add_revision, declare_superseded
-from sparkwright.git import FileEntry, patch_tree
+from sparkwright.git import FileEntry, ProjectClone, Repository, patch_tree
+from sparkwright.lock import Lock
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS
+from sparkwright.merge import BaseFinder
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.nightly.messages import (
     BASE_TRAILER,
@@ -29,20 +32,10 @@ from sparkwright.nightly.messages import (
     signed,
     superseded_message,
 )
-from sparkwright.nightly.model import Judgement, Standing
+from sparkwright.nightly.model import Judgement, Standing, TargetNight
+from sparkwright.probe import Proof
 from sparkwright.probe.proof import proof_file, write_proof
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import ProjectClone, Repository
-    from sparkwright.lock import Lock
-    from sparkwright.merge import BaseFinder
-    from sparkwright.nightly.model import TargetNight
-    from sparkwright.probe import Proof
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 BRANCHES = "sparkwright/"
 _JUDGED = ("carries", PATCHSETS)

@@ -17,17 +17,13 @@ No probe sees this: it calls the changed code itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from sparkwright.carries import Carry
+from sparkwright.git import Repository
 from sparkwright.merge.modules import read_module
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from sparkwright.carries import Carry
-    from sparkwright.git import Repository
 
 _PACKAGE = "vllm"
 _ENTRY = re.compile(rb"^[\w-]+\s*=\s*\"(vllm[\w.]*):", re.MULTILINE)

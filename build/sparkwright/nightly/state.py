@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import NewerFormatError, StorageError
 from sparkwright.merge import OutcomeKind
-from sparkwright.nightly.model import Judgement, Mark, Night, Standing, TargetNight, standing_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from sparkwright.nightly.model import TargetKind
+from sparkwright.nightly.model import Judgement, Mark, Night, Standing, TargetKind, TargetNight, standing_of
 
 SCHEMA = 2
 _BUSY_MS = 30_000

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from sparkwright.base.text import human_seconds
-from sparkwright.nightly.model import Judgement, NightVerdict, Standing, standing_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.nightly.model import CarryNight, Mark, Night, UpstreamCommit
+from sparkwright.nightly.model import (
+    CarryNight,
+    Judgement,
+    Mark,
+    Night,
+    NightVerdict,
+    Standing,
+    UpstreamCommit,
+    standing_of,
+)
 
 VERDICTS = {
     NightVerdict.GREEN: "Green",

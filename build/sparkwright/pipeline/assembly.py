@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.native.model import Extension
 from sparkwright.pipeline.expectation import expectation
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.record import wheel_record
-from sparkwright.pipeline.state import FoundWheel, require
+from sparkwright.pipeline.state import BuildState, FoundWheel, require
 from sparkwright.pipeline.trial import wants_proof
 from sparkwright.pipeline.version import version_of
-
-if TYPE_CHECKING:
-    from sparkwright.native.model import Extension
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
-    from sparkwright.wheel import BinarySource
+from sparkwright.wheel import BinarySource
 
 # Part of the keys: raised when assembling or auditing gives another result for the same inputs.
 _ASSEMBLY_RULES = 2

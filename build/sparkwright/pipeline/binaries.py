@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.pipeline.state import Binaries, require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from sparkwright.native.inspection import Inspection
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
-    from sparkwright.wheel.slim import SlimPlan
-    from sparkwright.wheel.source import StockWheel
+from sparkwright.native.inspection import Inspection
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import Binaries, BuildState, require
+from sparkwright.wheel.slim import SlimPlan
+from sparkwright.wheel.source import StockWheel
 
 # Part of the key: raised when the choice below changes for the same inputs.
 _RULES = 2

@@ -7,23 +7,19 @@ its patchset, as ``patchsets/SERIES.lock``.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import ConfigError, LockMismatchError
+from sparkwright.carries import Carry
 from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
 from sparkwright.lock import Lock, read_lock
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS, checkout_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sparkwright.carries import Carry
 
 # The one patchset of a checkout whose lock names no series yet.
 _BEFORE_SERIES = "spark"

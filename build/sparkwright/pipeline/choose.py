@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import platform as this_machine
 import re
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, SparkwrightError, UnknownNameError
 from sparkwright.base.process import run, which
-
-if TYPE_CHECKING:
-    from sparkwright.lock import Lock
-    from sparkwright.pipeline.options import Kernels
+from sparkwright.lock import Lock
+from sparkwright.pipeline.options import Kernels
 
 _ARCHITECTURE = re.compile(r"[0-9]{1,2}\.[0-9][af]?")
 _SECONDS = 10

@@ -6,12 +6,9 @@ their own: FlashAttention 2 of 0.24.0 is compiled for 8.0 and PTX where 9.0a is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.native.model import Extension
+from sparkwright.native.model import Extension
 
 
 def not_native(code: Mapping[str, int], arch: str) -> str:

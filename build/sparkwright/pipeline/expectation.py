@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.native.model import Extension, Toolchain
-    from sparkwright.pipeline.job import Job
-    from sparkwright.wheel.audit import Expectation
-    from sparkwright.wheel.binaries import NativeExpectation
+from sparkwright.native.model import Extension, Toolchain
+from sparkwright.pipeline.job import Job
+from sparkwright.wheel.audit import Expectation
+from sparkwright.wheel.binaries import NativeExpectation
 
 
 def expectation(

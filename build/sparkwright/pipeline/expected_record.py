@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.merge import merge_patchset
 from sparkwright.native.extensions import find_extension
+from sparkwright.native.model import Extension
 from sparkwright.pipeline.binaries import ChooseBinaries
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.record import wheel_record
@@ -15,13 +17,8 @@ from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import steps_for
 from sparkwright.pipeline.trees import Merge
 from sparkwright.pipeline.version import version_of
-from sparkwright.wheel.kernels import KERNELS
+from sparkwright.wheel.kernels import KERNELS, KernelsRecord
 from sparkwright.wheel.recorded import POINT
-
-if TYPE_CHECKING:
-    from sparkwright.native.model import Extension
-    from sparkwright.pipeline.job import Job
-    from sparkwright.wheel.kernels import KernelsRecord
 
 # Their results are part of the record.
 _RECORDED = (GatherSources, Prove, PrepareToolchain, CompileExtension, ChooseBinaries)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from sparkwright.base.errors import FetchError, NotInStoreError
 from sparkwright.base.events import warn
+from sparkwright.carries import Revision
 from sparkwright.carries.folder import unknown_name
-from sparkwright.git import LINK, open_repository
-from sparkwright.merge import History, MergeRequest
+from sparkwright.carries.patchset import BuildSpec
+from sparkwright.distributed.cluster import Cluster
+from sparkwright.git import LINK, Repository, TreeEntry, open_repository
+from sparkwright.lock import Artifact
+from sparkwright.lock.native import NativePin
+from sparkwright.merge import History, MergeReport, MergeRequest
 from sparkwright.native.isolation import isolated
 from sparkwright.native.model import Target
 from sparkwright.pipeline.checkout import Checkout, open_checkout
@@ -19,24 +26,9 @@ from sparkwright.pipeline.choose import choose_arch
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.toolchain_resource import ToolchainResource
-from sparkwright.probe import Prover, UpstreamGate
-from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.carries import Revision
-    from sparkwright.carries.patchset import BuildSpec
-    from sparkwright.distributed.cluster import Cluster
-    from sparkwright.git import Repository, TreeEntry
-    from sparkwright.lock import Artifact
-    from sparkwright.lock.native import NativePin
-    from sparkwright.merge import MergeReport
-    from sparkwright.probe import ProbePool, ProbeResource
-    from sparkwright.store import Store
-    from sparkwright.upstream import Pristine, UpstreamSource
+from sparkwright.probe import ProbePool, ProbeResource, Prover, UpstreamGate
+from sparkwright.store import Store, open_store
+from sparkwright.upstream import Access, Pristine, UpstreamSource, open_source, read_settings
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -13,17 +14,13 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import MissingSourceError
 from sparkwright.base.events import warn
 from sparkwright.lock.bump import bump_command
+from sparkwright.lock.native import NativePin
+from sparkwright.native.build import Builder, UnitCompiler
+from sparkwright.native.model import Extension, Inputs, SourceTree
 from sparkwright.pipeline.device_code import not_native
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.state import BuildState, require
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock.native import NativePin
-    from sparkwright.native.build import Builder, UnitCompiler
-    from sparkwright.native.model import Extension, Inputs, SourceTree
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.step import Step
+from sparkwright.pipeline.step import Step
 
 _TRIED = "sources-tried"
 # A source that could not be fetched is not requested again for so long, so that repeated runs stay quick.

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.bump import Decision, bump_command
-from sparkwright.lock.native import Binary
+from sparkwright.lock.native import Binary, NativePin
+from sparkwright.native.inspection import DeviceCode, Inspection
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import steps_for
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from sparkwright.lock.native import NativePin
-    from sparkwright.native.inspection import DeviceCode, Inspection
-    from sparkwright.pipeline.job import Job
 
 _SHOWN_FROM_S = 5
 """Costs of quicker units are left out: their order hardly matters."""

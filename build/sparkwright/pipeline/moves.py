@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -15,19 +15,13 @@ from sparkwright.base.config import parse_toml
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import WheelError
 from sparkwright.base.events import task
-from sparkwright.lock import LOCK_FORMAT, Lock
+from sparkwright.lock import LOCK_FORMAT, Bumped, Lock
 from sparkwright.lock.bump import Decision, rewrite
 from sparkwright.lock.cmake import is_cmake_file
-from sparkwright.upstream import fetch_artifact, fetch_members, propose_lock
+from sparkwright.lock.native import NativePin
+from sparkwright.native.inspection import Tally
+from sparkwright.upstream import Access, fetch_artifact, fetch_members, propose_lock
 from sparkwright.upstream.archive import read_sdist
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkwright.lock import Bumped
-    from sparkwright.lock.native import NativePin
-    from sparkwright.native.inspection import Tally
-    from sparkwright.upstream import Access
 
 
 def move_lock(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ClusterError, ProcessError
 from sparkwright.base.events import task
+from sparkwright.distributed import StoredFile
 from sparkwright.distributed.inputs import share_file, shared
-from sparkwright.git import pack_tree, unpack_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.distributed import StoredFile
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.git import Repository, pack_tree, unpack_tree
+from sparkwright.store import Store
 
 _KIND = "tree-pack"
 _FOLDER = "packs"

@@ -6,7 +6,7 @@ Open `pin_of` first. To build for one, give `make_job` the checkout with that lo
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -14,10 +14,12 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import FetchError, NativeInputsError
 from sparkwright.base.events import emit
-from sparkwright.git import check_object_id
+from sparkwright.git import Repository, check_object_id
 from sparkwright.lock import Lock
 from sparkwright.lock.bump import successor
+from sparkwright.pipeline.checkout import Checkout
 from sparkwright.upstream import (
+    Access,
     first_download,
     gather_commit,
     has_wheels,
@@ -27,13 +29,6 @@ from sparkwright.upstream import (
 )
 from sparkwright.upstream.commit_index import NIGHTLY
 from sparkwright.wheel.classify import classify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.upstream import Access
 
 _KIND = "pin"
 # Part of the key: raised when a pin of the same target has other values.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.pipeline.state import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.lock.runtime import LockedRuntime
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
+from sparkwright.lock.runtime import LockedRuntime
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState, require
 
 
 @dataclass(frozen=True)

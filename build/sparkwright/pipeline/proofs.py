@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
-from sparkwright.merge import OutcomeKind
+from sparkwright.carries import Carry
+from sparkwright.merge import Outcome, OutcomeKind
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.remote_proofs import prove_remotely
-from sparkwright.pipeline.state import require
+from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.trial import Trial, find_proof, trial_of, wants_proof
 from sparkwright.probe import ProbeVerdict, Proof
-
-if TYPE_CHECKING:
-    from sparkwright.carries import Carry
-    from sparkwright.merge import Outcome
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
-from sparkwright.pipeline.state import require
+from sparkwright.carries import Carry
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.trial import wants_proof
 from sparkwright.pipeline.version import version_of
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
 from sparkwright.wheel.recorded import CARRIES, POINT
-
-if TYPE_CHECKING:
-    from sparkwright.carries import Carry
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
 
 RECORD_FORMAT = 1
 

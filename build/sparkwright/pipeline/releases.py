@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sparkwright.base.config import Model
 from sparkwright.merge import merge_patchset
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.trial import evidence_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.pipeline.job import Job
 
 
 class ReleaseOutcomes(Model, frozen=True):

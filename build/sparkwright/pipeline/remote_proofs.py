@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import emit
 from sparkwright.carries import Carry, CarrySpec
-from sparkwright.distributed import Task, share_json
+from sparkwright.distributed import Done, Task, share_json
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.pipeline.packs import packed
+from sparkwright.pipeline.trial import Trial
 from sparkwright.probe import Proof, Prover, prepare_environment
 from sparkwright.probe.environment import environment_key
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.distributed import Done
-    from sparkwright.distributed.cluster import Cluster
-    from sparkwright.pipeline.trial import Trial
-    from sparkwright.store import Store
-    from sparkwright.upstream import Access
+from sparkwright.store import Store
+from sparkwright.upstream import Access
 
 _EXPECTED_S = 10.0  # nothing is learned of probes: most of a run is the import of the tree
 

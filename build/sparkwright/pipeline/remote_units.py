@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base import errors
 from sparkwright.base.config import Model, convert
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
 from sparkwright.base.events import emit
-from sparkwright.distributed import Task, share_json
+from sparkwright.distributed import Done, Task, share_json
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import CUDA
+from sparkwright.git import Repository
 from sparkwright.lock import Lock
-from sparkwright.native.build import log_name
-from sparkwright.native.compile import CompileJob, run_jobs
+from sparkwright.native.build import Configured, log_name
+from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.isolation import isolated
-from sparkwright.native.model import Cost, Target, Unit
+from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain
 from sparkwright.native.toolchain_paths import Reader
@@ -29,20 +31,9 @@ from sparkwright.native.units import (
     unit_key,
     unit_record,
 )
-from sparkwright.native.workspace import open_workspace
+from sparkwright.native.workspace import Workspace, open_workspace
 from sparkwright.pipeline.packs import packed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from sparkwright.distributed import Done
-    from sparkwright.distributed.cluster import Cluster
-    from sparkwright.git import Repository
-    from sparkwright.native.build import Configured
-    from sparkwright.native.compile import Finished
-    from sparkwright.native.model import Inputs, Toolchain
-    from sparkwright.native.workspace import Workspace
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access
 
 _LINK = "120000"
 _BATCH_S = 90.0  # of CPU time: a batch lays the sources out once

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.events import emit
 from sparkwright.pipeline.assembly import Audit
 from sparkwright.pipeline.device_code import not_native
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, detail_of
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState
+from sparkwright.pipeline.step import Step
 from sparkwright.pipeline.steps import steps_for
 from sparkwright.pipeline.trial import Evidence, evidence_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.step import Step
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from sparkwright.base.config import Model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.merge import MergeReport
-    from sparkwright.native.model import Extension, SourceTree, Toolchain
-    from sparkwright.probe import Proof
-    from sparkwright.upstream import Pristine
+from sparkwright.merge import MergeReport
+from sparkwright.native.model import Extension, SourceTree, Toolchain
+from sparkwright.probe import Proof
+from sparkwright.upstream import Pristine
 
 T = TypeVar("T")
 

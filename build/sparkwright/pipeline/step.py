@@ -7,11 +7,10 @@ reach the same decisions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState
 
 
 class Step(Protocol):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparkwright.pipeline.assembly import Assemble, Audit, FetchStockWheel
 from sparkwright.pipeline.binaries import ChooseBinaries
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain
 from sparkwright.pipeline.placing import Place, Publish
 from sparkwright.pipeline.proofs import Prove
+from sparkwright.pipeline.step import Step
 from sparkwright.pipeline.trees import Merge, PristineTree
-
-if TYPE_CHECKING:
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.step import Step
 
 
 def steps_for(job: Job) -> list[Step]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock import Lock
-    from sparkwright.lock.native import NativePin
-    from sparkwright.upstream import Access
+from sparkwright.lock import Lock
+from sparkwright.lock.native import NativePin
+from sparkwright.upstream import Access
 
 # Part of the key: raised when the meaning of a described value changes.
 _RULES = 1

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
+from sparkwright.carries import CarrySpec
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.pipeline.state import require
-
-if TYPE_CHECKING:
-    from sparkwright.carries import CarrySpec
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState, require
 
 # Part of the key: raised when merging gives another result for the same inputs.
 _MERGE_RULES = 3

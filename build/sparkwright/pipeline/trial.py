@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from sparkwright.carries import Carry
 from sparkwright.merge import MergeReport, OutcomeKind
+from sparkwright.pipeline.job import Job
 from sparkwright.probe import ProbeVerdict, Proof, Prover
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.pipeline.job import Job
 
 Evidence = Literal["proved", "not needed", "declared", "unproved", ""]
 """The evidence for an outcome: a proof that confirms it or shows the carry needless, or a declaration."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
-from sparkwright.pipeline.state import require
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.state import BuildState
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState, require
 
 
 def version_of(job: Job, state: BuildState) -> str:

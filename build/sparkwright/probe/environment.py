@@ -10,18 +10,13 @@ import json
 import sys
 import sysconfig
 from importlib import resources
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import install_packages, make_venv, run
-from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store, remove_tree
 
 _SHOWN = ("torch", "triton", "numpy")
 _READY = "ready.json"

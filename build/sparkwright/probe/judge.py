@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
+from sparkwright.carries import Carry, ProbeSpec
+from sparkwright.git import Repository
+from sparkwright.merge import MergedSource
+from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import (
     PROOF_FORMAT,
     ProbeRun,
@@ -24,20 +30,10 @@ from sparkwright.probe.proof import (
     proof_key,
     read_proofs,
 )
+from sparkwright.probe.resource import ProbeResource
 from sparkwright.probe.runner import ProbeReport, harness_sources, run_probe
-from sparkwright.probe.setup import PACKAGE, Trees, facilities_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.carries import Carry, ProbeSpec
-    from sparkwright.git import Repository
-    from sparkwright.merge import MergedSource
-    from sparkwright.probe.pool import ProbePool
-    from sparkwright.probe.resource import ProbeResource
-    from sparkwright.probe.setup import ProbeSetup
-    from sparkwright.store import Store
+from sparkwright.probe.setup import PACKAGE, ProbeSetup, Trees, facilities_of
+from sparkwright.store import Store
 
 _KIND = "proof"
 

@@ -11,8 +11,10 @@ import contextlib
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,17 +23,12 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ProofError
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.git import Repository
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.pool import child_folder, environment, interpreter
 from sparkwright.probe.runner import metadata_folder
 from sparkwright.probe.trees import part_of, tree_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 LIMIT = 99 << 10
 """Bytes of shared memory that a block of 12.x may have (CUDA C++ Programming Guide)."""

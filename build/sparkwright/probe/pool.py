@@ -16,28 +16,17 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from sparkwright.base.process import ProcessLimits, start, watch
+from sparkwright.base.process import ProcessLimits, Running, start, watch
 from sparkwright.probe.trees import bytecode_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from sparkwright.base.process import ProcessLimits, Running
-    from sparkwright.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.probe.pool import ProbePool
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 
 def child_folder() -> Path:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Container, Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,10 +21,6 @@ from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.store import storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-    from pathlib import Path
 
 PROOF_FORMAT = 1
 STOPPED = "it was stopped: "  # what the message of a run begins with that was killed at a limit

@@ -9,14 +9,12 @@ The child gets one JSON file, named by an environment variable; ``child/buildkit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from sparkwright.base.digests import to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 ENVIRONMENT_NAME = "SPARKWRIGHT_FACILITIES"
 

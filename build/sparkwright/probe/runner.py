@@ -6,28 +6,22 @@ import contextlib
 import os
 import re
 import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.probe.pool import child_folder, environment, interpreter
+from sparkwright.carries import ProbeSpec
+from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
 from sparkwright.probe.proof import STOPPED, ProbeRun
-from sparkwright.probe.resource import ENVIRONMENT_NAME
+from sparkwright.probe.resource import ENVIRONMENT_NAME, ProbeInput
 from sparkwright.probe.trees import fingerprint, forget_bytecode
-from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from sparkwright.carries import ProbeSpec
-    from sparkwright.probe.pool import ProbePool
-    from sparkwright.probe.resource import ProbeInput
-    from sparkwright.store import Store
+from sparkwright.store import Store, remove_tree
 
 _CHILD = ("harness.py", "probekit.py")
 _BUILDKIT = "buildkit.py"

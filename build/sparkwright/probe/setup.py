@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ToolError
+from sparkwright.carries import Carry, ProbeSpec
+from sparkwright.git import Repository
+from sparkwright.merge import MergedSource
 from sparkwright.probe.environment import describe_environment, prepare_environment
-from sparkwright.probe.resource import ProbeInput
+from sparkwright.probe.resource import ProbeInput, ProbeResource
 from sparkwright.probe.trees import part_of, share_bytecode, tree_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.carries import Carry, ProbeSpec
-    from sparkwright.git import Repository
-    from sparkwright.merge import MergedSource
-    from sparkwright.probe.resource import ProbeResource
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 PACKAGE = "vllm"
 _OWN = "source"  # where vLLM's tree lies in a build's folder

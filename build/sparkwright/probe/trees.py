@@ -10,19 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import task, warn
-from sparkwright.git import check_out, make_read_only
-from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.store import Store
+from sparkwright.git import Repository, check_out, make_read_only
+from sparkwright.store import Store, remove_tree
 
 _KIND = "tree-fingerprint"
 _MOMENT_NS = 946_684_800 * 10**9

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection, Iterator
 from functools import cache
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _TESTS = "tests"
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,19 +28,13 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, install_packages
+from sparkwright.git import Repository
 from sparkwright.probe.environment import environment_key, prepare_environment, requirements
-from sparkwright.probe.pool import environment
+from sparkwright.probe.pool import ProbePool, environment
 from sparkwright.probe.runner import write_metadata
 from sparkwright.probe.trees import part_of, tree_folder
 from sparkwright.probe.upstream_choice import choose_tests
-from sparkwright.store import remove_tree, storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.probe.pool import ProbePool
-    from sparkwright.store import Store
+from sparkwright.store import Store, remove_tree, storing, write_atomically
 
 _FORMAT = 1
 _KIND = "upstream-tests"

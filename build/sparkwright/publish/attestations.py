@@ -8,15 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import PublishError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SUFFIX = ".attestations.json"
 """Behind the name of a wheel: the file with its attestations."""

@@ -14,9 +14,10 @@ The two folders of pages are equally deep, so that a page has the same bytes, an
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -27,9 +28,6 @@ from sparkwright.base.errors import ConfigError, NewerFormatError, SignatureErro
 from sparkwright.lock.runtime import SUFFIX as RUNTIME_SUFFIX
 from sparkwright.publish.pages import ProjectStatus, PublishedFile
 from sparkwright.publish.series import index_pages, series_pages
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 T = TypeVar("T")
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.companion.package import is_companion
 from sparkwright.companion.wheel import read_companion
 from sparkwright.publish.provenance import BUILDER, slsa_statement, statement
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BUILD_TYPE = "urn:sparkwright:companion:v1"
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -27,11 +28,7 @@ from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import LostRaceError, NewerFormatError, PublishError
 from sparkwright.base.events import emit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkwright.publish.target import Target
+from sparkwright.publish.target import Target
 
 CONDEMNED = "prune/condemned.json"
 LEAST_GRACE_S = 3600.0

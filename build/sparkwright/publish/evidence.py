@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,19 +24,13 @@ from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelErr
 from sparkwright.companion.package import is_companion
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.index import wheels_in
-from sparkwright.publish.policy import EvidenceKind
+from sparkwright.publish.policy import ChannelPolicy, EvidenceKind
 from sparkwright.publish.series import series_of
 from sparkwright.store import storing, write_atomically
+from sparkwright.wheel import AuditReport
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.recorded import CARRIES, POINT, RECORD_FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.publish.policy import ChannelPolicy
-    from sparkwright.wheel import AuditReport
 
 FOLDER = "evidence"
 _MOST_BYTES = 16 << 20

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file
 from sparkwright.base.errors import LostRaceError, TamperedError, UploadError
 from sparkwright.publish.target import Stored, StoredStat, checked_path
 from sparkwright.store import atomic_file, hold, storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _LOCK = ".publish.lock"
 _INSTEAD = "publish into another folder"

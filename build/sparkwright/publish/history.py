@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import TamperedError, UnknownNameError
 from sparkwright.publish.channel import (
     POINTER,
+    ChannelState,
     decode_state,
     generation_folder,
     pointer_path,
     require_channel_name,
 )
 from sparkwright.publish.signing import CHANNEL_TYPE, open_envelope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.target import Target
+from sparkwright.publish.target import Target
 
 
 def read_history(target: Target, channel: str) -> Iterator[ChannelState]:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -18,22 +19,15 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
-from sparkwright.lock.runtime import SUFFIX
+from sparkwright.lock.runtime import SUFFIX, LockedRuntime
 from sparkwright.publish.pages import PublishedFile, is_index_page
 from sparkwright.publish.runtimes import runtime_page
 from sparkwright.publish.series import FOLDER, index_pages, series_pages
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
-from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.stamp import header
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.lock.runtime import LockedRuntime
-    from sparkwright.wheel.names import WheelName
 
 SIMPLE = "simple"
 _METADATA = ".metadata"

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -19,18 +21,14 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, SignatureError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit
 from sparkwright.publish.channel import moment, stamp
-from sparkwright.publish.root import TrustedIdentity, TrustedKey, TrustRoot
+from sparkwright.publish.root import Role, TrustedIdentity, TrustedKey, TrustRoot
 from sparkwright.publish.signing import TRUST_TYPE, LocalSigner, sign_by
 from sparkwright.publish.trust import PinnedRoot, first_root, next_root, read_root, replaced, root_of_file
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from securesystemslib.signer import CryptoSigner
 
-    from sparkwright.publish.root import Role
 
 _KEY, _NEXT, _RETIRED = "key.pem", "next.pem", "retired-{}.pem"
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
@@ -16,13 +17,11 @@ from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, Up
 from sparkwright.publish.channel import CHANNELS, require_channel_name
 from sparkwright.publish.target import checked_path
 from sparkwright.store import storing
+from sparkwright.upstream import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import requests
 
-    from sparkwright.upstream import IndexSettings
 
 T = TypeVar("T")
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from pathlib import Path
 from urllib.parse import quote
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import TamperedError, UnknownNameError
-from sparkwright.companion.choosing import companion_of_recipe
+from sparkwright.companion.choosing import FoundCompanion, companion_of_recipe
 from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.companion.package import architecture_name
 from sparkwright.lock import Artifact
-from sparkwright.publish.channel import newest_first
-from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
+from sparkwright.native.model import Target
+from sparkwright.publish.channel import ChannelState, ListedWheel, newest_first
+from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror, open_mirror
+from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.series import series_of
+from sparkwright.publish.trust import PinnedRoot
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
-from sparkwright.upstream import read_settings
+from sparkwright.store import Store
+from sparkwright.upstream import IndexSettings, read_settings
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-    from pathlib import Path
-
-    from sparkwright.companion.choosing import FoundCompanion
-    from sparkwright.native.model import Target
-    from sparkwright.publish.channel import ChannelState, ListedWheel
-    from sparkwright.publish.mirror import Mirror
-    from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.trust import PinnedRoot
-    from sparkwright.store import Store
-    from sparkwright.upstream import IndexSettings
 
 _UNVERIFIED_BYTES = VerifyChannelOptions(wheels="none")  # the digest is checked when the wheel is fetched
 _PROJECT = "vllm"

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from packaging.version import Version
 
 from sparkwright.base.digests import to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 API_VERSION = "1.4"
 _UP = "../../"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError, TamperedError
 from sparkwright.base.events import emit
-from sparkwright.publish.target import Stored, StoredStat, checked_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.target import Target
+from sparkwright.publish.target import Stored, StoredStat, Target, checked_path
 
 _SMALL = 1 << 20
 """Bytes up to which a file that is there already is read and compared."""

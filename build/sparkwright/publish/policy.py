@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POLICY_FILE = "channels.toml"
 _FORMAT = 1

@@ -14,9 +14,10 @@ which the next command on the channel replaces.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import msgspec
 
@@ -31,6 +32,7 @@ from sparkwright.publish.channel import (
     ChannelState,
     ListedWheel,
     PointedChannel,
+    StatusMarker,
     attestations_path,
     decode_state,
     keeping,
@@ -42,31 +44,23 @@ from sparkwright.publish.channel import (
     with_pages,
 )
 from sparkwright.publish.condemned import Deposits
-from sparkwright.publish.evidence import stated_series
+from sparkwright.publish.evidence import FoundEvidence, stated_series
 from sparkwright.publish.history import content_of, generations_of
 from sparkwright.publish.index import describe
+from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promotion import promotion_statement
+from sparkwright.publish.retention import Retained
+from sparkwright.publish.root import TrustRoot
+from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import (
     CHANNEL_TYPE,
     STATEMENT_TYPE,
+    PayloadSigner,
     open_envelope,
     verify_envelope,
 )
 from sparkwright.publish.stable_pages import write_stable_pages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-    from pathlib import Path
-
-    from sparkwright.publish.channel import StatusMarker
-    from sparkwright.publish.evidence import FoundEvidence
-    from sparkwright.publish.policy import ChannelPolicy
-    from sparkwright.publish.retention import Retained
-    from sparkwright.publish.root import TrustRoot
-    from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.signing import PayloadSigner
-    from sparkwright.publish.target import Target
+from sparkwright.publish.target import Target
 
 _METADATA = ".metadata"
 

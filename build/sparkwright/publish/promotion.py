@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sparkwright.base.digests import to_json
+from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.evidence import FoundEvidence
 from sparkwright.publish.provenance import STATEMENT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.evidence import FoundEvidence
 
 PROMOTION = "urn:sparkwright:promotion:v1"
 """The predicate type of promotion statements."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import WheelError
-from sparkwright.wheel.recorded import read_record
+from sparkwright.wheel.recorded import RecordedCarry, WheelRecord, read_record
 from sparkwright.wheel.sbom import read_bill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.wheel.recorded import RecordedCarry, WheelRecord
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

@@ -17,15 +17,15 @@ import os
 import platform
 import time
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
 
 import msgspec
 
 from sparkwright.base.errors import LostRaceError
 from sparkwright.base.events import emit, task
-from sparkwright.publish.channel import CHANNELS, POINTER, moment, stamp
+from sparkwright.publish.channel import CHANNELS, POINTER, ChannelState, moment, stamp
 from sparkwright.publish.condemned import (
     CONDEMNED,
     LEAST_GRACE_S,
@@ -34,15 +34,9 @@ from sparkwright.publish.condemned import (
     unit_of,
     write_condemned,
 )
+from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.retention import retained
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.policy import ChannelPolicy
-    from sparkwright.publish.promote import ChannelPublisher
 
 LEASE_S = 600.0
 """Seconds after which another pruner takes over an unfinished removal; the first stops after half of it."""

@@ -8,20 +8,14 @@ and the last generation that listed it was dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
 
 from sparkwright.companion.package import PROJECT as COMPANION
-from sparkwright.publish.channel import moment, newest_first
+from sparkwright.publish.channel import ChannelState, ListedWheel, moment, newest_first
+from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.series import series_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from sparkwright.publish.channel import ChannelState, ListedWheel
-    from sparkwright.publish.policy import ChannelPolicy
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import PublishError
-from sparkwright.lock.runtime import SUFFIX, LockedPackage, format_runtime, read_runtime, runtime_name
+from sparkwright.lock.runtime import (
+    SUFFIX,
+    LockedPackage,
+    LockedRuntime,
+    format_runtime,
+    read_runtime,
+    runtime_name,
+)
+from sparkwright.publish.pages import PublishedFile
 from sparkwright.publish.series import series_of
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.lock.runtime import LockedRuntime
-    from sparkwright.publish.pages import PublishedFile
 
 
 def runtimes_in(patchsets: Path) -> dict[str, LockedRuntime]:

@@ -6,8 +6,11 @@ An older generation with a good signature is a replay: a mirror is stale, or som
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -15,16 +18,9 @@ from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ReplayedChannelError, UntrustedKeyError
 from sparkwright.base.events import warn
-from sparkwright.publish.channel import moment
+from sparkwright.publish.channel import ChannelState, moment
 from sparkwright.publish.trust import PinnedRoot, read_root
 from sparkwright.store import hold, storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from sparkwright.publish.channel import ChannelState
 
 _INSTEAD = "set XDG_STATE_HOME to a writable folder"
 

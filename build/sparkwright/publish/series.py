@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from packaging.version import Version
 
 from sparkwright.companion.package import is_companion
-from sparkwright.publish.pages import address_of, project_html, project_json, root_html, root_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.publish.pages import ProjectStatus, PublishedFile
+from sparkwright.publish.pages import (
+    ProjectStatus,
+    PublishedFile,
+    address_of,
+    project_html,
+    project_json,
+    root_html,
+    root_json,
+)
 
 FOLDER = "series"
 """The folder of the series' indexes, below the index over all."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import SignatureError, ToolError, UntrustedKeyError
+from sparkwright.publish.root import TrustedIdentity, TrustRoot
 
 if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner
     from sigstore.models import Bundle
 
-    from sparkwright.publish.root import TrustedIdentity, TrustRoot
 
 CHANNEL_TYPE = "application/vnd.sparkwright.channel+json"
 TRUST_TYPE = "application/vnd.sparkwright.trust+json"

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError, TamperedError
-from sparkwright.publish.channel import CHANNELS, STABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.publish.channel import ChannelState
-    from sparkwright.publish.target import Target
+from sparkwright.publish.channel import CHANNELS, STABLE, ChannelState
+from sparkwright.publish.target import Target
 
 _TRIES = 5
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import SignatureError, TamperedError
-
-if TYPE_CHECKING:
-    from sparkwright.publish.channel import ChannelState, ListedWheel
+from sparkwright.publish.channel import ChannelState, ListedWheel
 
 T = TypeVar("T")
 

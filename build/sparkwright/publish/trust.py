@@ -7,21 +7,16 @@ newest version that was seen is remembered, and none before it is trusted again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.errors import SignatureError, UntrustedKeyError
 from sparkwright.publish.channel import decode_signed, moment
 from sparkwright.publish.root import FORMAT, TrustedKey, TrustRoot
-from sparkwright.publish.signing import TRUST_TYPE, open_envelope, verify_envelope
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.publish.signing import OpenedEnvelope
+from sparkwright.publish.signing import TRUST_TYPE, OpenedEnvelope, open_envelope, verify_envelope
 
 FOLDER = "trust"
 _MOST_VERSIONS = 1000

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from datetime import datetime
+from typing import Literal
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import (
@@ -23,6 +25,9 @@ from sparkwright.publish.channel import (
     CLOCK_SKEW,
     POINTER,
     STABLE,
+    AttestationLink,
+    ChannelState,
+    ListedWheel,
     attestations_path,
     decode_state,
     generation_folder,
@@ -31,9 +36,13 @@ from sparkwright.publish.channel import (
     pointer_path,
     require_channel_name,
 )
+from sparkwright.publish.mirror import Mirror
+from sparkwright.publish.root import TrustRoot
+from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.signing import (
     CHANNEL_TYPE,
     STATEMENT_TYPE,
+    OpenedEnvelope,
     identity_of,
     open_envelope,
     verify_envelope,
@@ -46,18 +55,7 @@ from sparkwright.publish.statements import (
     decode_statement,
     require_subject,
 )
-from sparkwright.publish.trust import newest_root
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from sparkwright.publish.channel import AttestationLink, ChannelState, ListedWheel
-    from sparkwright.publish.mirror import Mirror
-    from sparkwright.publish.root import TrustRoot
-    from sparkwright.publish.seen import SeenChannels
-    from sparkwright.publish.signing import OpenedEnvelope
-    from sparkwright.publish.trust import PinnedRoot
+from sparkwright.publish.trust import PinnedRoot, newest_root
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes.recipe import serve_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe, serve_arguments
 
 _PORT = 8000
 # Flags that sparkrun's users change without editing a recipe.

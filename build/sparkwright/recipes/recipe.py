@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import field
@@ -15,9 +16,6 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes.evaluation import EvalBound, require_usable_bounds
 from sparkwright.recipes.evidence import Evidence, Grade, best_grade
 from sparkwright.recipes.shared import reasons, use_title
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"

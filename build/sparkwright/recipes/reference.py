@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 from importlib import resources
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 _FORMAT = 1
 

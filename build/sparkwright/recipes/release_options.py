@@ -6,17 +6,14 @@ Nothing here runs vLLM: `sparkwright.serve.ask_release` asks a release, and the 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import field
 
 from sparkwright.base.config import Model
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 Kind = Literal["flag", "value", "variable", "speculative key", "parser", "deprecated"]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,12 @@ card is not known, it does not apply, and vLLM decides.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import IncompatibleOptionsError
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.rule import Rule, ServerOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from sparkwright.recipes.recipe import Recipe
-
 
 _EAGLE_LIKE = ("eagle", "eagle3", "dflash", "extract_hidden_states", "draft_model", "ngram_gpu")
 _MAY_DRAFT_NOTHING = {"ngram", "ngram_gpu", "suffix"}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _FORMAT = 1
 

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from email import message_from_bytes
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -22,12 +22,7 @@ from sparkwright.base.events import task
 from sparkwright.base.process import install_packages, make_venv, run, uv_program
 from sparkwright.probe.environment import prepare_environment as prepare_probes
 from sparkwright.probe.environment import requirements as probes_requirements
-from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store, remove_tree
 
 # For pictures and sound. Their packages are compiled for one torch each, and a model of text wants none.
 _LEFT_OUT = frozenset({"torchaudio", "torchvision", "torchcodec"})

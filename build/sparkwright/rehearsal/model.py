@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from sparkwright.base.config import to_builtins
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.engine.outcomes import CheckOutcome
+from sparkwright.engine.outcomes import CheckOutcome
 
 Verdict = Literal["passed", "failed", "undecided"]
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.engine.server.environment import vllm_command
 from sparkwright.recipes import load_recipe, serve_arguments, shipped_path
-from sparkwright.store import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store, write_atomically
 
 NAME = "rehearsal-smollm2"
 """The name of the recipe that rehearsals serve."""

@@ -7,7 +7,6 @@ Python over that wheel, serves it and verifies the server.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -15,10 +14,12 @@ from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.carries.patchset import BuildSpec
-from sparkwright.distributed import Task, bring_files, share_json
+from sparkwright.distributed import Done, StoredFile, Task, bring_files, share_json
+from sparkwright.distributed.cluster import Cluster, Workers
 from sparkwright.distributed.inputs import shared
 from sparkwright.distributed.tasks import OUT
 from sparkwright.engine.outcomes import CheckOutcome
+from sparkwright.engine.verifier import Verifier
 from sparkwright.lock import Lock, RehearsalPin
 from sparkwright.merge import MergeReport
 from sparkwright.pipeline import BuildOptions, Checkout, Job
@@ -28,14 +29,8 @@ from sparkwright.rehearsal.report import PAGE, write_report
 from sparkwright.rehearsal.run import folder_of, onto_served, rehearse_changes, require_checks
 from sparkwright.rehearsal.stock import machine, pin_of, require_wheel
 from sparkwright.rehearsal.tree import PACKAGE, release_tree
-from sparkwright.upstream import fetch_artifact, open_source
+from sparkwright.upstream import Access, fetch_artifact, open_source
 from sparkwright.upstream.given import GivenSource, GivenTree
-
-if TYPE_CHECKING:
-    from sparkwright.distributed import Done, StoredFile
-    from sparkwright.distributed.cluster import Cluster, Workers
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.upstream import Access
 
 _EXPECTED_S, _EXPECTED_MIB = 180.0, 6144.0
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import sha256_file, to_json
+from sparkwright.rehearsal.model import RehearsalResult
 from sparkwright.store import storing, write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.rehearsal.model import RehearsalResult
 
 PAGE, DATA = "rehearsal.md", "rehearsal.json"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec import structs
 
@@ -12,8 +13,9 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import RehearsalError, ServerError, UnknownNameError
 from sparkwright.base.events import emit, task
 from sparkwright.engine.outcomes import CheckOutcome, broken_server, error_line, outcomes_of
-from sparkwright.engine.verifier import CheckRequest
-from sparkwright.merge import merge_patchset
+from sparkwright.engine.verifier import CheckRequest, Verifier
+from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.pipeline import Job
 from sparkwright.publish import dist_folder
 from sparkwright.rehearsal.model import (
     DEFAULT,
@@ -21,6 +23,7 @@ from sparkwright.rehearsal.model import (
     SPECULATION,
     RehearsalOptions,
     RehearsalResult,
+    ServedTree,
     worst,
 )
 from sparkwright.rehearsal.recipe import write_recipe
@@ -29,15 +32,6 @@ from sparkwright.rehearsal.statements import statements
 from sparkwright.rehearsal.stock import nearest_release, pin_of, require_wheel
 from sparkwright.rehearsal.tree import PACKAGE, prepare
 from sparkwright.rehearsal.weights import prepare_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.merge import MergeReport
-    from sparkwright.pipeline import Job
-    from sparkwright.rehearsal.model import ServedTree
 
 _SUPPORT = "cpu-speculation"
 

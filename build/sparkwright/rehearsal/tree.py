@@ -9,17 +9,19 @@ patched and unpatched servers start from the same packages. Bytecode is validate
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process import make_venv, run
 from sparkwright.git import blob_id, make_read_only
+from sparkwright.lock import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
+from sparkwright.pipeline import Job
 from sparkwright.probe.trees import fingerprint
 from sparkwright.rehearsal.environment import (
     add_below,
@@ -31,14 +33,7 @@ from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.recipe import write_recipe
 from sparkwright.rehearsal.stock import PROJECT, pin_of, require_wheel
 from sparkwright.rehearsal.weights import prepare_model
-from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock import Artifact
-    from sparkwright.pipeline import Job
-    from sparkwright.store import Store
+from sparkwright.store import Store, remove_tree
 
 PACKAGE = "vllm/"
 # Part of the key: raised when a tree is laid out otherwise.

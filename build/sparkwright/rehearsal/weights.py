@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process import run
 from sparkwright.git import make_read_only
+from sparkwright.lock import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from sparkwright.lock import Artifact
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access
 
 _KIND = "model"
 # Part of the folder's name: raised when the model is written otherwise.

@@ -5,20 +5,15 @@ Everything here is computed from its arguments alone: `realise` makes the trees 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError
-from sparkwright.search.model import Change
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from sparkwright.carries import Carry
-    from sparkwright.lock import Lock
-    from sparkwright.search.model import Axis
-    from sparkwright.search.points import ResolvedSpec, UpstreamPoint
+from sparkwright.carries import Carry
+from sparkwright.lock import Lock
+from sparkwright.search.model import Axis, Change
+from sparkwright.search.points import ResolvedSpec, UpstreamPoint
 
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
 REORDERED = "reordered"

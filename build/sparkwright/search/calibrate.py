@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.search.model import Calibration, StepVerdict
+from sparkwright.search.model import Calibration, SearchProblem, StepVerdict
 from sparkwright.search.ordered import Noise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from sparkwright.search.model import SearchProblem
 
 _RUNS = 3  # of the bad end at first, if the judge may say different things
 _ENOUGH_SHOWN = 4  # bad runs that make the rate of a flake known well enough

@@ -7,21 +7,17 @@ import shlex
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ProcessError
 from sparkwright.base.process import LimitsExceeded
+from sparkwright.engine.verifier import Verifier
+from sparkwright.search.axes import Candidate
 from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation, StepVerdict
-from sparkwright.search.remote import OUTPUT, run_words
+from sparkwright.search.realise import Realiser
+from sparkwright.search.remote import OUTPUT, Machines, run_words
+from sparkwright.search.served import Serving
 from sparkwright.store import storing
-
-if TYPE_CHECKING:
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.search.axes import Candidate
-    from sparkwright.search.realise import Realiser
-    from sparkwright.search.remote import Machines
-    from sparkwright.search.served import Serving
 
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command

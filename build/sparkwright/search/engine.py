@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -32,16 +34,10 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, task
 from sparkwright.search.journal import Evaluated, Known, SearchJournal, Stopped, read_journal
-from sparkwright.search.model import Evaluation, SearchResult, StepVerdict
+from sparkwright.search.model import CandidateJudge, Evaluation, SearchProblem, SearchResult, StepVerdict
 from sparkwright.search.strategy import Question, search
 from sparkwright.store.atomic import storing
 from sparkwright.store.removal import remove_tree
-
-if TYPE_CHECKING:
-    import threading
-    from pathlib import Path
-
-    from sparkwright.search.model import CandidateJudge, SearchProblem
 
 _PASSING = (
     BusyError,

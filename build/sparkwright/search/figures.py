@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.search.metric import UntestableError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
 
 CHECK = "sweep"
 _BY_CATEGORY = "served at every level"

@@ -8,7 +8,7 @@ kept: resuming and replaying are the same search over what is known.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -16,9 +16,6 @@ from sparkwright.base.config import Model, json_decoder
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.search.model import Evaluation, SearchProblem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILE = "journal.jsonl"
 _FORMAT = 1

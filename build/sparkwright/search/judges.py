@@ -6,34 +6,27 @@ served tree, a command what its words mention.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec import structs
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.carries import ProbeSpec, load_carry
-from sparkwright.merge import OutcomeKind
+from sparkwright.engine.verifier import Verifier
+from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.probe import prepare_environment
-from sparkwright.probe.proof import named_modules
+from sparkwright.probe.proof import ProbeRun, named_modules
 from sparkwright.probe.runner import run_probe
+from sparkwright.search.axes import Candidate
 from sparkwright.search.metric import UntestableError, timed
-from sparkwright.search.model import Evaluation, StepVerdict
+from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
+from sparkwright.search.realise import Realiser
+from sparkwright.search.remote import Machines
 from sparkwright.store import write_atomically
-
-if TYPE_CHECKING:
-    import threading
-    from pathlib import Path
-
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.merge import MergeReport, Outcome
-    from sparkwright.probe.proof import ProbeRun
-    from sparkwright.search.axes import Candidate
-    from sparkwright.search.model import CandidateJudge
-    from sparkwright.search.realise import Realiser
-    from sparkwright.search.remote import Machines
 
 _PACKAGE = "vllm"
 _PROBE_SECONDS, _PROBE_MIB = 120, 4096

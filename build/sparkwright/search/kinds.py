@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.verifier import Verifier
 from sparkwright.search.command import Command, CommandJudge, CommandSampler, JudgeOptions
 from sparkwright.search.figures import parse_figure
 from sparkwright.search.judges import CheckJudge, MergeJudge, ProbeJudge
-from sparkwright.search.metric import MetricJudge
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.search.metric import Sampler
-    from sparkwright.search.model import CandidateJudge
-    from sparkwright.search.realise import Realiser
+from sparkwright.search.metric import MetricJudge, Sampler
+from sparkwright.search.model import CandidateJudge
+from sparkwright.search.realise import Realiser
 
 KINDS = (
     "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"

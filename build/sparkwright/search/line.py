@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
+from sparkwright.git import Repository
 from sparkwright.search.axes import UpstreamStep
-from sparkwright.search.points import UpstreamPoint
+from sparkwright.search.points import ResolvedSpec, UpstreamPoint
+from sparkwright.upstream import Access, UpstreamSource
 from sparkwright.upstream.index import versions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.git import Repository
-    from sparkwright.search.points import ResolvedSpec
-    from sparkwright.upstream import Access, UpstreamSource
 
 _PROJECT = "vllm"
 _FULL_ID = 40

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import structs
@@ -18,15 +19,6 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store.atomic import storing, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def timed(judge: Callable[[], Evaluation]) -> Evaluation:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from sparkwright.base.config import Model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 Axis = Literal["upstream", "carries", "kernels", "requirements"]
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TypeVar
 
 _SURPRISE = 1e-6  # of a judge that always says the same, to be wrong
 _FALSE_ALARMS = (0.05, 10.0)  # Beta prior of the share of runs in which a candidate without the culprit fails

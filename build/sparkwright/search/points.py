@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from sparkwright.carries import Carry
 from sparkwright.carries.folder import unknown_name
-from sparkwright.carries.model import Name  # noqa: TC001 - msgspec reads it
-
-if TYPE_CHECKING:
-    from sparkwright.carries import Carry
-    from sparkwright.lock import Lock
+from sparkwright.carries.model import Name
+from sparkwright.lock import Lock
 
 
 @dataclass(frozen=True)

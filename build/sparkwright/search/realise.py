@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec import structs
 
@@ -28,29 +28,24 @@ from sparkwright.base.errors import (
     WheelError,
 )
 from sparkwright.base.events import warn
+from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository
+from sparkwright.lock import Lock
 from sparkwright.merge import MergeReport, Outcome, merge_patchset
 from sparkwright.merge.prepare import prepare
 from sparkwright.merge.trial import Trial
 from sparkwright.pipeline.assembly import Assemble
+from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe import tree_folder
+from sparkwright.search.axes import Candidate, SpecDifference
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.specs import pinned_lock
-from sparkwright.upstream import Pristine, open_source
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.carries import Revision
-    from sparkwright.lock import Lock
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.pipeline.options import BuildOptions
-    from sparkwright.search.axes import Candidate, SpecDifference
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access, Pristine, open_source
 
 _PACKAGE = "vllm"
 

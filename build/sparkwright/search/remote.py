@@ -9,47 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import digest_of, to_json
 from sparkwright.base.events import emit
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.base.process import Completed, LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec
-from sparkwright.distributed import Task, TaskLostError, bring_files, share_file, share_json
-from sparkwright.distributed.cluster import Cluster, ThisMachine
+from sparkwright.distributed import Done, StoredFile, Task, TaskLostError, bring_files, share_file, share_json
+from sparkwright.distributed.cluster import Cluster, ThisMachine, Workers
 from sparkwright.distributed.tasks import OUT
+from sparkwright.merge import MergeReport
+from sparkwright.pipeline import Job
 from sparkwright.pipeline.packs import packed
 from sparkwright.pipeline.remote_proofs import require_environment
 from sparkwright.probe import tree_folder
 from sparkwright.probe.environment import environment_key
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.runner import run_probe
+from sparkwright.rehearsal import RehearsalOptions, RehearsalResult
 from sparkwright.search.metric import UntestableError
 from sparkwright.store import write_atomically
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkwright.distributed import Done, StoredFile
-    from sparkwright.distributed.cluster import Workers
-    from sparkwright.merge import MergeReport
-    from sparkwright.pipeline import Job
-    from sparkwright.rehearsal import RehearsalOptions, RehearsalResult
-    from sparkwright.upstream import Access
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkwright.base.process import Completed
-    from sparkwright.search.remote import Machines
-
-if TYPE_CHECKING:
-    from sparkwright.search.remote import Machines
-
+from sparkwright.upstream import Access
 
 OUTPUT, SPEC = "output.log", "spec.json"
 

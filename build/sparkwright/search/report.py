@@ -5,23 +5,19 @@ All three are the same for the same journal. Text of changes and judges goes thr
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean, human_seconds
 from sparkwright.search.calibrate import ends
-from sparkwright.search.model import StepVerdict
+from sparkwright.search.model import Change, SearchProblem, SearchResult, SearchStep, StepVerdict
 from sparkwright.search.subsets import Changes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.search.model import Change, SearchProblem, SearchResult, SearchStep
 
 TEMPLATES = Path(__file__).parent / "template"
 

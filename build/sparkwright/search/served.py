@@ -6,7 +6,6 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import sha256_file, to_json
@@ -19,24 +18,20 @@ from sparkwright.base.errors import (
     ServerError,
     StorageError,
 )
-from sparkwright.distributed import bring_files
+from sparkwright.distributed import Done, bring_files
 from sparkwright.engine.outcomes import error_line
 from sparkwright.engine.server import ServerFailedError
-from sparkwright.engine.verifier import CheckRequest, CheckResult
+from sparkwright.engine.verifier import CheckRequest, CheckResult, Verifier
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search import figures
+from sparkwright.search.figures import NamedFigure
 from sparkwright.search.judges import VERDICTS
 from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation
+from sparkwright.search.realise import Realiser
+from sparkwright.search.remote import Machines
 from sparkwright.store import storing, write_atomically
-
-if TYPE_CHECKING:
-    from sparkwright.distributed import Done
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.search.figures import NamedFigure
-    from sparkwright.search.realise import Realiser
-    from sparkwright.search.remote import Machines
 
 _SMOKE = "smoke"
 # One start is one sample: more requests of one start make it no surer.

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
-from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.engine.verifier import Verifier
+from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.choose import choose_arch
-from sparkwright.search.axes import difference, weigh
+from sparkwright.pipeline.options import BuildOptions
+from sparkwright.search.axes import SpecDifference, UpstreamStep, difference, weigh
 from sparkwright.search.command import CommandSampler, JudgeOptions
 from sparkwright.search.judges import AnyFailure, MergeJudge, ProbeJudge
 from sparkwright.search.kinds import make_judge
 from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
-from sparkwright.search.model import SearchProblem
-from sparkwright.search.points import restricted
+from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
+from sparkwright.search.points import ResolvedSpec, restricted
 from sparkwright.search.realise import Realiser
+from sparkwright.search.remote import Machines
+from sparkwright.search.served import Serving
 from sparkwright.search.specs import Resolver
-from sparkwright.upstream import open_source
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterator
-
-    from sparkwright.engine.verifier import Verifier
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.pipeline.options import BuildOptions
-    from sparkwright.search.axes import SpecDifference, UpstreamStep
-    from sparkwright.search.model import Axis, CandidateJudge
-    from sparkwright.search.points import ResolvedSpec
-    from sparkwright.search.remote import Machines
-    from sparkwright.search.served import Serving
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access, open_source
 
 
 @dataclass(frozen=True)

@@ -7,33 +7,27 @@ the history of its repository, and what was found is only used if its digest is 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
-from sparkwright.carries import load_carry
+from sparkwright.carries import Carry, load_carry
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository, check_out
-from sparkwright.lock import read_lock
+from sparkwright.lock import Lock, read_lock
 from sparkwright.lock.model import LOCK_NAME
-from sparkwright.pipeline.checkout import lock_name, open_checkout, series_names
+from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
 from sparkwright.search.points import RecordedSpec, ResolvedSpec, UpstreamPoint
 from sparkwright.store import storing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.carries import Carry
-    from sparkwright.lock import Lock
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.upstream import Access
-    from sparkwright.wheel import WheelName
-    from sparkwright.wheel.archive import Archive
+from sparkwright.upstream import Access
+from sparkwright.wheel import WheelName
+from sparkwright.wheel.archive import Archive
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _STATED = re.compile(r"[^/]+\.dist-info/WHEEL")

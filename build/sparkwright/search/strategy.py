@@ -11,23 +11,25 @@ together.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.calibrate import calibrate, ends
-from sparkwright.search.model import Calibration, SearchResult, SearchStep, StepVerdict
-from sparkwright.search.ordered import Located, Posterior, locate
+from sparkwright.search.model import (
+    Calibration,
+    Evaluation,
+    SearchProblem,
+    SearchResult,
+    SearchStep,
+    StepVerdict,
+)
+from sparkwright.search.ordered import Located, Noise, Posterior, locate
 from sparkwright.search.signature import normalise
 from sparkwright.search.subsets import Changes, ddmin
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from sparkwright.search.model import Evaluation, SearchProblem
-    from sparkwright.search.ordered import Noise
-
-    Questions = Generator["Question", Evaluation, SearchResult]
+Questions = Generator["Question", Evaluation, SearchResult]
 
 Role = Literal["bad end", "good end", "search", "check"]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sparkwright.base.errors import BisectionError, DependencyOrderError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
-
-    from sparkwright.search.model import SearchProblem
+from sparkwright.search.model import SearchProblem
 
 _UNIFORM = 0.5  # share of the prior that ignores suspicion, so that a wrong one costs about one step
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
-from sparkwright.serve.release_child import AskedRelease, child
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.serve.release_child import ReleaseAnswer
-    from sparkwright.store import Store
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.serve.release_child import AskedRelease, ReleaseAnswer, child
+from sparkwright.store import Store
 
 _KIND = "installed"
 

@@ -7,21 +7,16 @@ answered from the store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.trees import Merge, PristineTree
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.pool import interpreter
 from sparkwright.probe.trees import tree_folder
-from sparkwright.serve.release_child import AskedRelease, child
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.pipeline.job import Job
-    from sparkwright.serve.release_child import ReleaseAnswer
+from sparkwright.serve.release_child import AskedRelease, ReleaseAnswer, child
 
 _PACKAGE = "vllm"
 

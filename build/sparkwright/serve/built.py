@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -17,10 +18,6 @@ from sparkwright.pipeline.choose import choose_arch
 from sparkwright.publish import wheels_in
 from sparkwright.publish.series import series_of
 from sparkwright.wheel import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
 

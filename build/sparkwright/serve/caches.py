@@ -7,18 +7,13 @@ Variables are those that vLLM 0.24 to 0.33 and its pinned FlashInfer, Triton and
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.recipes import Recipe
-
+from sparkwright.recipes import Recipe
 
 _PASSING = (".lock", ".tmp")
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import UnknownNameError
-from sparkwright.pipeline.checkout import open_checkout, series_names
+from sparkwright.git import Repository
+from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.recipes import apply_use, incompatibilities, node_arguments, serve_arguments
-from sparkwright.recipes.release_options import problems
+from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, serve_arguments
+from sparkwright.recipes.release_options import ParsedCommand, Problem, problems
 from sparkwright.serve.ask_release import ask_release
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.git import Repository
-    from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.recipes import Recipe
-    from sparkwright.recipes.release_options import ParsedCommand, Problem
-    from sparkwright.serve.release_child import ReleaseAnswer
-    from sparkwright.store import Store
+from sparkwright.serve.release_child import ReleaseAnswer
+from sparkwright.store import Store
 
 
 @dataclass(frozen=True)

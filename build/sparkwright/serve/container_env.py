@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, served_recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _OFF = frozenset({"off", "none", "no", "false", "0", "disabled"})
 _ON = frozenset({"1", "on", "true", "yes"})

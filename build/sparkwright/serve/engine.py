@@ -15,15 +15,14 @@ import msgspec
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics import fetch_snapshot
-from sparkwright.engine.server import sample_host
+from sparkwright.engine.observations import MetricsSnapshot
+from sparkwright.engine.server import ServerProcess, sample_host
 from sparkwright.serve.incident import compilers
 from sparkwright.serve.watchdog import EngineSample
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from sparkwright.engine.observations import MetricsSnapshot
-    from sparkwright.engine.server import ServerProcess
 
 _ANSWER_S = 10.0
 _ERROR = 500

@@ -10,18 +10,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.recipes import Recipe
 from sparkwright.serve.container_env import KNOWN, recipe_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.recipes import Recipe
 
 RUNTIME = Path("/run/sparkwright")
 FOLDER = "SPARKWRIGHT_RUN"

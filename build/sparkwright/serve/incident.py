@@ -6,16 +6,12 @@ import contextlib
 import json
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sparkwright.serve.watchdog import EngineSample
+from sparkwright.serve.watchdog import EngineSample
 
 _DUMP_S = 15.0
 _MOST_DUMPED = 16

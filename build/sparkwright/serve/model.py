@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.engine.server import BOOT_S
+from sparkwright.recipes import Recipe
 from sparkwright.serve.warmup import LIMIT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.recipes import Recipe
 
 PORT = 8000
 """The port of `vllm serve`."""

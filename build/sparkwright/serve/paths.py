@@ -5,14 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store, remove_tree
 
 CACHES = "serve/caches"
 RUNS = "serve/runs"

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.card import card_capability
 from sparkwright.engine.server.environment import vllm_command
-from sparkwright.recipes import serve_arguments
+from sparkwright.recipes import Recipe, serve_arguments
 from sparkwright.serve.caches import cache_key
+from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.paths import caches_of
 from sparkwright.serve.reasons import Reason, explain_flags, explain_variables
 from sparkwright.serve.run import server_variables
 from sparkwright.serve.settings import KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.model import ServeOptions
-    from sparkwright.store import Store
-
+from sparkwright.store import Store
 
 _UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.engine.flashinfer import REASONS
+from sparkwright.recipes import Recipe
 from sparkwright.serve.caches import reason_of
 from sparkwright.serve.settings import KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.recipes import Recipe
 
 _UNSAID = "the recipe has it"
 # For flags that a recipe gives no reason of its own for.

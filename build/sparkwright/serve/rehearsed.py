@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from sparkwright.merge import merge_patchset
-from sparkwright.recipes import load_recipe
+from sparkwright.pipeline import Job
+from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.rehearsal import serve_nearest
 from sparkwright.serve.model import Installation
-
-if TYPE_CHECKING:
-    from sparkwright.pipeline import Job
-    from sparkwright.recipes import Recipe
 
 
 def install_rehearsal(job: Job, recipe: Recipe) -> Installation:

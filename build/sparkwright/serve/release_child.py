@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,11 +23,7 @@ from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.pipeline.state import require
 from sparkwright.probe.pool import environment
 from sparkwright.recipes.release_options import ParsedCommand, ReleaseOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _OPTIONS = "release-options"
 _COMMAND = "parsed-command"

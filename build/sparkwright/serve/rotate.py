@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.events import emit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST_BYTES = 64 << 20
 KEPT = 4

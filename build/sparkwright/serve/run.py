@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.card import card_capability
@@ -17,27 +19,22 @@ from sparkwright.base.ports import free_port
 from sparkwright.engine.client import open_session
 from sparkwright.engine.flashinfer import environment_path
 from sparkwright.engine.metrics import fetch_snapshot
-from sparkwright.engine.server import diagnose, sample_host, start_server
+from sparkwright.engine.observations import MetricsSnapshot
+from sparkwright.engine.server import ServerProcess, diagnose, sample_host, start_server
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
+from sparkwright.recipes import Recipe
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.model import Installation, ServeOptions
 from sparkwright.serve.status import memory_pressure, status_between
-from sparkwright.serve.supervise import supervise
+from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-    from pathlib import Path
-
     import aiohttp
 
-    from sparkwright.engine.observations import MetricsSnapshot
-    from sparkwright.engine.server import ServerProcess
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.model import Installation, ServeOptions
-    from sparkwright.serve.supervise import WatchOptions
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25

@@ -6,11 +6,9 @@ import json
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 STALE_S = 90.0
 """A state that is older than this is not believed: the watchdog itself has stopped."""

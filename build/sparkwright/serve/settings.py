@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.recipes import Recipe
+from sparkwright.recipes import Recipe
 
 SET_BY_USER = "set on the command line"
 """The reason of a flag that the user set."""

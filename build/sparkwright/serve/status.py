@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model
 from sparkwright.engine.metrics import SpeculationAbsentError, speculation
 from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
-
-if TYPE_CHECKING:
-    from sparkwright.engine.observations import HostSample, MetricsSnapshot
+from sparkwright.engine.observations import HostSample, MetricsSnapshot
 
 _PRESSURE = Path("/proc/pressure/memory")
 _SOME = re.compile(r"^some avg10=([\d.]+)", re.MULTILINE)

@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
@@ -22,11 +25,6 @@ from sparkwright.serve.watchdog import (
     WatchLimits,
     WatchVerdict,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
 _KEPT_SAMPLES = 240
 _EXTENDED_S = 180  # of a start in systemd's eyes, from each pulse on

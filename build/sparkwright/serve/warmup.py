@@ -7,22 +7,21 @@ length, a batch of another size, sampling, a chat template.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.client import Endpoint
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import BootFacts
+from sparkwright.recipes import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import aiohttp
 
-    from sparkwright.engine.client import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.engine.observations import BootFacts
-    from sparkwright.recipes import Recipe
 
 LIMIT_S = 900.0
 """Seconds after which no further round begins."""

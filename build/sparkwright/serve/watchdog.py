@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from sparkwright.recipes import Recipe
+from sparkwright.recipes import Recipe
 
 STALL_S: Final = 120.0
 SLOWEST_PREFILL: Final = 100.0

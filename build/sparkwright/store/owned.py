@@ -11,13 +11,10 @@ import errno
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.store.removal import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LOCK = ".lock"
 

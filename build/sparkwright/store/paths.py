@@ -9,9 +9,10 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import copy_hashed, sha256_file
@@ -20,14 +21,9 @@ from sparkwright.base.events import emit
 from sparkwright.store.atomic import storing, sweep_beside, write_atomically
 from sparkwright.store.locks import hold
 from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_folder
+from sparkwright.store.remote import RemoteTier
 from sparkwright.store.removal import remove_tree
-from sparkwright.store.usage import claim, note_use, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.store.remote import RemoteTier
-    from sparkwright.store.usage import ActiveRun
+from sparkwright.store.usage import ActiveRun, claim, note_use, running
 
 T = TypeVar("T")
 
@@ -174,8 +170,16 @@ class Store:
             if stat.S_ISREG(state.st_mode) and size in {None, state.st_size}:
                 note_use(path, state)
                 return path
-        if remote and self.remote is not None:
-            return self.remote.fetch_file(self, sha256, size, fresh=fresh)
+        if not remote or self.remote is None:
+            return None
+        try:
+            with self.scratch() as scratch:
+                brought = scratch / sha256
+                if self.remote.fetch_file(sha256, brought, size, fresh=fresh):
+                    return self.adopt_file(brought, sha256, verified=True)
+        except StorageError as error:
+            # The build needs the disk too, and says so itself where it cannot do without.
+            self.remote.stop_reading(str(error))
         return None
 
     def find_intact(self, sha256: str, *, size: int | None = None, remote: bool = True) -> Path | None:
@@ -252,7 +256,7 @@ class Store:
             download: true for a file that others can download too; the user may have turned these off.
         """
         if self.remote is not None and (self.remote.settings.downloads or not download):
-            self.remote.write_file(self, sha256)
+            self.remote.write_file(sha256, self.file_path(sha256))
 
     def link(self, sha256: str, target: Path) -> Path:
         """Put the file with that digest at *target* too, inside the store.
@@ -379,9 +383,10 @@ class Store:
             value: JSON-ready.
             share: false to keep it from the remote tier, which has as much already.
         """
-        self._write_record(kind, key, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+        record = json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+        self._write_record(kind, key, record)
         if share and self.remote is not None:
-            self.remote.write_record(self, kind, key)
+            self.remote.write_record(kind, key, record, self.file_path)
 
     def _write_record(self, kind: str, key: str, data: bytes) -> None:
         path = self.record_path(kind, key)

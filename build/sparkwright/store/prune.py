@@ -10,21 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.events import emit
 from sparkwright.store.atomic import storing
-from sparkwright.store.survey import LOGS
-from sparkwright.store.usage import NOTED_EVERY_S, last_used, no_new_runs, oldest_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from sparkwright.store.paths import Store
-    from sparkwright.store.survey import StoreEntry
-    from sparkwright.store.usage import ActiveRun
+from sparkwright.store.paths import Store
+from sparkwright.store.survey import LOGS, StoreEntry
+from sparkwright.store.usage import NOTED_EVERY_S, ActiveRun, last_used, no_new_runs, oldest_run
 
 _DAY_S = 86400.0
 

@@ -6,16 +6,12 @@ import contextlib
 import os
 import re
 import stat
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sparkwright.store.paths import Store
 from sparkwright.store.usage import last_used
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from sparkwright.store.paths import Store
 
 LOGS = "logs"
 """The kind of what is outside the store: event logs and tracebacks of the checkout."""

@@ -12,15 +12,12 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.events import emit
 from sparkwright.store.owned import is_owned, owned_file, sweep_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NOTED_EVERY_S = 3600.0
 

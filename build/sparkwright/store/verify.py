@@ -6,22 +6,19 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from sparkwright.base.digests import sha256_stream
 from sparkwright.base.errors import DamagedStoreError
 from sparkwright.base.events import emit, task
 from sparkwright.store.atomic import storing
+from sparkwright.store.paths import Store
 from sparkwright.store.removal import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from sparkwright.store.paths import Store
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -13,17 +13,14 @@ import os
 import posixpath
 import tarfile
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, cast
+from pathlib import Path
+from typing import IO, NamedTuple, cast
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
 from sparkwright.git import outward_link
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-    from typing import IO
 
 # Git's file modes (gitformat-index(5)).
 REGULAR = "100644"

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 from sparkwright.base.errors import FetchError
+from sparkwright.lock import Artifact
 from sparkwright.upstream.index import IndexFile
 from sparkwright.upstream.network import fetch_failed, open_session, retrying, shown
+from sparkwright.upstream.settings import IndexSettings
 
 if TYPE_CHECKING:
     import requests
 
-    from sparkwright.lock import Artifact
-    from sparkwright.upstream.settings import IndexSettings
 
 NIGHTLY = "nightly"
 _PROJECT = "vllm"

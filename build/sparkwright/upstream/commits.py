@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 from packaging.version import Version
@@ -12,21 +12,15 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import FetchError, NotInStoreError, WheelError
 from sparkwright.base.events import emit
-from sparkwright.lock import Artifact
+from sparkwright.git import Repository
+from sparkwright.lock import Artifact, WheelEvidence
 from sparkwright.lock.statements import ReleaseEvidence, stated_commit, stated_versions
-from sparkwright.upstream.commit_index import NIGHTLY, as_file, find_wheel, list_wheels
+from sparkwright.upstream.commit_index import NIGHTLY, CommitWheel, as_file, find_wheel, list_wheels
 from sparkwright.upstream.download import fetch_artifact, transfer
 from sparkwright.upstream.evidence import read_wheel, tree_texts
 from sparkwright.upstream.network import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from sparkwright.git import Repository
-    from sparkwright.lock import WheelEvidence
-    from sparkwright.upstream.commit_index import CommitWheel
-    from sparkwright.upstream.releases import Access
-    from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import IndexSettings
 
 _WHEEL = "commit-wheel"
 _NIGHTLY = "nightly-commit"

@@ -7,27 +7,24 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sparkwright.base.digests import copy_hashed
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, SparkwrightError, StorageError
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import Task, emit, task
 from sparkwright.lock import Artifact
-from sparkwright.store import storing
+from sparkwright.store import Store, storing
 from sparkwright.upstream.commit_index import locate_in_commit
 from sparkwright.upstream.index import IndexFile, local_path, locate, remote_size
 from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, retrying
+from sparkwright.upstream.settings import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import requests
 
-    from sparkwright.base.events import Task
-    from sparkwright.store import Store
-    from sparkwright.upstream.settings import IndexSettings
 
 _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
 

@@ -6,7 +6,8 @@ Every file is fetched by digest before a word of it is believed.
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from msgspec import structs
 
@@ -17,6 +18,7 @@ from sparkwright.git import list_remote
 from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
 from sparkwright.lock.coherence import CudaEvidence
+from sparkwright.lock.native import Package
 from sparkwright.lock.statements import (
     VERSION_FILE,
     ReleaseEvidence,
@@ -28,17 +30,9 @@ from sparkwright.lock.statements import (
 )
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.index import find
+from sparkwright.upstream.index import IndexFile, find
 from sparkwright.upstream.members import fetch_members
-from sparkwright.upstream.releases import PROJECT, as_artifact
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from pathlib import Path
-
-    from sparkwright.lock.native import Package
-    from sparkwright.upstream.index import IndexFile
-    from sparkwright.upstream.releases import Access, Pristine
+from sparkwright.upstream.releases import PROJECT, Access, Pristine, as_artifact
 
 _MAX_TEXT_BYTES = 16 << 20
 _PATIENCE_S = 20.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ArchiveError, FetchError
 from sparkwright.base.events import task, warn
 from sparkwright.git import FileEntry, check_object_id, fetch, import_files
-from sparkwright.lock import Artifact
+from sparkwright.lock import Artifact, Lock
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.upstream.archive import (
     EXECUTABLE,
@@ -38,11 +38,6 @@ from sparkwright.upstream.releases import (
     sdist_tree,
     upstream_ref,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.lock import Lock
 
 _WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
 _FULL_ID = 40

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import NotInStoreError
+from sparkwright.lock import Lock
 from sparkwright.upstream.releases import Pristine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.lock import Lock
-    from sparkwright.upstream.source import UpstreamSource
+from sparkwright.upstream.source import UpstreamSource
 
 
 class GivenTree(Model, frozen=True):

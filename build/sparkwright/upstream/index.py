@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,13 @@ from urllib.parse import unquote, urlsplit
 
 from sparkwright.base.errors import DigestError, FetchError
 from sparkwright.base.events import emit
+from sparkwright.lock import Artifact
 from sparkwright.upstream.network import fetch_failed, open_session, reason_of, retrying, shown, stated_bytes
+from sparkwright.upstream.settings import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import requests
     from packaging.version import Version
-
-    from sparkwright.lock import Artifact
-    from sparkwright.upstream.settings import IndexSettings
 
 
 @dataclass(frozen=True)

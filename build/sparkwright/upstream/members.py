@@ -11,27 +11,23 @@ from __future__ import annotations
 import contextlib
 import re
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from sparkwright.base.errors import ArchiveError, DigestError, NotInStoreError, SparkwrightError
-from sparkwright.base.events import emit, task
-from sparkwright.store import storing
+from sparkwright.base.events import Task, emit, task
+from sparkwright.lock import Artifact
+from sparkwright.store import Store, storing
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import local_path, locate
 from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, retrying
+from sparkwright.upstream.settings import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from typing import BinaryIO
-
     import requests
 
-    from sparkwright.base.events import Task
-    from sparkwright.lock import Artifact
-    from sparkwright.store import Store
-    from sparkwright.upstream.settings import IndexSettings
 
 _CHUNK = 1 << 16
 _END = 1 << 16  # holds the end record with the longest comment (APPNOTE.TXT 4.3.16), and most lists

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
+from collections.abc import Callable, Iterator
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
@@ -12,14 +13,12 @@ from urllib.parse import urlsplit, urlunsplit
 from sparkwright import __version__
 from sparkwright.base.errors import FetchError
 from sparkwright.base.events import emit
+from sparkwright.upstream.settings import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import requests
     from tenacity import RetryCallState, Retrying
 
-    from sparkwright.upstream.settings import IndexSettings
 
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S = 30.0

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
 from sparkwright.base.events import task
-from sparkwright.git import FileEntry, import_files, list_remote
-from sparkwright.lock import Artifact
+from sparkwright.git import FileEntry, Repository, import_files, list_remote
+from sparkwright.lock import Artifact, Lock
+from sparkwright.store import Store
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.index import find, remote_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.git import Repository
-    from sparkwright.lock import Lock
-    from sparkwright.store import Store
-    from sparkwright.upstream.index import IndexFile
-    from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.index import IndexFile, find, remote_size
+from sparkwright.upstream.settings import IndexSettings
 
 PROJECT = "vllm"
 

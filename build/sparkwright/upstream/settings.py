@@ -12,14 +12,11 @@ import configparser
 import os
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _MACHINE_FILE = Path("/etc/pip.conf")
 _SECTIONS = ("global", "download")

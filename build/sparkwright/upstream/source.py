@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, UnknownNameError
 from sparkwright.git import check_address, check_object_id, fetch, refuse_secret
+from sparkwright.lock import Artifact, Lock
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.folder import FolderSource
 from sparkwright.upstream.releases import (
@@ -21,9 +22,6 @@ from sparkwright.upstream.releases import (
     sdist_tree,
     upstream_ref,
 )
-
-if TYPE_CHECKING:
-    from sparkwright.lock import Artifact, Lock
 
 _FULL_ID = 40
 _BY_FOLDER = ", or give a folder that holds that file with --source"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from sparkwright.engine.cell import Cell, Prompt
+from sparkwright.engine.findings import Finding
+from sparkwright.engine.observations import BootFacts, Observation
+from sparkwright.verify.corpus import Corpus
 from sparkwright.verify.datasets import Dataset
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.cell import Cell, Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import BootFacts, Observation
-    from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.profile import Profile
+from sparkwright.verify.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,17 @@ from __future__ import annotations
 import codecs
 import json
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Message, Prompt
-from sparkwright.verify.corpus import WORDS_PER_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.verify.corpus import Corpus
+from sparkwright.verify.corpus import WORDS_PER_TOKEN, Corpus
 
 CATEGORY = "own"
 CHATS = "own chats"

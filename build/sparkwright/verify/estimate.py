@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.client.load import output_lengths
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.options import VerifyOptions
 
 _WORDS_PER_TOKEN = 0.75
 _CELL_S = 1.5  # counters that settle, and a plain request

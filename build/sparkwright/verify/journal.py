@@ -7,7 +7,8 @@ be cut; opening it again drops that line, and its cell is measured again. Nothin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,13 +16,9 @@ from sparkwright.base.config import Model, json_decoder
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.base.journal import JournalFile, read_lines
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import BootFacts, Observation
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.engine.cell import Cell
 
 FILE = "journal.jsonl"
 _FORMAT = 1

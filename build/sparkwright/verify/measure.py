@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.cell import WATCHED
+from sparkwright.engine.cell import WATCHED, Cell
 from sparkwright.engine.client import LagProbe, canary, open_session, run_load
 from sparkwright.engine.metrics import fetch_snapshot, quiesce
-from sparkwright.engine.observations import Observation
+from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation, Sample
 from sparkwright.engine.server import sample_host
 from sparkwright.engine.server.compiling import CompileWatch
 from sparkwright.engine.server.host import is_here
+from sparkwright.engine.servers import MeasuredServer
+from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
     import aiohttp
 
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import HostSample, MetricsSnapshot, Sample
-    from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.verify.profile import Profile
 
 # Period at which counters and the machine are sampled, in the server's clock; its minimum in the client's.
 _SERIES_S = 5.0

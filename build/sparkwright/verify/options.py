@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,11 +14,8 @@ from sparkwright.recipes import load_recipe
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
-from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.simulator.settings import DIALECT
-
-if TYPE_CHECKING:
-    from sparkwright.verify.profile import Profile
 
 REFERENCE = "reference"
 """Name of the check that `VerifyOptions.reference` adds."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.servers import Arms
+from sparkwright.verify.check import Check, Context
 from sparkwright.verify.estimate import Rates
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.servers import Arms
-    from sparkwright.verify.check import Check, Context
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -16,20 +17,17 @@ from sparkwright.engine.capabilities import (
     TOOLS,
     VLLM,
 )
+from sparkwright.engine.client import Endpoint, EndpointFacts
 from sparkwright.engine.client.features import try_features
 from sparkwright.engine.client.tokens import lacks_tokenizer
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics.snapshot import parse_snapshot
+from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes import load_recipe
+from sparkwright.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import aiohttp
-
-    from sparkwright.engine.client import Endpoint, EndpointFacts
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.engine.observations import BootFacts
-    from sparkwright.verify.options import VerifyOptions
 
 
 async def find_lacking(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from msgspec import field
 
 from sparkwright.base.config import Model
 from sparkwright.engine.deadlines import Deadlines
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Profile(Model, frozen=True):

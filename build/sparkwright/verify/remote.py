@@ -7,28 +7,24 @@ unless the server is simulated, and takes it for itself.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError, ServerError
 from sparkwright.base.events import emit
-from sparkwright.distributed import Task, bring_files, share_file, share_json
+from sparkwright.distributed import Done, Task, bring_files, share_file, share_json
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import GB10, GPU, OUT
 from sparkwright.engine.environment import runtime_beside
+from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import broken_server, outcomes_of
 from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.verifier import CheckResult
+from sparkwright.store import Store
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results, load_run, write_results
 from sparkwright.verify.runner import run_verification
-
-if TYPE_CHECKING:
-    from sparkwright.distributed import Done
-    from sparkwright.distributed.cluster import Cluster
-    from sparkwright.engine.findings import Finding
-    from sparkwright.store import Store
 
 _EXPECTED_S, _EXPECTED_MIB = 3600.0, 4096.0
 _FILES = ("wheel", "against", "recipe")

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
-from sparkwright.verify.history import past_runs, read_past
-from sparkwright.verify.journal import FILE, read_journal
+from sparkwright.engine.findings import Verdict
+from sparkwright.verify.history import PastRun, past_runs, read_past
+from sparkwright.verify.journal import FILE, Contents, read_journal
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.run import Run
-
-if TYPE_CHECKING:
-    from sparkwright.engine.findings import Verdict
-    from sparkwright.verify.history import PastRun
-    from sparkwright.verify.journal import Contents
 
 VERDICT_FORMAT = 1
 """Of ``verdict.json``: raised where a reader of the one before would misread it."""

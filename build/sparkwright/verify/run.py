@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparkwright.engine.findings import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import BootFacts, Observation
-    from sparkwright.verify.history import PastRun
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation
+from sparkwright.verify.history import PastRun
 
 # From bad to good: the first of these among several verdicts is that of all.
 _ORDER = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE)

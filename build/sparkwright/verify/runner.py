@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.store import open_store
-from sparkwright.verify.results import write_results
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import Results, write_results
 from sparkwright.verify.setup import make_plan
 from sparkwright.verify.suite import run_plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.results import Results
 
 
 def run_verification(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,40 +29,29 @@ from sparkwright.engine.capabilities import (
     refuse_lacking,
     require_known,
 )
-from sparkwright.engine.client import Endpoint, check_address, check_endpoint, open_session
+from sparkwright.engine.client import Endpoint, EndpointFacts, check_address, check_endpoint, open_session
+from sparkwright.engine.environment import Environment
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import find_installed, start_server
-from sparkwright.engine.servers import Arms, read_log, standing
-from sparkwright.recipes import load_recipe, variant
+from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
+from sparkwright.recipes import Recipe, load_recipe, variant
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import Check, Context
 from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
-from sparkwright.verify.estimate import estimate, rates_of
+from sparkwright.verify.estimate import Estimate, estimate, rates_of
 from sparkwright.verify.journal import Manifest
-from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use, require_one_rival
+from sparkwright.verify.options import REFERENCE, VerifyOptions, profile_of, recipe_and_use, require_one_rival
 from sparkwright.verify.plan import Plan
 from sparkwright.verify.probe_capabilities import find_lacking, lacking_facts
+from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
 from sparkwright.verify.simulated import simulated
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
-
-    from sparkwright.engine.client import EndpointFacts
-    from sparkwright.engine.environment import Environment
-    from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.recipes import Recipe
-    from sparkwright.verify.check import Check
-    from sparkwright.verify.estimate import Estimate
-    from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.profile import Profile
-
-    Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
+Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}

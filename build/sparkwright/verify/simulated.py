@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import start_server
-from sparkwright.engine.servers import Arms
+from sparkwright.engine.servers import Arms, MeasuredServer
 from sparkwright.recipes import load_recipe
-from sparkwright.verify.options import recipe_and_use
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
+from sparkwright.verify.profile import Profile
 from sparkwright.verify.simulator.by_recipe import simulator_arguments
 from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.profile import Profile
 
 
 def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Arms, str, dict[str, str]]:

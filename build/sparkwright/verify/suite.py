@@ -9,33 +9,37 @@ from __future__ import annotations
 import math
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.engine.capabilities import TOKENIZE
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.client import canary, count_tokens, open_session
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
+from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.check import AdaptiveCheck
+from sparkwright.verify.check import AdaptiveCheck, Check, Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.estimate import Remaining, estimate
-from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
+from sparkwright.verify.journal import (
+    BootRecord,
+    Concluded,
+    Contents,
+    Journal,
+    Manifest,
+    Measured,
+    Noted,
+    cell_id,
+    read_journal,
+)
 from sparkwright.verify.measure import measure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.verify.check import Check, Context
-    from sparkwright.verify.journal import Contents, Manifest
-    from sparkwright.verify.plan import Plan
+from sparkwright.verify.plan import Plan
 
 DURATION = "duration"
 """Name of the journal's note on the expected and the real duration of the run."""

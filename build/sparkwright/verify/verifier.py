@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from sparkwright.distributed import Task
+from sparkwright.engine.findings import Finding
 from sparkwright.engine.verifier import CheckRequest, Verifier
+from sparkwright.store import Store
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.remote import run_task
 from sparkwright.verify.runner import run_verification
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.distributed import Task
-    from sparkwright.engine.findings import Finding
-    from sparkwright.store import Store
 
 _PAIRED = frozenset({"compare", "parity"})  # they need two servers
 

@@ -18,16 +18,13 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
 from sparkwright.base.members import MOST_TEXT, name_fault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4H3L5H2L")

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
+from sparkwright.lock import Lock
 from sparkwright.store import atomic_file, storing
 from sparkwright.wheel.classify import compiled_from, of_kind
 from sparkwright.wheel.deflate import holds
@@ -27,12 +30,6 @@ from sparkwright.wheel.rewrite import Kept, Packed, Stored, layout, write_parts
 from sparkwright.wheel.sbom import SBOM, sbom
 from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.lock import Lock
 
 UPSTREAM = "upstream-wheel"
 

@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, SparkwrightError
 from sparkwright.base.events import emit
+from sparkwright.lock import Artifact, Lock
 from sparkwright.native.inspection import Tally
+from sparkwright.native.model import Extension
+from sparkwright.store import Store
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
-from sparkwright.wheel.binaries import BinaryReport, inspect_binaries
+from sparkwright.wheel.binaries import BinaryReport, InspectedBinaries, NativeExpectation, inspect_binaries
 from sparkwright.wheel.checks import AuditCheck, AuditSubject
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
@@ -29,18 +33,9 @@ from sparkwright.wheel.native_checks import NATIVE_CHECKS
 from sparkwright.wheel.provenance import provenance_agrees, sbom_agrees
 from sparkwright.wheel.recorded import RECORD_FOLDER
 from sparkwright.wheel.sbom import SBOM
-from sparkwright.wheel.source import open_source
+from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.survey import Facts, check_sizes, survey
 from sparkwright.wheel.syntax import SyntaxCheck, floor_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sparkwright.lock import Artifact, Lock
-    from sparkwright.native.model import Extension
-    from sparkwright.store import Store
-    from sparkwright.wheel.binaries import InspectedBinaries, NativeExpectation
-    from sparkwright.wheel.source import StockWheel
 
 CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
     ("record-complete", checks.record_complete),

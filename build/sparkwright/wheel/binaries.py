@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ArchiveError, BinaryError
-from sparkwright.native.inspection import Resolution, Tally, classify, resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.native.inspection import ElfFacts, Inspection, Inspector, Python, Surroundings
-    from sparkwright.wheel.archive import Archive
+from sparkwright.native.inspection import (
+    ElfFacts,
+    Inspection,
+    Inspector,
+    Python,
+    Resolution,
+    Surroundings,
+    Tally,
+    classify,
+    resolve,
+)
+from sparkwright.wheel.archive import Archive
 
 # Part of the keys of cached results: raised when a result would differ.
 _RULES = 2

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import WheelError
 from sparkwright.git import blob_id
+from sparkwright.lock import Lock
+from sparkwright.native.model import Extension
+from sparkwright.wheel.archive import Archive
 from sparkwright.wheel.assemble import UPSTREAM, native_faults
+from sparkwright.wheel.binaries import InspectedBinaries
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.delta import delta
 from sparkwright.wheel.elf import machine_of
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
+from sparkwright.wheel.names import WheelName
 from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, RECORD_FOLDER
 from sparkwright.wheel.sbom import COMPILED, SBOM
+from sparkwright.wheel.source import StockWheel
 from sparkwright.wheel.stamp import (
     VERSION_FILE,
     header,
@@ -29,17 +36,7 @@ from sparkwright.wheel.stamp import (
     stated_version,
     version_tuple,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.lock import Lock
-    from sparkwright.native.model import Extension
-    from sparkwright.wheel.archive import Archive
-    from sparkwright.wheel.binaries import InspectedBinaries
-    from sparkwright.wheel.names import WheelName
-    from sparkwright.wheel.source import StockWheel
-    from sparkwright.wheel.survey import Facts
+from sparkwright.wheel.survey import Facts
 
 RECORD_FILES = frozenset({POINT, CARRIES, PROVIDERS, KERNELS})
 _SHOWN = 5

@@ -8,12 +8,10 @@ hands the rest to CMake.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from sparkwright.lock.native_paths import CMAKE_PATHS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Kind = Literal["native", "metadata", "shipped", "not-shipped"]
 """The part of the wheel that a path decides: compiled code, METADATA, other files, or nothing."""

@@ -8,14 +8,10 @@ everywhere.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import CHUNK, digest_of, sha256_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _LEVEL = 6
 

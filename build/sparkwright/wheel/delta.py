@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import WheelError
 from sparkwright.base.members import name_fault
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.record import entry_of
+from sparkwright.wheel.source import StockWheel
 from sparkwright.wheel.stamp import VERSION_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.wheel.source import StockWheel
 
 
 @dataclass(frozen=True)

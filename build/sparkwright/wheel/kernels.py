@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import WheelError
-from sparkwright.wheel.archive import open_archive
+from sparkwright.native.model import Extension, Target
+from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.native.model import Extension, Target
-    from sparkwright.wheel.archive import Archive
 
 KERNELS = "kernels.json"
 KERNELS_FORMAT = 1

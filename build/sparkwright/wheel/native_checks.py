@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from sparkwright.lock.native import Binary
+from sparkwright.lock.native import Binary, NativePin
 from sparkwright.native.inspection import (
+    Inspection,
     KernelClass,
+    Python,
     Tally,
     classify,
     honest_platform,
@@ -15,17 +17,10 @@ from sparkwright.native.inspection import (
     over_platform,
     unprovided,
 )
-from sparkwright.wheel.binaries import inspect_binary, resolution_of
+from sparkwright.wheel.binaries import InspectedBinaries, inspect_binary, resolution_of
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
+from sparkwright.wheel.kernels import BinaryKernels, LeftOut
 from sparkwright.wheel.slim import needed_because
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from sparkwright.lock.native import NativePin
-    from sparkwright.native.inspection import Inspection, Python
-    from sparkwright.wheel.binaries import InspectedBinaries
-    from sparkwright.wheel.kernels import BinaryKernels, LeftOut
 
 _ORIGIN = "$ORIGIN"
 

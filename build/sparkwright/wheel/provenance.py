@@ -7,16 +7,14 @@ builder's machine: a carry that was allowed without a proof.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from sparkwright.base.digests import to_json
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge, record_members, renamed
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.recorded import CARRIES, PROVIDERS, RECORD_FOLDER, WheelRecord
 from sparkwright.wheel.sbom import SBOM, components_of, sbom
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ALLOWED = "allowed by the builder"
 """The value of ``unproved`` for a carry that went in without a proof."""

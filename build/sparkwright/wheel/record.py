@@ -7,13 +7,10 @@ import binascii
 import csv
 import hashlib
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import WheelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _FIELDS = 3
 

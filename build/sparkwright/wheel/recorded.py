@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,10 +14,6 @@ from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 RECORD_FOLDER = "sparkwright"
 POINT = "point.json"

@@ -8,9 +8,9 @@ import struct
 import zipfile
 import zlib
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
@@ -27,9 +27,6 @@ from sparkwright.wheel.archive import (
     Archive,
     WheelMember,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 _UNIX, _VERSION = 3, 20
 _EPOCH_DATE = (0 << 9) | (1 << 5) | 1  # 1980-01-01, the first date of MS-DOS

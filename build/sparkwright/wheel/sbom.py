@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import WheelError
+from sparkwright.lock import Lock
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.recorded import RecordedBinary, RecordedCarry, WheelRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
     from cyclonedx.model.component import Component, Patch
     from packageurl import PackageURL
 
-    from sparkwright.lock import Lock
-    from sparkwright.wheel.recorded import RecordedBinary, RecordedCarry, WheelRecord
 
 SBOM = "sboms/sparkwright.cdx.json"
 """The file's name in the wheel's metadata folder."""

@@ -8,18 +8,14 @@ is not listed, or that another file names meanwhile, stays in the wheel.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sparkwright.lock.native import DroppedBinary
+from sparkwright.native.inspection import Tally
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.kernels import LeftOut
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock.native import DroppedBinary
-    from sparkwright.native.inspection import Tally
-    from sparkwright.wheel.source import StockWheel
+from sparkwright.wheel.source import StockWheel
 
 
 @dataclass(frozen=True)

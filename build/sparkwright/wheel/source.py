@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.elf import ELF_MAGIC, is_elf
 from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.record import RecordEntry, parse_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from packaging.version import Version
 
 from sparkwright.base.errors import WheelError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 VERSION_FILE = "vllm/_version.py"
 _STRINGS = frozenset({"version", "__version__"})

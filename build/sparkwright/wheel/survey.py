@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
 from sparkwright.base.members import MOST_PYTHON, MOST_TEXT, most_bytes
 from sparkwright.base.text import human_size
+from sparkwright.wheel.archive import Archive, WheelMember
 from sparkwright.wheel.elf import HEADER_SIZE, is_elf
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-    from pathlib import Path
-
-    from sparkwright.wheel.archive import Archive, WheelMember
-    from sparkwright.wheel.source import StockWheel
+from sparkwright.wheel.source import StockWheel
 
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
 _SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)

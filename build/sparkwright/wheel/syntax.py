@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
 from sparkwright.base import process
 from sparkwright.base.config import Model
 from sparkwright.base.digests import digest_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 _MINORS = range(7, 15)
 _KIND = "compiles"

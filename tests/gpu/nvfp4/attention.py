@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from nvfp4 import coder
+from nvfp4.record import Recorder
 from nvfp4.reference import expected, gather
 from nvfp4.rig import PLAIN, Batch, Features, Layer, Shape, prepare, slots_of, table
 from nvfp4.statistics import OUTLIERS, Source
-
-if TYPE_CHECKING:
-    from nvfp4.record import Recorder
 
 __all__ = ["cases", "run"]
 

@@ -14,12 +14,11 @@ each rounded to nearest, ties to even. Where a value is not a number, the group'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from nvfp4.rig import Shape
+from nvfp4.rig import Shape
 
 __all__ = ["Packed", "decode", "encode", "places"]
 

@@ -12,19 +12,16 @@ FlashInfer must be importable, and compiles its kernels when they are first used
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from nvfp4.record import Recorder
 from nvfp4.rig import GUARD, Batch, Layer, Shape, prepare, slots_of
 from nvfp4.speed import NEAR, PATTERN, Case, distance
 from nvfp4.timing import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nvfp4.record import Recorder
 
 __all__ = ["PROCESSES", "run"]
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
+from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
-
-if TYPE_CHECKING:
-    import torch
-    from vllm import SamplingParams
 
 __all__ = ["Forced"]
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from nvfp4 import coder
+from nvfp4.record import Recorder
 from nvfp4.rig import GUARD, Layer, Shape, prepare
-
-if TYPE_CHECKING:
-    from nvfp4.record import Recorder
 
 __all__ = ["run"]
 

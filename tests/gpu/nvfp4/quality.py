@@ -11,15 +11,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from nvfp4.record import Recorder
 from nvfp4.serve import environment, processes
 from nvfp4.train import LENGTH, train
-
-if TYPE_CHECKING:
-    from nvfp4.record import Recorder
 
 __all__ = ["divergence", "run"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from nvfp4.rig import Batch, Features, Layer
+from nvfp4.rig import Batch, Features, Layer
 
 __all__ = ["attention", "gather"]
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # From a copy of the sources: where this runs, nothing of this project is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "build"))
 
-from nvfp4.record import markdown, read
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from nvfp4.record import markdown, read
 
 __all__ = ["charts", "tables"]
 

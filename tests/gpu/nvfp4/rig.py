@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["PLAIN", "Batch", "Features", "Layer", "Shape", "prepare", "table"]
 

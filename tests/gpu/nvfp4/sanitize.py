@@ -7,17 +7,15 @@ beyond one of them is seen.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from nvfp4.attention import Case, Scene, attend
+from nvfp4.record import Recorder
 from nvfp4.rig import Batch, Features, Shape, prepare
-
-if TYPE_CHECKING:
-    from nvfp4.record import Recorder
 
 __all__ = ["run"]
 

@@ -16,13 +16,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pair.models import write_models
 from pair.sessions import ended, engines_end_on_sigterm
 
-if TYPE_CHECKING:
-    from nvfp4.record import Recorder
+from nvfp4.record import Recorder
 
 __all__ = ["environment", "odd_layers", "processes", "run"]
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from nvfp4.record import Recorder
 from nvfp4.rig import GUARD, Batch, Layer, Shape, prepare, slots_of
 from nvfp4.timing import Clock, Times, copy_bandwidth
-
-if TYPE_CHECKING:
-    from nvfp4.record import Recorder
 
 __all__ = ["PROCESSES", "run"]
 

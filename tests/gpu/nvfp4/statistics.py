@@ -8,12 +8,10 @@ token whose key is much larger than all others. Values have a heavy tail over ch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from nvfp4.rig import Shape
+from nvfp4.rig import Shape
 
 __all__ = ["OUTLIERS", "Source"]
 

@@ -7,13 +7,10 @@ compared is timed in turn, round after round: drift of the clocks meets all alik
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Clock", "Times", "copy_bandwidth"]
 

@@ -15,23 +15,21 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.reader import Vector, get_metrics_snapshot
+from vllm.v1.metrics.stats import SchedulerStats
 
 from pair.arguments import pair_arguments
 from pair.load import ACCEPTED, Counters, Observed, Request, expected, faults, workload
 from pair.models import VOCABULARY
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.metrics.stats import SchedulerStats
 
 LEVEL_SECONDS = 120
 CANARY_SECONDS = 30

@@ -6,15 +6,12 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from test_cli_bisect import PROBE, culprits, git, patched  # noqa: F401 - a fixture
+from world import World
 
 from sparkwright.cli.bisect import command
-
-if TYPE_CHECKING:
-    from world import World
 
 PAGE = Path(__file__).parents[3] / "docs" / "bisect.md"
 EXAMPLES = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import tomlkit
@@ -10,9 +10,6 @@ from tiny_release import CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World, files_below
 
 from sparkwright.base.errors import UnprovedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NEW = ("--title", "Count to two", "--why", "One is not enough.")
 

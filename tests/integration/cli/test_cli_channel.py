@@ -6,20 +6,17 @@ import json
 import shutil
 from base64 import b64decode
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import companion_kit
 import pytest
 import wheelkit
 from channel_kit import small_wheel
+from world import World
 
 from sparkwright.base.errors import PublishError
 from sparkwright.companion.wheel import write_companion
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.provenance import STATEMENT
-
-if TYPE_CHECKING:
-    from world import World
 
 SHIPPED = Path(__file__).parents[3] / "patchsets/channels.toml"
 

@@ -8,22 +8,18 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from platform import machine
-from typing import TYPE_CHECKING
 
 import pytest
 import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
+from world import World
 
 from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
 from sparkwright.publish.evidence import attach, require_evidence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from world import World
 
 TAG = f"py3-none-manylinux_2_17_{machine()}"
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import kit
 import pytest
 from cluster_kit import Host, two_hosts, two_sshds
 from store_servers import nginx_store
-from world import PROBE
+from world import PROBE, World
 
 from sparkwright.base.errors import ToolError
 from sparkwright.probe.environment import requirements
 from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from world import World
 
 pytestmark = pytest.mark.slow
 

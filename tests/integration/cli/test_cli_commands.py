@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import wheelkit
@@ -14,15 +14,11 @@ from kit import UpstreamRepository
 from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
 from upstream_kit import git
+from world import World
 
 from sparkwright.base.digests import to_json
 from sparkwright.cli import doctor
 from sparkwright.lock import read_lock
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from world import World
 
 
 class TestAudit:

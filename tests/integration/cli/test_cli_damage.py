@@ -6,18 +6,14 @@ import json
 import os
 import random
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from wheelkit import sha256
+from world import Ran, World
 
 from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from world import Ran, World
 
 
 @pytest.fixture

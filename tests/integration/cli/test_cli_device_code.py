@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
+from world import World
 
 from sparkwright.base.errors import ToolError
 from sparkwright.lock.native import ExtensionSpec
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
-
-if TYPE_CHECKING:
-    from world import World
 
 # It writes commands down, as CMake does. The project's list of architectures is the file ``archs``.
 CMAKE = """\

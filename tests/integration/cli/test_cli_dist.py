@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
+from world import World
 
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.publish import dist_folder
-
-if TYPE_CHECKING:
-    import pytest
-    from world import World
 
 ROOT = Path(__file__).parents[3]
 

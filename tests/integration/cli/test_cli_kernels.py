@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 from kit import Content, make_tree, write_diff
 from native_kit import native_tables, offer_toolkit, with_native
 from wheelkit import elf, pack, sha256, unpack
+from world import World
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
@@ -21,14 +22,15 @@ from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.extensions import record_extension
 from sparkwright.native.model import Extension, Target
 from sparkwright.pipeline import open_checkout
-from sparkwright.wheel import KERNELS, AssemblyPlan, BinarySource, assemble, kernels_record, parse_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from world import World
-
-    from sparkwright.wheel import Expectation
+from sparkwright.wheel import (
+    KERNELS,
+    AssemblyPlan,
+    BinarySource,
+    Expectation,
+    assemble,
+    kernels_record,
+    parse_name,
+)
 
 C = "vllm/_C.abi3.so"
 KERNEL = {"csrc/kernel.cu": "// a kernel for the card\n"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
@@ -11,9 +11,6 @@ from world import CLAMP_PROBE, World
 
 from sparkwright.base.errors import AbsorptionError, UnprovedError
 from sparkwright.merge import OutcomeKind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NEXT = make_tiny(
     "1.3.0",

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import tomlkit
 from commit_kit import MACHINES, CommitIndex, SmallUpstream
 from kit import UpstreamRepository
-from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
+from tiny_release import ALIGNED, CLAMP, CLAMPED, TinyRelease, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
 
 from sparkwright.nightly.model import Judgement, Night
 from sparkwright.nightly.state import open_state
-
-if TYPE_CHECKING:
-    from tiny_release import TinyRelease
 
 NEEDS_PERSON, NOTHING_NEW = 95, 94
 CLAMP_PATH, ALIGN_PATH = "vllm/clamp.py", "vllm/align.py"

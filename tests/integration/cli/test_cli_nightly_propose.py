@@ -6,16 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 from tiny_release import ALIGN, CLAMP, make_tiny
+from world import World
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NeedsPersonError, ToolError
-
-if TYPE_CHECKING:
-    from world import World
 
 DOWN = ("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}")
 # Merges without a conflict, and what the carry changes is not what is called any more.

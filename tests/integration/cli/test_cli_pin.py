@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tomlkit
 from commit_kit import CommitIndex, SmallUpstream, members
 from packaging.version import Version
 from tiny_release import ALIGN, CLAMPED, make_tiny
+from world import Ran, World
 
 from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
 from sparkwright.git import open_repository
 from sparkwright.pipeline import BuildOptions, apply, make_job, open_checkout
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.upstream import Access, read_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from world import Ran, World
 
 LATER = {"vllm/words.py": "WORDS = ()\n", "vllm/new.py": "NEW = True\n", "vllm/old.py": None}
 ONE = ("--platform", "aarch64")

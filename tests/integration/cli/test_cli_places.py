@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from world import files_below
+from world import World, files_below
 
 from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from world import World
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from checkpoint_kit import DENSE, write_checkpoint
-from hub_kit import hub_server
+from hub_kit import HubServer, hub_server
+from world import World
 
 from sparkwright.cli.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hub_kit import HubServer
-    from world import World
 
 RECIPE = """\
 format = 1

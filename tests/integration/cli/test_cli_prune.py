@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import wheelkit
 from channel_kit import small_wheel
+from world import World
 
 from sparkwright.base.errors import ConfigError, PublishError, UploadError
 from sparkwright.publish.evidence import attach
-
-if TYPE_CHECKING:
-    from world import World
 
 SHIPPED = Path(__file__).parents[3] / "patchsets/channels.toml"
 

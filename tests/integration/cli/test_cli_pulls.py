@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import tomlkit
 from kit import UpstreamRepository
 from tiny_release import ALIGN, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World, files_below
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BETTER = CLAMPED.replace("return 2", "return 22")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from http_index import Fault
@@ -13,9 +13,6 @@ from wheelkit import unpack
 from world import CLAMP_PROBE, World
 
 from sparkwright.carries import CARRY_FORMAT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def refused(world: World, code: int, *words: str, says: tuple[str, ...] = ()) -> str:

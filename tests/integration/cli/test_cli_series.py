@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import tomlkit
 from tiny_release import CLAMP, make_tiny
+from world import World
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import (
@@ -22,11 +23,6 @@ from sparkwright.base.errors import (
     UnprovedError,
 )
 from sparkwright.lock import read_lock
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from world import World
 
 NEXT = make_tiny(
     "1.3.0",

@@ -6,8 +6,9 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rehearsal_kit import stage
@@ -22,9 +23,6 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.serve.sd_notify import read_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RECIPE = "rehearsal-smollm2"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import companion_kit as kit
 import pytest
@@ -18,9 +19,6 @@ from sparkwright.companion.wheel import RECORD
 from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.native.host import this_machine
 from sparkwright.native.model import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[3]
 TAG = f"manylinux_2_28_{this_machine()}"

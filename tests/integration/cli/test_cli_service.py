@@ -8,8 +8,9 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -21,9 +22,6 @@ from sparkwright.base.ports import free_port
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.manager import canary_failure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Starts the service as systemd would: by the link, with the key, and ready once it answers.
 SYSTEMCTL = """#!{python}

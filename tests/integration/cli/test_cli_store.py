@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from world import wait_until
+from world import World, wait_until
 
 from sparkwright.store import remove_tree
 from sparkwright.store.survey import survey
 from sparkwright.store.usage import oldest_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from world import World
 
 DAY = 86400.0
 

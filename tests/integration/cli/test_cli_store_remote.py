@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit import small_disk
 from store_servers import HostileStore, Misbehaviour, hostile_store, nginx_store
-from world import finish, wait_until
+from world import World, finish, wait_until
 
 from sparkwright.base.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from world import World
 
 PASSWORD = "planted-pass-word"  # noqa: S105
 

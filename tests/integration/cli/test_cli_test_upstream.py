@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kit import seed_test_packages
 from tiny_release import ALIGNED, CLAMPED, make_tiny
-from world import ALIGN_PROBE, CLAMP_PROBE
+from world import ALIGN_PROBE, CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ProofError, ToolError
 from sparkwright.native.isolation import require_isolation
 from sparkwright.pipeline import open_job
 from sparkwright.probe.upstream_tests import UpstreamGate
-
-if TYPE_CHECKING:
-    from world import World
 
 TESTS = """\
 from vllm.clamp import clamp

@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from platform import machine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import psutil
@@ -22,9 +23,6 @@ import pytest
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.serve.built import PresentSpecs, built_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")

@@ -7,7 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kit import seed_environment
@@ -20,9 +21,6 @@ from sparkwright.cli.runtime import install_command
 from sparkwright.lock.runtime import beside
 from sparkwright.probe.environment import requirements
 from sparkwright.store import remove_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def ours(world: World, name: str) -> Any:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cluster_kit import Host, two_hosts
 from rehearsal_kit import cpu_wheel, rehearsed, seed_environment, stage
 from store_servers import nginx_store
-from world import wait_until
+from world import World, wait_until
 
 from sparkwright.base.errors import ClusterError, RehearsalError, VerdictError
 from sparkwright.engine.outcomes import normalised
 from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from world import World
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kit
 import pytest
@@ -14,15 +15,11 @@ from bisect_kit import commit as commit_work
 from cluster_kit import Host, two_hosts
 from rehearsal_kit import seed_environment, stage
 from store_servers import nginx_store
+from world import World
 
 from sparkwright.base.errors import ClusterError, ConfigError
 from sparkwright.probe.environment import requirements
 from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from world import World
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow

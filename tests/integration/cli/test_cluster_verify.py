@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from cluster_kit import Host, card, two_hosts
@@ -13,14 +13,9 @@ from http_index import RunningIndex
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from store_servers import nginx_store
 from wheelkit import sha256
-from world import wait_until
+from world import World, wait_until
 
 from sparkwright.base.errors import ClusterError, ConfigError, VerdictError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from world import World
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow

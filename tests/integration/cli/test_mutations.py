@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tiny_release import CLAMPED
-from world import CLAMP_PROBE
+from world import CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ConfigError
 from sparkwright.pipeline import open_job
-
-if TYPE_CHECKING:
-    from world import World
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutations.py"
 ENTRY = '[[mutation]]\nname = "{name}"\nfile = "{file}"\nold = "{old}"\nnew = "{new}"\n{more}\n'

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jinja2 import Environment
 
 STYLES = Path(__file__).parent

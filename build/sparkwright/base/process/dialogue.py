@@ -8,14 +8,12 @@ import select
 import subprocess  # noqa: TID251
 import tempfile
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
 
 from sparkwright.base.process.run import TAIL, Completed, log_end, not_started
 from sparkwright.base.process.session import kill_group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _PIECE = 1 << 16
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.process.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LIMIT_S = 3600.0
 

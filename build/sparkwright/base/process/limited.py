@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import subprocess  # noqa: TID251
+import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.process.run import TAIL, Completed, log_end
 from sparkwright.base.process.session import kill_group, start_session
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 _TICK_S = 0.1
 _MEMORY_TICKS = 5

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from sparkwright.base.process.run import not_started
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def replace_process(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:

@@ -12,15 +12,13 @@ import shutil
 import subprocess  # noqa: TID251
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import IO, TypeAlias
 
 from sparkwright.base.errors import ProcessError, ToolError
 from sparkwright.base.events import emit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 TAIL = 4000
 _PIECE = 1 << 20

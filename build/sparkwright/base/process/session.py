@@ -14,6 +14,7 @@ import signal
 import subprocess  # noqa: TID251
 import sys
 import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -21,8 +22,6 @@ from typing import IO, TYPE_CHECKING
 from sparkwright.base.process.run import Completed, log_end, not_started
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     import psutil
 
 _DYING_S = 5.0

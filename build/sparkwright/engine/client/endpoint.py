@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -14,14 +16,11 @@ from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
 from sparkwright.engine.capabilities import METRICS, VLLM
 from sparkwright.engine.client.body import read_body
+from sparkwright.engine.deadlines import Deadlines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import SimpleNamespace
-
     import aiohttp
 
-    from sparkwright.engine.deadlines import Deadlines
 
 OLDEST = (0, 20)
 """The oldest vLLM whose counters, log and chunks are known here."""

@@ -7,25 +7,22 @@ so that a broken parser is found by the check.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.engine.capabilities import IMAGES, TOOLS
 from sparkwright.engine.cell import Load, Prompt, Tool
-from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS
+from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS, Endpoint
 from sparkwright.engine.client.pictures import draw_colour
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.observations import FailureKind
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import FailureKind, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import aiohttp
 
-    from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.engine.observations import Sample
 
 _TOKENS = 64
 _REFUSED = ABSENT | {400, 422}

@@ -11,23 +11,20 @@ import contextlib
 import itertools
 import math
 import random
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.cell import REFUSED
+from sparkwright.engine.cell import REFUSED, Cell, Load
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.observations import FailureKind
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import FailureKind, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
-
     import aiohttp
 
-    from sparkwright.engine.cell import Cell, Load
-    from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.engine.observations import Sample
 
 _LEAST_FAILURES = 8
 _LEAST_SILENT = 2

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparkwright.engine.capabilities import VLLM
-from sparkwright.engine.cell import REQUIRED
-
-if TYPE_CHECKING:
-    from sparkwright.engine.cell import Load, Prompt
-    from sparkwright.engine.client.endpoint import Endpoint
+from sparkwright.engine.cell import REQUIRED, Load, Prompt
+from sparkwright.engine.client.endpoint import Endpoint
 
 
 def salted(prompt: Prompt, salt: str) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Final
 
 SIZE: Final = 448
 """Pixels of width and height: encoders in use take at least 224."""

@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.engine.arrival import arrivals_of
+from sparkwright.engine.arrival import ArrivalSocket, arrivals_of
 from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import Load, Prompt
-from sparkwright.engine.client.endpoint import open_session
+from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.odd import warn_once
 from sparkwright.engine.client.payload import body_of
 from sparkwright.engine.client.reply import Reply, ReplyError
 from sparkwright.engine.client.sse import EventParser
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from sparkwright.engine.arrival import ArrivalSocket
-    from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
 
 _OK = 200
 _EXCERPT = 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,16 +10,13 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client.body import read_body
-from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS, open_session
+from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS, Endpoint, open_session
 from sparkwright.engine.client.request import is_closed, patience
+from sparkwright.engine.deadlines import Deadlines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import aiohttp
 
-    from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
 
 _OK = 200
 _EXCERPT = 200

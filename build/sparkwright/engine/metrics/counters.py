@@ -8,12 +8,9 @@ acceptance length and *k* the drafted tokens per draft, ``MAL = 1 + accepted / d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.metrics.snapshot import COUNTERS
-
-if TYPE_CHECKING:
-    from sparkwright.engine.observations import MetricsSnapshot
+from sparkwright.engine.observations import MetricsSnapshot
 
 
 class CountersResetError(ValueError):

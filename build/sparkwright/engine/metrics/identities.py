@@ -6,23 +6,19 @@ harness that counts characters, a drafter's counter with another meaning, all sh
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.metrics.counters import (
     SeriesAbsentError,
+    Speculation,
     SpeculationAbsentError,
     counter_delta,
     ensure_same_process,
     speculation,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.engine.metrics.counters import Speculation
-    from sparkwright.engine.observations import MetricsSnapshot, Sample
+from sparkwright.engine.observations import MetricsSnapshot, Sample
 
 TOKENS_LIMIT = 0.03  # steps without drafts, near the longest length, and structured output
 CLIENTS_LIMIT = 0.01  # a canary beside the load

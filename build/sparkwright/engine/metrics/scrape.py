@@ -10,15 +10,15 @@ import msgspec
 
 from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.engine.client.body import read_body
+from sparkwright.engine.client.endpoint import Endpoint
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics.counters import ensure_same_process
 from sparkwright.engine.metrics.snapshot import COUNTERS, parse_snapshot
+from sparkwright.engine.observations import MetricsSnapshot
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.engine.observations import MetricsSnapshot
 
 _DEADLINE_S = 10.0
 _POLL_S = 0.1  # of the server's seconds

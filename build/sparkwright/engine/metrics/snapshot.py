@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.metrics.exposition import MetricSample, parse_exposition
 from sparkwright.engine.observations import MetricsSnapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 COUNTERS: Mapping[str, str] = MappingProxyType(
     {

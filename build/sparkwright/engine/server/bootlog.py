@@ -8,17 +8,12 @@ are taken from there by `facts_from_metrics`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.observations import BootFacts, MetricsSnapshot
 from sparkwright.engine.server.backends import read_backends
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.engine.observations import MetricsSnapshot
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"

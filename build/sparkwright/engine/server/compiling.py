@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from types import TracebackType
-    from typing import Self
+from types import TracebackType
+from typing import Self
 
 COMPILERS = frozenset(
     {"ninja", "nvcc", "cudafe++", "cicc", "ptxas", "fatbinary", "nvlink", "cc1", "cc1plus", "tileiras"}

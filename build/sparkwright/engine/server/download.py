@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.recipes import Recipe
+from sparkwright.recipes import Recipe
 
 _LOOK_S = 2.0
 _LEAST_BYTES_PER_S = 100_000  # at less, a model of 20 GB takes days

@@ -8,14 +8,11 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"

@@ -6,15 +6,11 @@ on a GB10, whose memory holds the model too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.machine import look
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.recipes import Recipe
+from sparkwright.recipes import Recipe
 
 JOBS = "MAX_JOBS"
 COMPILER_GIB = 7.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +19,6 @@ from sparkwright.engine.server.environment import find_installed, vllm_command
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 BOOT_S = 1800.0
 """For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned.

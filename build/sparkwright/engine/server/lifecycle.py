@@ -13,14 +13,19 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
-from sparkwright.base.process import start
+from sparkwright.base.process import Running, start
+from sparkwright.engine.client.endpoint import Endpoint
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
@@ -29,16 +34,9 @@ from sparkwright.engine.server.evidence import Incident, keep_evidence
 from sparkwright.engine.server.failures import Cause, diagnose, excerpt, tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-    from types import TracebackType
-
     import aiohttp
     import psutil
 
-    from sparkwright.base.process import Running
-    from sparkwright.engine.client.endpoint import Endpoint
-    from sparkwright.engine.deadlines import Deadlines
 
 _MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25

@@ -7,12 +7,10 @@ same kernels as a real pair: heads of 128, grouped queries, three auxiliary hidd
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.engine.tiny.tokenizer import BEGIN, END, tokenizer, tokenizer_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCABULARY = 8192
 MAX_MODEL_LEN = 65536

@@ -7,11 +7,9 @@ lengths, salts and shared prefixes behave as with a real one. The format is that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 UNKNOWN, BEGIN, END = 0, 1, 2
 _SPECIAL = ("<unk>", "<s>", "</s>")

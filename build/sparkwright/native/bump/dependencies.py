@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, NotInStoreError, SparkwrightError
 from sparkwright.base.events import emit, task
+from sparkwright.lock import Lock
 from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake_targets import listed_files
 from sparkwright.lock.native import Package, SourcePin
@@ -20,15 +23,9 @@ from sparkwright.native.sources import (
     read_copy,
     read_revision,
 )
+from sparkwright.upstream import Access
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import as_artifact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.lock import Lock
-    from sparkwright.upstream import Access
 
 _NEWEST = 3
 """Releases of a package that are compared with a source besides the present one."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
+from sparkwright.lock import Lock
+from sparkwright.lock.bump import Decision
 from sparkwright.lock.cmake_targets import oldest_gxx
+from sparkwright.lock.native import NativePin
 from sparkwright.native.bump.dependencies import NextSources
 from sparkwright.native.bump.targets import next_extensions
 from sparkwright.native.bump.toolkit import next_toolkit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.lock import Lock
-    from sparkwright.lock.bump import Decision
-    from sparkwright.lock.native import NativePin
-    from sparkwright.upstream import Access
+from sparkwright.upstream import Access
 
 
 class NativeProposal(NamedTuple):

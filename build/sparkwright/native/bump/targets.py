@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from msgspec import structs
 
+from sparkwright.lock import Lock
 from sparkwright.lock.bump import Decision
 from sparkwright.lock.cmake_targets import CMakeExtension, read_extensions
 from sparkwright.lock.native import ExtensionSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.lock import Lock
-    from sparkwright.native.bump.dependencies import NextSources
+from sparkwright.native.bump.dependencies import NextSources
 
 
 def next_extensions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,14 @@ from sparkwright.base.events import task
 from sparkwright.lock import Artifact
 from sparkwright.lock.bump import Decision
 from sparkwright.lock.coherence import CUDA_RELEASE, exact_pins
-from sparkwright.lock.native import Package
+from sparkwright.lock.native import Package, Toolkit
 from sparkwright.native.packages import measured_tree, require_folders
-from sparkwright.upstream import fetch_members
+from sparkwright.upstream import Access, fetch_members
 from sparkwright.upstream.index import IndexFile, listing, project_of
 from sparkwright.upstream.releases import as_artifact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from packaging.version import Version
-
-    from sparkwright.lock.native import Toolkit
-    from sparkwright.upstream import Access
 
     Allowed = Callable[[Version], bool]
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import BinaryError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkwright.native.inspection.device import DeviceCode, KernelGroup
+from sparkwright.native.inspection.device import DeviceCode, KernelGroup
 
 _ARCH = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 

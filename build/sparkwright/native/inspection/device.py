@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from sparkwright.base import process
 from sparkwright.base.config import Model
 from sparkwright.base.errors import BinaryError, ProcessError
 from sparkwright.native.inspection.elf import read_elf
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
 # Three patterns that begin with plain text, instead of one that begins with a choice, search the
 # hundreds of MB of a dump several times as fast.

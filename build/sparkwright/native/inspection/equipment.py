@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.base.digests import digest_of
-from sparkwright.lock.native import named
+from sparkwright.lock.native import NativePin, named
 from sparkwright.native.host import this_machine
 from sparkwright.native.inspection.look import Inspector
 from sparkwright.native.inspection.symbols import Surroundings
+from sparkwright.native.model import Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.lock.native import NativePin
-    from sparkwright.native.model import Toolchain
-    from sparkwright.store import Store
-    from sparkwright.upstream import Access
+from sparkwright.store import Store
+from sparkwright.upstream import Access
 
 _CUOBJDUMP = "cuobjdump"
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import BinaryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from auditwheel.policy import Policy
 
 _TAG = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")

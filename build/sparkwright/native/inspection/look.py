@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.native.inspection.device import DeviceCode, read_device_code
 from sparkwright.native.inspection.elf import ElfFacts, read_elf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.store import Store
+from sparkwright.store import Store
 
 INSPECTION_RULES = 1
 """Part of the records' keys: raised when the same bytes are read differently."""

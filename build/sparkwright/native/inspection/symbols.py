@@ -9,18 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from sparkwright.base.config import Model
-from sparkwright.native.inspection.elf import exports, open_elf
+from sparkwright.native.inspection.elf import ElfFacts, Symbol, exports, open_elf
 from sparkwright.native.inspection.floors import system_libraries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.native.inspection.elf import ElfFacts, Symbol
 
 Python = Literal["stable-abi", "one-version", "none"]
 """The Pythons that load a binary: any from some version on, just one, or none."""

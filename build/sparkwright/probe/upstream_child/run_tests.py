@@ -15,13 +15,10 @@ import importlib.util
 import json
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _SAID = 600
 

@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.target import Target
 from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
 from sparkwright.publish.targets.web import WebTarget
-from sparkwright.upstream.settings import read_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.publish.target import Target
-    from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.settings import IndexSettings, read_settings
 
 _KINDS = "a folder, file://, s3://, github:// or https://"
 _KEYS = {

@@ -13,9 +13,10 @@ import json
 import os
 import shlex
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
@@ -26,9 +27,6 @@ from sparkwright.publish.target import Stored, StoredStat, checked_path
 from sparkwright.publish.targets.verified import is_hidden, require_digest
 from sparkwright.upstream.network import InterruptedFetch, retrying
 from sparkwright.upstream.settings import IndexSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 

@@ -15,8 +15,10 @@ import base64
 import contextlib
 import functools
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from sparkwright.base.digests import sha256_stream
@@ -32,10 +34,6 @@ from sparkwright.publish.targets.verified import (
 )
 from sparkwright.upstream.network import InterruptedFetch, reason_of, retrying
 from sparkwright.upstream.settings import IndexSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 T = TypeVar("T")
 

@@ -7,18 +7,15 @@ note, or with one of another size or ETag, the file is read back again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import TamperedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.publish.target import Stored, StoredStat
+from sparkwright.publish.target import Stored, StoredStat
 
 _NOTED_BYTES = 1 << 20  # a smaller file is read in the time that its note takes
 _CONTENT_TYPES = {

@@ -7,11 +7,9 @@ CUDA takes are estimates with a range, whose sources stand beside them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sparkwright.serve.preflight.kv_plan import KvPlan
-    from sparkwright.serve.preflight.shape import ModelShape
+from sparkwright.serve.preflight.kv_plan import KvPlan
+from sparkwright.serve.preflight.shape import ModelShape
 
 GIB = 1 << 30
 UTILIZATION = 0.92

@@ -9,15 +9,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.engine.server.download import cache_folder
 from sparkwright.serve.preflight.safetensors import Shard, Tensor, is_pointer, read_shard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = (

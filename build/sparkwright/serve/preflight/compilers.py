@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 from packaging.version import Version
 
 from sparkwright.engine.companions import build_command
-from sparkwright.engine.installed import COMPANION
+from sparkwright.engine.installed import COMPANION, EngineFacts
+from sparkwright.recipes import Recipe
 from sparkwright.recipes.rule import ServerOptions
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.host import CardFacts, HostFacts
+from sparkwright.serve.preflight.request import PreflightRequest
 from sparkwright.serve.preflight.shape import model_shape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.host import CardFacts, HostFacts
-    from sparkwright.serve.preflight.request import PreflightRequest
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
 
-from sparkwright.serve.preflight.checkpoint import INDEX
+from sparkwright.serve.preflight.checkpoint import INDEX, Checkpoint
 from sparkwright.serve.preflight.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.safetensors import Shard
+from sparkwright.serve.preflight.safetensors import Shard
 
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _SHOWN = 3

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.budget import GIB, UTILIZATION, Demand
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.draft_runner import keeps_one_group
 from sparkwright.serve.preflight.drafter import PAGES_CARRY, before, drafter_layers
+from sparkwright.serve.preflight.host import HostFacts
 from sparkwright.serve.preflight.kv_plan import (
     BLOCK,
     CPU_BLOCK,
@@ -16,16 +19,9 @@ from sparkwright.serve.preflight.kv_plan import (
     UnknownFormatError,
     plan_kv,
 )
-from sparkwright.serve.preflight.shape import model_shape, whole_number
+from sparkwright.serve.preflight.request import StartFacts
+from sparkwright.serve.preflight.shape import ModelShape, model_shape, whole_number
 from sparkwright.serve.preflight.weights import LoadedWeights, loaded_weights, model_dtype
-
-if TYPE_CHECKING:
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.host import HostFacts
-    from sparkwright.serve.preflight.request import StartFacts
-    from sparkwright.serve.preflight.shape import ModelShape
 
 _BATCH, _REQUESTS = 8192, 256  # vLLM's own for an API server on a card of 70 GiB and more, about
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.drafter import before, drafter_layers
 from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.kv_plan import UnknownFormatError, deals_out_drafter
+from sparkwright.serve.preflight.request import StartFacts
 from sparkwright.serve.preflight.shape import model_shape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.request import StartFacts
 
 WINDOWS_CARRY = "dflash-sliding-window"
 _ONE_GROUP_SINCE = 7  # revision of series 0.24

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.finding import Finding
-from sparkwright.serve.preflight.kv_plan import UnknownFormatError, token_bytes
+from sparkwright.serve.preflight.kv_plan import KvOptions, UnknownFormatError, token_bytes
 from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape, whole_number
 from sparkwright.serve.preflight.weights import is_head
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.kv_plan import KvOptions
 
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default

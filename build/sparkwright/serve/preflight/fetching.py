@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from sparkwright.serve.preflight.budget import GIB
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.completeness import missing_shards
 from sparkwright.serve.preflight.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.host import HostFacts
-    from sparkwright.serve.preflight.hub import RemoteModel
+from sparkwright.serve.preflight.host import HostFacts
+from sparkwright.serve.preflight.hub import RemoteModel
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = {"1", "true", "yes", "on"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.errors import PreflightError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Level = Literal["refuse", "warn", "note"]
 _ORDER: tuple[Level, ...] = ("refuse", "warn", "note")

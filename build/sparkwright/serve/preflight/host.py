@@ -9,16 +9,13 @@ import platform
 import re
 import shutil
 import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.card import card_fields
 from sparkwright.native.doctor import parse_meminfo
 from sparkwright.serve.preflight.budget import Memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 SPARK = "12.1"
 _FIELDS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,11 @@ from urllib.parse import quote
 
 from sparkwright.base.errors import FetchError
 from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint
-from sparkwright.serve.preflight.safetensors import parse_shard
+from sparkwright.serve.preflight.safetensors import Shard, parse_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import requests
 
-    from sparkwright.serve.preflight.safetensors import Shard
 
 _ENDPOINT = "https://huggingface.co"
 _TIMEOUT_S = (5, 20)  # to connect, and between two bytes

@@ -18,12 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import lcm
-from typing import TYPE_CHECKING
 
-from sparkwright.serve.preflight.shape import value_bytes
-
-if TYPE_CHECKING:
-    from sparkwright.serve.preflight.shape import Attention, ModelShape
+from sparkwright.serve.preflight.shape import Attention, ModelShape, value_bytes
 
 BLOCK = 16
 """Tokens of a block where nothing asks for another size, on CUDA cards."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sparkwright.recipes.rule import ServerOptions
 from sparkwright.serve.preflight.drafter import before
 from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.request import StartFacts
 from sparkwright.serve.preflight.shape import model_shape, whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.serve.preflight.request import StartFacts
 
 # Read in 0.24.0: model_executor/layers/attention/mla_attention.py:1422, and line 86 of flash_attn.py in
 # v1/attention/backends/mla/prefill.

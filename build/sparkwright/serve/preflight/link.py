@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model
 from sparkwright.serve.preflight.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FAST_MBPS = 100_000
 """A Spark's ConnectX-7 ports run at 200 Gb/s, and its other port at 10."""

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
-from sparkwright.engine.installed import LOADERS, runs_on
+from sparkwright.engine.installed import LOADERS, EngineFacts, runs_on
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import incompatibilities
+from sparkwright.recipes import Recipe, incompatibilities
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.host import HostFacts
 from sparkwright.serve.preflight.shape import model_shape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.host import HostFacts
 
 _RELEASE = re.compile(r"\d+\.\d+")
 _OLDEST_DRIVER = 580

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from sparkwright.serve.preflight.budget import GIB
+from sparkwright.serve.preflight.budget import GIB, Budget, Demand, Memory
 from sparkwright.serve.preflight.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.serve.preflight.budget import Budget, Demand, Memory
 
 DROP = "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches"
 _MUCH_CACHE = 16 * GIB

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.recipes import serve_arguments
-from sparkwright.recipes.release_options import problems
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes import Recipe, serve_arguments
+from sparkwright.recipes.release_options import Problem, problems
 from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.release_child import ReleaseAnswer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.recipes import Recipe
-    from sparkwright.recipes.release_options import Problem
-    from sparkwright.serve.release_child import ReleaseAnswer
-
-    AskOptions = Callable[[Path | None, EngineFacts, Sequence[Sequence[str]]], ReleaseAnswer | None]
+AskOptions = Callable[[Path | None, EngineFacts, Sequence[Sequence[str]]], ReleaseAnswer | None]
 
 _OURS = "VLLM_"
 

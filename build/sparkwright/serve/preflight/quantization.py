@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
 
 NONE = "none"
 _PACKED = {"U8", "I8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4"}

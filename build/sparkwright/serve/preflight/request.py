@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkwright.engine.installed import EngineFacts
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.host import HostFacts
-    from sparkwright.serve.preflight.hub import Hub, RemoteModel
-    from sparkwright.serve.preflight.kv_plan import KvOptions
-    from sparkwright.serve.preflight.link import LinkFacts
-    from sparkwright.serve.preflight.options import AskOptions
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import Checkpoint
+from sparkwright.serve.preflight.host import HostFacts
+from sparkwright.serve.preflight.hub import Hub, RemoteModel
+from sparkwright.serve.preflight.kv_plan import KvOptions
+from sparkwright.serve.preflight.link import LinkFacts
+from sparkwright.serve.preflight.options import AskOptions
 
 
 @dataclass(frozen=True)

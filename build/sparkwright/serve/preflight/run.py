@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.installed import EngineFacts, read_installed, read_wheel
@@ -49,10 +49,6 @@ from sparkwright.serve.preflight.quantization import check_quantization
 from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.shape import model_shape
 from sparkwright.serve.preflight.template import check_template
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 EARLY = frozenset(
     {"card", "disk", "driver", "model-fetched", "model-missing", "model-refused", "port", "weights"}

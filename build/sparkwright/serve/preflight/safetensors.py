@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Protocol
 
 # The format's own limit (safetensors, MAX_HEADER_SIZE): a longer header is refused by every reader.
 _LONGEST_HEADER = 100_000_000

@@ -7,11 +7,9 @@ unknown, and no memory is predicted for them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 _FULL, _WINDOW, _STATE, _NONE = "full", "window", "state", "none"
 _KINDS = {

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
 
 _FILE = "chat_template.jinja"
 _JSON = ("tokenizer_config.json", "chat_template.json", "processor_config.json")

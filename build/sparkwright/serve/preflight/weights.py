@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.quantization import NONE, find_quantization
+from sparkwright.serve.preflight.safetensors import Tensor
 from sparkwright.serve.preflight.shape import model_shape, value_bytes, whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight.checkpoint import Checkpoint
-    from sparkwright.serve.preflight.safetensors import Tensor
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _MTP = re.compile(r"^(?:model\.)?mtp\.|(?:^|\.)nextn\.")

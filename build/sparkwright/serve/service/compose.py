@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
+from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
 
 _RECIPE = "/etc/sparkwright/recipe.toml"
 _TEXT = """\

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ProcessError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.service.compose import compose_text
+from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
 from sparkwright.serve.service.unit import sysusers_text, unit_text
-
-if TYPE_CHECKING:
-    from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
 
 _PUBLIC, _PRIVATE = 0o644, 0o600
 _VARIABLES = """\

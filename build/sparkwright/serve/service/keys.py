@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkwright.serve.settings import read_key
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _BYTES = 32
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sparkwright.base.errors import ProcessError, ServerEndedError
-
-if TYPE_CHECKING:
-    from sparkwright.serve.service.model import Scope
+from sparkwright.serve.service.model import Scope
 
 _STOP_S = 300.0  # more than the unit's own limit
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound

@@ -6,13 +6,9 @@ the watchdog again where that ended by an error, and gives up after a few times 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparkwright.engine.server import BOOT_S
+from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
 from sparkwright.serve.warmup import LIMIT_S
-
-if TYPE_CHECKING:
-    from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
 
 # Exit codes that another start does not cure: formats, names, options, preflight, recipes.
 _FINAL = (2, 10, 11, 12, 13, 14, 76, 81, 82)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.errors import ServerEndedError, SparkwrightError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkwright.serve.service.manager import ServiceManager
-    from sparkwright.serve.service.model import ServiceRecord
-    from sparkwright.serve.service.slots import Slots
+from sparkwright.serve.service.manager import ServiceManager
+from sparkwright.serve.service.model import ServiceRecord
+from sparkwright.serve.service.slots import Slots
 
 
 def upgrade(

@@ -6,19 +6,15 @@ import base64
 import os
 import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from sparkwright.base.errors import ToolError
-from sparkwright.store.remote.settings import is_this_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
+from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings, is_this_machine
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})")

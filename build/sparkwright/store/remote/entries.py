@@ -10,17 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.store.remote.keys import MachineKey, WriterKey
+from sparkwright.store.remote.keys import MachineKey, WriterKey
 
 MOST_ENTRY_BYTES = 16 << 20
 

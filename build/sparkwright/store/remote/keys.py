@@ -7,8 +7,10 @@ import binascii
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
@@ -16,9 +18,6 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.store.atomic import storing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _PREFIX = "ed25519:"

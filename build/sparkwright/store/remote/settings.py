@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import msgspec
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NONE = "none"
 """The address that turns the tier off where the file names one."""

@@ -11,12 +11,13 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256 as new_sha256
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
-from sparkwright.base.errors import StorageError
 from sparkwright.base.events import emit, warn
 from sparkwright.store.remote.client import OtherContentError, RemoteClient, RemoteFailure
 from sparkwright.store.remote.entries import (
@@ -29,13 +30,7 @@ from sparkwright.store.remote.entries import (
     place_of,
 )
 from sparkwright.store.remote.keys import WriterKey, by_id, find_key, require_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from sparkwright.store.paths import Store
-    from sparkwright.store.remote.settings import RemoteSettings
+from sparkwright.store.remote.settings import RemoteSettings
 
 T = TypeVar("T")
 
@@ -101,32 +96,24 @@ class RemoteTier:
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
-    def fetch_file(
-        self, store: Store, sha256: str, size: int | None = None, *, fresh: bool = False
-    ) -> Path | None:
-        """Return the file with that digest, brought into *store*; `None` where it cannot be had.
+    def fetch_file(self, sha256: str, path: Path, size: int | None = None, *, fresh: bool = False) -> bool:
+        """Write the file with that digest to *path*; return false where it cannot be had.
 
         Args:
-            store: receives it.
             sha256: the digest.
+            path: where it is written.
             size: the size that it should have, where known.
             fresh: true to ask again, though this command has asked before.
         """
         most = self.settings.limits.most_bytes if size is None else size
-        place = f"cas/{sha256}"
-        try:
-            with store.scratch() as scratch:
-                path = scratch / sha256
-                count = self._ask(place, lambda: self._into(path, sha256, most), fresh=fresh)
-                if count is None:
-                    return None
-                found = store.adopt_file(path, sha256, verified=True)
-        except StorageError as error:
-            # The build needs the disk too, and says so itself where it cannot do without.
-            self._stop("reading from", str(error))
-            return None
-        self._count(hits=1, bytes_read=count)
-        return found
+        count = self._ask(f"cas/{sha256}", lambda: self._into(path, sha256, most), fresh=fresh)
+        if count is not None:
+            self._count(hits=1, bytes_read=count)
+        return count is not None
+
+    def stop_reading(self, why: str) -> None:
+        """Read nothing more in this command."""
+        self._stop("reading from", why)
 
     def fetch_record(self, kind: str, key: str, *, fresh: bool = False) -> bytes | None:
         """Return the record of *kind* and *key* as JSON text; `None` where there is none that counts.
@@ -223,21 +210,27 @@ class RemoteTier:
         else:
             warn(f"the remote store sent something that is not used ({place[:20]}…: {why})", place=place)
 
-    def write_record(self, store: Store, kind: str, key: str) -> None:
-        """Write the record of *kind* and *key* in *store*, if it travels, after the files that it names."""
+    def write_record(self, kind: str, key: str, record: bytes, file_path: Callable[[str], Path]) -> None:
+        """Write the *record* of *kind* and *key*, if it travels, after the files that it names.
+
+        Args:
+            kind: the kind.
+            key: the digest of all inputs.
+            record: its JSON text.
+            file_path: returns where the file of a digest is in the local store, if it is there.
+        """
         if kind not in TRAVELLING or not self._writing or not _KEY.fullmatch(key):
             return
-        record = store.record_path(kind, key).read_bytes()
         if kind in NAMING_FILES:
-            for digest in dict.fromkeys(_DIGEST.findall(record)):
-                self.write_file(store, digest.decode())
+            for digest in map(bytes.decode, dict.fromkeys(_DIGEST.findall(record))):
+                self.write_file(digest, file_path(digest))
         entry = encode_entry(kind, key, record, self._signer)
         if len(entry) <= MOST_ENTRY_BYTES:
             self._put(place_of(kind, key), entry)
 
-    def write_file(self, store: Store, sha256: str) -> None:
-        """Write the file with that digest, if *store* has it undamaged and the server has none."""
-        place, path = f"cas/{sha256}", store.file_path(sha256)
+    def write_file(self, sha256: str, path: Path) -> None:
+        """Write the file at *path*, if it is there undamaged and the server has none of that digest."""
+        place = f"cas/{sha256}"
         if not self._writing or place in self._there or not path.is_file():
             return
         if path.stat().st_size > self.settings.limits.most_bytes:

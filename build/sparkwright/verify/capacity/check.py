@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Finding
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.capacity.options import CHECK, CapacityOptions
 from sparkwright.verify.capacity.report import conclude_search
 from sparkwright.verify.capacity.search import NextStep, decide
 from sparkwright.verify.capacity.step import FACTOR, step_of
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import main_facts, unanswered
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.datasets import CHATS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
 
 OBJECTIVE = "objective"
 """Tag of a cell: the objective, as the user gave it."""

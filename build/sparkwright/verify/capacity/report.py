@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.verify.capacity.options import CHECK
-from sparkwright.verify.capacity.search import TRIES, Capacity, Outcome, decide
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.capacity.options import CHECK, CapacityOptions
+from sparkwright.verify.capacity.search import TRIES, Capacity, Outcome, Step, decide
 from sparkwright.verify.capacity.step import allowed_lateness_s, lateness_s, step_of
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import told_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.capacity.options import CapacityOptions
-    from sparkwright.verify.capacity.search import Step
-    from sparkwright.verify.check import Context
 
 _LEAST_FOR_KNEE = 4
 

@@ -8,14 +8,11 @@ had not been.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.fit import Crossing, fit_crossing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CLOSE = 1.1
 """Ratio of the bracket's ends at which bisection is over: ±5 %."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sparkwright.engine.observations import Sample
+from sparkwright.engine.observations import Sample
 
 TIMES = ("ttft", "tpot", "e2e")
 SHARES = (50, 90, 95, 99)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
+from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.capacity.search import Step
-from sparkwright.verify.capacity.slo import times_of
+from sparkwright.verify.capacity.slo import Slo, times_of
 from sparkwright.verify.statistics import percentile, theil_sen
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.capacity.slo import Slo
 
 FACTOR = "length"
 """Tag of a cell: times the usual length of a step."""

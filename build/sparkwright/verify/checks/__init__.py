@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.verify.check import RegisteredCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.verify.check import Check
+from sparkwright.verify.check import Check, RegisteredCheck
 
 __all__ = ["ALL", "REGISTERED", "checks_of", "discover"]
 

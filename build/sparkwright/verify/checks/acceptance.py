@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import SPECULATION
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import SpeculationAbsentError, speculation
-from sparkwright.verify.checks.common import conclude
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import BootFacts, Observation
-    from sparkwright.verify.checks.common import CheckedCells, Reason
+from sparkwright.engine.observations import BootFacts, Observation
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude
 
 FEW_DRAFTS = 50
 """With fewer drafts than this a drafter is not judged."""

@@ -7,24 +7,17 @@ it gets as many, and they pile up where it is too slow; `sparkwright verify capa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.capacity.slo import times_of
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import conclude, describe, triage
+from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe, triage
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.statistics import percentile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
 
 SECONDS = 60.0
 """Length of a cell at the least, in seconds of the server's clock."""

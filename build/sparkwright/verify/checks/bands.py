@@ -8,32 +8,24 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.findings import Verdict
-from sparkwright.recipes.reference import load_references
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.recipes.reference import ReferenceFigures, load_references
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks import sweep
-from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
-from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
+from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.profile import PROFILES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.recipes.reference import ReferenceFigures
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.checks.figures import Figures
 
 WIDTH = 0.25
 _FORMAT = 1

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.findings import Verdict
-
-if TYPE_CHECKING:
-    from sparkwright.verify.checks.common import CheckedCells
+from sparkwright.verify.checks.common import CheckedCells
 
 
 def baseline_failures_as_invalid(seen: CheckedCells) -> CheckedCells:

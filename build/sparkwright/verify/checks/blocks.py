@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Prompt
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import main_facts
 from sparkwright.verify.corpus.document import write_notes
-
-if TYPE_CHECKING:
-    from sparkwright.verify.check import Context
 
 OFFSETS = (-1, 0, 1)
 """Tokens from a multiple of the block size: one short of it, exactly so many, and one more."""

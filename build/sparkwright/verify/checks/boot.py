@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import GPU, LOG
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.slow_kernels import (
     computes_fp4,
     fallbacks,
@@ -16,17 +16,10 @@ from sparkwright.engine.slow_kernels import (
     lost_graphs,
     names_fp4_kernels,
 )
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
-from sparkwright.verify.checks.common import conclude, main_facts, triage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, main_facts, triage
 
 ANSWERS = 8
 ANSWER_TOKENS = 96

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparkwright.engine.cell import REQUIRED
+from sparkwright.engine.cell import REQUIRED, Load, Tool
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.common import describe
+from sparkwright.engine.observations import Observation, Sample, ToolCall
+from sparkwright.verify.checks.common import CheckedCells, Reason, describe
 from sparkwright.verify.checks.text import excerpt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sparkwright.engine.cell import Load, Tool
-    from sparkwright.engine.observations import Observation, Sample, ToolCall
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 _ROLES = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|endoftext)\|>"

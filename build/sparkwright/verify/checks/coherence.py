@@ -6,26 +6,17 @@ knows nearly all of them, and one whose tokens are wrong next to none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.common import conclude, describe, triage
-from sparkwright.verify.checks.text import excerpt, flaw
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, triage
+from sparkwright.verify.checks.text import Flaw, excerpt, flaw
 from sparkwright.verify.corpus import FACTS, holds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.checks.text import Flaw
 
 ALONE = 2
 """Prompts of each category one at a time, and twice as many under load."""

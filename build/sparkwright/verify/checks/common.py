@@ -8,21 +8,16 @@ missing or in trouble.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
-from sparkwright.engine.observations import BootFacts, FailureKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Check, Context
+from sparkwright.engine.observations import BootFacts, FailureKind, Observation, Sample
+from sparkwright.verify.check import Check, Context
 
 SIGNATURES = {
     "block_table must have shape": "attention was given a block table of another batch size than its query:"

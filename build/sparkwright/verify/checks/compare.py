@@ -8,30 +8,22 @@ temperature, affects both alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
-from sparkwright.verify.checks.common import conclude, not_applicable, triage
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, not_applicable, triage
 from sparkwright.verify.checks.drafting import unlike_drafting
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.paired import paired_ratio
-from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import BootFacts, Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.profile import Profile
-    from sparkwright.verify.statistics import Effect
+from sparkwright.verify.profile import Profile
+from sparkwright.verify.statistics import Effect, hierarchical_bootstrap_log_ratio, t_quantile
 
 ARMS = ("main", "baseline")
 LEVELS = (1, 8)

@@ -6,22 +6,16 @@ compiles for the same kinds again would be compiled in use as well. Runs by ``--
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.engine.capabilities import LOG
 from sparkwright.engine.cell import WATCHED, Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import conclude, describe, triage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, triage
 
 ROUNDS = ("first", "again")
 REQUESTS = 4

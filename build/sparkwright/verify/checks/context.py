@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
-from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import hit_rate
 from sparkwright.engine.metrics.counters import SeriesAbsentError
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
-from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
+from sparkwright.verify.checks.common import (
+    CheckedCells,
+    Reason,
+    conclude,
+    main_facts,
+    not_applicable,
+    triage,
+)
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 SHORT_TOKENS = 400
 """Of the control: the same kind of document and question, so that length alone differs."""

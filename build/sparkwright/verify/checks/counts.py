@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sparkwright.engine.capabilities import METRICS, SPECULATION
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import identities
+from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.checks.acceptance import AT_TIMES
-from sparkwright.verify.checks.common import conclude, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import MetricsSnapshot, Observation
-    from sparkwright.verify.checks.common import CheckedCells
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe
 
 _POSITIONS = "acceptance falls from position to position"
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
+from sparkwright.engine.findings import Finding
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.checks.common import SIGNATURES, CheckedCells, conclude, main_facts, triage
 from sparkwright.verify.checks.states import progress_finding
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
 
 LONGEST = 64
 """Output of a burst; long enough for several verify steps at its full size."""

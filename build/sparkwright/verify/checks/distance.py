@@ -8,12 +8,9 @@ that one side does not report, that side's probability is at most that of its le
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.engine.observations import Observation, Sample
+from sparkwright.engine.observations import Observation, Sample
 
 _LEAST = -50.0
 """Log-probabilities below are taken for this one: vLLM writes -9999 for minus infinity."""

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.engine.observations import Observation, Sample
+from sparkwright.engine.observations import Observation, Sample
 
 BLOCK = 16
 """Tokens in a block of vLLM's KV cache on CUDA."""

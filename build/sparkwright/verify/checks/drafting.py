@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.observations import BootFacts
 
 _Drafting = frozenset[tuple[str, int]]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.metrics import SpeculationAbsentError, speculation
+from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.statistics import change_point, theil_sen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkwright.engine.observations import MetricsSnapshot, Observation
 
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.metrics import step_time_ms
-from sparkwright.verify.checks.acceptance import acceptance
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.checks.acceptance import Acceptance, acceptance
 from sparkwright.verify.statistics import Summary, steady_window, summary, whole_run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.checks.acceptance import Acceptance
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.chatter import answers_in
-from sparkwright.verify.checks.common import all_refused, conclude, triage
+from sparkwright.verify.checks.common import CheckedCells, Reason, all_refused, conclude, triage
 from sparkwright.verify.checks.text import excerpt
 from sparkwright.verify.corpus import holds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 LOADED = 4
 LONGEST = 256

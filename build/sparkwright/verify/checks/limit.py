@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.checks.common import (
+    CheckedCells,
+    Reason,
+    conclude,
+    main_facts,
+    not_applicable,
+    triage,
+)
 from sparkwright.verify.checks.text import excerpt
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.corpus.document import write_notes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 OUTPUT = 64
 """Tokens of an answer at the least; at the limit so many more that the request ends with the last place."""

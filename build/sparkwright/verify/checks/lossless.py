@@ -7,27 +7,19 @@ and two batch sizes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import BASELINE, SPECULATION
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
-from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
-from sparkwright.verify.checks.divergence import NoLogprobsError, find_cluster, own_gaps, pair
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, main_facts, triage
+from sparkwright.verify.checks.divergence import NoLogprobsError, Pairing, find_cluster, own_gaps, pair
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.statistics import mcnemar, one_sided_excess, percentile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.checks.divergence import Pairing
 
 LEVELS = (1, 8)
 STARTS = (("baseline", 0), ("baseline", 1), ("main", 0))

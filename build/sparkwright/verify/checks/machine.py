@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.common import Trouble, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import HostSample, Observation
-    from sparkwright.verify.checks.common import CheckedCells
+from sparkwright.engine.observations import HostSample, Observation
+from sparkwright.verify.checks.common import CheckedCells, Trouble, describe
 
 SLOWED = {
     0x08: "hardware slowdown",

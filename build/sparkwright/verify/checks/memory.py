@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.drift import clock, elapsed
 from sparkwright.verify.statistics import theil_sen
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Observation
 
 GROWTH_MIB = 256.0
 GROWTH = 0.05

@@ -8,24 +8,24 @@ for all prompts is a fault.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.checks.common import (
+    CheckedCells,
+    Reason,
+    conclude,
+    main_facts,
+    not_applicable,
+    triage,
+)
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.acceptance import RatioInterval, acceptance
 from sparkwright.verify.statistics import t_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Observation
 
 _LEAST_QUESTIONS = 4
 

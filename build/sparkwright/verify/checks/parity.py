@@ -6,25 +6,18 @@ of each, and no tasks, which a small model does not solve.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import BASELINE
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
-from sparkwright.verify.checks.common import conclude, describe, triage
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.checks.lossless import ALTERNATIVES, LIMIT_NAT, MARGIN, NOISY_NAT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
 
 LEVELS = (1, 8)
 LENGTH = 48

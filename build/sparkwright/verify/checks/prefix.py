@@ -7,29 +7,29 @@ change places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE
-from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import BootFacts, Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.blocks import OFFSETS, block_sizes, missing_words, sizings, write_sized
-from sparkwright.verify.checks.common import conclude, describe, main_facts, not_applicable, triage
+from sparkwright.verify.checks.common import (
+    CheckedCells,
+    Reason,
+    conclude,
+    describe,
+    main_facts,
+    not_applicable,
+    triage,
+)
 from sparkwright.verify.checks.distance import distances
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
 from sparkwright.verify.checks.lossless import ALTERNATIVES, LIMIT_NAT
 from sparkwright.verify.corpus import holds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import BootFacts, Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 LENGTH = 24
 WARM = (("warm", 1), ("again", 4))

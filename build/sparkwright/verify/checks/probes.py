@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.acceptance import acceptance
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.checks.acceptance import RatioInterval, acceptance
+from sparkwright.verify.checks.common import CheckedCells
 from sparkwright.verify.checks.paired import paired_ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.checks.acceptance import RatioInterval
-    from sparkwright.verify.checks.common import CheckedCells
 
 HOLD = 0.8
 """Accepted tokens a draft over those of the first probes, or cached over cold, below which it is a decay."""

@@ -6,28 +6,20 @@ its errors too. The limits follow from the reference: how far its server was fro
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.common import conclude, describe, not_applicable, triage
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, not_applicable, triage
 from sparkwright.verify.checks.distance import distances
-from sparkwright.verify.checks.divergence import NoLogprobsError, pair
+from sparkwright.verify.checks.divergence import NoLogprobsError, Pairing, pair
 from sparkwright.verify.checks.lossless import LIMIT_NAT, MARGIN, NOISY_NAT
+from sparkwright.verify.reference.record import Reference
 from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.checks.divergence import Pairing
-    from sparkwright.verify.reference.record import Reference
 
 LIMIT_MEAN = 0.005
 """Mean distance of the tokens' distributions in nats; other batch sizes in bfloat16 make ten-thousandths."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
 from sparkwright.engine.cell import Cell, Load, Prompt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.verify.check import Context
+from sparkwright.verify.check import Context
 
 ROUND_S = 300.0
 LEAST_ROUNDS = 4

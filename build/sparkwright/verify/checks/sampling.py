@@ -7,14 +7,15 @@ requests are sent one at a time, and the compared ones find the same blocks in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import median
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     against_each,
     answers_in,
@@ -22,16 +23,8 @@ from sparkwright.verify.checks.chatter import (
     reasoning_mark,
     role_mark,
 )
-from sparkwright.verify.checks.common import conclude, triage
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, triage
 from sparkwright.verify.checks.text import flaw
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 TEMPERATURE = 0.7
 LOADED = 4

@@ -7,31 +7,23 @@ their acceptance. Each round is a few cells, so that an interrupted soak can be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE, SPECULATION
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter, not_speculating
-from sparkwright.verify.checks.common import conclude, main_facts, triage
-from sparkwright.verify.checks.drift import clock, elapsed, find_fall, find_onset, windows
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, main_facts, triage
+from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_fall, find_onset, windows
 from sparkwright.verify.checks.memory import lives, longest_life, memory_figures, memory_warnings
 from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.checks.probes import HOLD, SURE, Probes
 from sparkwright.verify.checks.rounds import LEAST_ROUNDS, plan_rounds
 from sparkwright.verify.checks.states import state_findings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.checks.drift import TimedValue
 
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak does not test that cache. Half of the

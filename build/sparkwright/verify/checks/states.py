@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.engine.capabilities import METRICS
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.common import conclude, describe, unanswered
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, unanswered
 from sparkwright.verify.checks.machine import LOW, describe_card, is_low, slow_state, under_load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 FROZEN_S = 15.0
 """Seconds of the server's clock without a token, at the end of a cell, from which an engine that holds

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.acceptance import (
     AT_TIMES,
     FEW_DRAFTS,
+    Acceptance,
     drafter_finding,
     not_speculating,
     ratio,
@@ -21,6 +23,7 @@ from sparkwright.verify.checks.acceptance import (
 )
 from sparkwright.verify.checks.common import (
     CheckedCells,
+    Reason,
     conclude,
     describe,
     main_facts,
@@ -28,21 +31,11 @@ from sparkwright.verify.checks.common import (
     triage,
 )
 from sparkwright.verify.checks.counts import positions_finding, tokens_finding
-from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.datasets import CHATS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.acceptance import Acceptance
-    from sparkwright.verify.checks.common import Reason
-    from sparkwright.verify.checks.figures import Figures
-    from sparkwright.verify.profile import Profile
+from sparkwright.verify.profile import Profile
 
 STEP_SPREAD = 0.10
 """Coefficient of variation of the verify-step time over categories at c=1. Published tables for three models

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+from typing import Literal
 
 LEAST_TOKENS = 32
 """Shorter texts are not judged: “Yes.” is a good answer."""

@@ -7,22 +7,22 @@ such a switch writes the same prompt either way, which the number of prompt toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.chatter import against_each, answers_in, reasoning_mark
-from sparkwright.verify.checks.common import all_refused, conclude, not_applicable, triage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
+from sparkwright.verify.checks.common import (
+    CheckedCells,
+    Reason,
+    all_refused,
+    conclude,
+    not_applicable,
+    triage,
+)
 
 LONGEST = 2048
 """Tokens of reasoning and answer together: models think for some hundred about questions like these."""

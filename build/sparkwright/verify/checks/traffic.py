@@ -7,13 +7,15 @@ grow as they do in use; the cells of such a turn are planned once the turn befor
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.engine.capabilities import TOOLS
-from sparkwright.engine.cell import REQUIRED, Cell, Load
-from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.engine.cell import REQUIRED, Cell, Load, Prompt
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     Described,
     against_each,
@@ -25,7 +27,7 @@ from sparkwright.verify.checks.chatter import (
     role_mark,
     tool_flaw,
 )
-from sparkwright.verify.checks.common import conclude, describe, triage
+from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, triage
 from sparkwright.verify.checks.dialogues import (
     PARALLEL,
     SCHEMA,
@@ -36,15 +38,6 @@ from sparkwright.verify.checks.dialogues import (
     first_turn,
     next_turn,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells, Reason
 
 LOADED = 4
 LONGEST = 256

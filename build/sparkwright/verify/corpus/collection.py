@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.digests import digest_of
@@ -14,9 +15,6 @@ from sparkwright.base.errors import UnknownNameError
 from sparkwright.engine.cell import Prompt
 from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes
 from sparkwright.verify.corpus.tasks import write_task
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 FACTS = "facts"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.evaluation.judge import CHECK, run_of
-from sparkwright.verify.evaluation.run import RESULTS, EvalTool, run_tool
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.verify.evaluation.run import EvalRequest
-    from sparkwright.verify.run import Run
+from sparkwright.verify.evaluation.run import RESULTS, EvalRequest, EvalTool, run_tool
+from sparkwright.verify.run import Run
 
 BENCHY = EvalTool(
     "llama-benchy",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.verify.evaluation.run import EvalRequest
+from sparkwright.verify.evaluation.scores import TaskScore
 from sparkwright.verify.run import Run
 from sparkwright.verify.statistics import mcnemar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.verify.evaluation.run import EvalRequest
-    from sparkwright.verify.evaluation.scores import TaskScore
 
 CHECK = "eval"
 SURE = 0.02

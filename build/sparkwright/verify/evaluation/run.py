@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, ProcessError, ServerError, ToolError
 from sparkwright.base.events import task
 from sparkwright.engine.server.environment import prepare_requirement
-from sparkwright.verify.evaluation.scores import read_scores
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.verify.evaluation.scores import TaskScore
+from sparkwright.verify.evaluation.scores import TaskScore, read_scores
 
 RESULTS = "evaluation"
 """Name of the folder of a tool's files in a run's."""

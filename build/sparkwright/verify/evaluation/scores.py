@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.verify.statistics import ratio_interval, share_interval
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 LEVEL = 0.95
 _NORMAL = 1.959964  # standard errors to either side at that level

@@ -5,7 +5,6 @@ The check that compares a server with it is `verify.checks.reference`.
 """
 
 from sparkwright.verify.reference.identity import identify, require_same_model
-from sparkwright.verify.reference.make import make_reference
 from sparkwright.verify.reference.record import (
     ModelIdentity,
     Reference,
@@ -19,7 +18,6 @@ __all__ = [
     "Reference",
     "identify",
     "load_reference",
-    "make_reference",
     "reference_digest",
     "require_same_model",
     "write_reference",

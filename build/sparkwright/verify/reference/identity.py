@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.capabilities import TOKENIZE
+from sparkwright.engine.client import Endpoint, EndpointFacts
 from sparkwright.engine.client.tokens import token_ids
-from sparkwright.verify.reference.record import ModelIdentity
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.observations import BootFacts
+from sparkwright.verify.reference.record import ModelIdentity, Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     import aiohttp
 
-    from sparkwright.engine.client import Endpoint, EndpointFacts
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.engine.observations import BootFacts
-    from sparkwright.verify.reference.record import Reference
 
 # Words, numbers, code, other scripts, spaces and marks: tokenizers of two models differ somewhere in it.
 _TEXT = """The harbour master counted 1234567 crates, "naïvely", at 09:41 — café prices: €3.50!

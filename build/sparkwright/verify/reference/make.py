@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkwright import __version__
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import task
 from sparkwright.engine.capabilities import METRICS, VLLM, refuse_lacking
-from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.client import Endpoint, check_endpoint, open_session
+from sparkwright.engine.observations import Observation
 from sparkwright.engine.servers import read_log, standing
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
@@ -21,10 +21,6 @@ from sparkwright.verify.probe_capabilities import find_lacking
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference.identity import identify
 from sparkwright.verify.reference.record import Reference, trimmed
-
-if TYPE_CHECKING:
-    from sparkwright.engine.cell import Prompt
-    from sparkwright.engine.observations import Observation
 
 TOP = 8
 """Alternatives of each token that are recorded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -12,9 +12,6 @@ from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NewerFormatError, StorageError
 from sparkwright.engine.observations import Observation, Sample, TokenLogprobs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORMAT = 1
 KEPT_DIGITS = 5

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 DEFINITIONS: Mapping[str, str] = {
     "TTFT": "Time from the moment at which a request's bytes were handed to the socket (in an open loop of a"

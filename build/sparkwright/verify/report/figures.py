@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.metrics import Speculation, hit_rate, speculation
+from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import energy_per_token_j
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sparkwright.engine.observations import MetricsSnapshot, Observation
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock
 _NEARLY = 0.98  # of it: snapshots do not come on the second

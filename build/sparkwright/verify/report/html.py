@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.report.charts import charts_by_check
+from sparkwright.verify.report.charts import Chart, charts_by_check
 from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
@@ -27,16 +29,11 @@ from sparkwright.verify.report.overview import (
 )
 from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
 from sparkwright.verify.report.vega import Naming, inline_svg
-from sparkwright.verify.run import worst
+from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jinja2 import Environment
 
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.report.charts import Chart
-    from sparkwright.verify.run import Run
 
 TEMPLATES = Path(__file__).parent / "template"
 

@@ -6,18 +6,13 @@ There is no standard; the output is valid against the schemas of Jenkins' xUnit 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 from xml.etree import ElementTree as ET
 
 from sparkwright.base.text import clean
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.report.text import figure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 _OUTCOMES = {
     Verdict.FAIL: "failure",

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sparkwright.base.text import clean
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import disturbances
+from sparkwright.verify.report.figures import CellFigures
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span
+from sparkwright.verify.run import Run
 from sparkwright.verify.statistics import summary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.run import Run
 
 # The manifest's entries that have places of their own on the page.
 _SHOWN_ELSEWHERE = {"files", "report"}

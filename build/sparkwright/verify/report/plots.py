@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.base.text import clean
 from sparkwright.verify.report.vega import CONFIG
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 Spec = dict[str, Any]
 

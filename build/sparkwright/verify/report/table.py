@@ -5,19 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from sparkwright.base.text import clean
+from sparkwright.engine.observations import HostSample
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.figures import CellFigures, cells
+from sparkwright.verify.run import Run
 from sparkwright.verify.statistics import percentile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sparkwright.engine.observations import HostSample
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.run import Run
 
 _FORMULAE = ("=", "+", "-", "@", "\t", "\r")
 

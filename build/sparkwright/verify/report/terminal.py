@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     Level,
@@ -17,14 +17,12 @@ from sparkwright.verify.report.overview import (
     levels,
 )
 from sparkwright.verify.report.text import SYMBOLS, WORDS, duration, plural
-from sparkwright.verify.run import worst
+from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sparkwright.engine.findings import Finding
-    from sparkwright.verify.run import Run
 
 _STYLES = {
     Verdict.PASS: "green",

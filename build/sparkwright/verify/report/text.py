@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
 _UNBROKEN = "\N{NO-BREAK SPACE}"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.verify.simulator.chat import CallWriter, broken
-from sparkwright.verify.simulator.language import text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.verify.simulator.language import Choice
-    from sparkwright.verify.simulator.params import RequestParams
-    from sparkwright.verify.simulator.request import Request, StreamDelta
-    from sparkwright.verify.simulator.settings import Settings
-
+from sparkwright.verify.simulator.language import Choice, text_of
+from sparkwright.verify.simulator.params import RequestParams
+from sparkwright.verify.simulator.request import Request, StreamDelta
+from sparkwright.verify.simulator.settings import Settings
 
 _END_OF_THOUGHTS = "\n</think>\n\n"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from sparkwright.recipes import Recipe
+from sparkwright.recipes import Recipe
 
 # Steps whose verification costs something: a few requests gain by drafts, and many lose by them.
 STEP_MS: Final = "105,4,0.0008,0.6"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sparkwright.verify.simulator.faults import slow_state
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.faults import Faults
+from sparkwright.verify.simulator.faults import Faults, slow_state
 
 CARD_PAGE: Final = "/simulator/card"
 """The page with the readings: one line of CSV, see `engine.server.host.CARD_QUERY`."""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.verify.simulator.faults import Faults
+from sparkwright.verify.simulator.faults import Faults
 
 _EACH: Final = re.compile(r"\bfor each of [^:]*: (?P<items>[^.?]+)[.?]")
 _QUOTED: Final = re.compile(r"“([^”]+)”")

@@ -6,19 +6,15 @@ import asyncio
 import math
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparkwright.verify.simulator.card import SimulatedCard
+from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
-from sparkwright.verify.simulator.request import Counters
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.clock import Clock
-    from sparkwright.verify.simulator.log import Log
-    from sparkwright.verify.simulator.request import Request, StreamDelta
-    from sparkwright.verify.simulator.settings import Settings
-
+from sparkwright.verify.simulator.log import Log
+from sparkwright.verify.simulator.request import Counters, Request, StreamDelta
+from sparkwright.verify.simulator.settings import Settings
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _AT_ONCE: Final = 8  # deltas that are delivered before new requests are admitted

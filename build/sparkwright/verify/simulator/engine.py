@@ -11,17 +11,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.simulator.acceptance import CATEGORIES, acceptance_table, accepted_tokens
 from sparkwright.verify.simulator.blocks import BlockPool
 from sparkwright.verify.simulator.fault_effects import FaultEffects
 from sparkwright.verify.simulator.language import EOS, gaussian, mix
 from sparkwright.verify.simulator.request import Counters, Request, StreamDelta
-from sparkwright.verify.simulator.settings import BLOCK, plan_memory
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sparkwright.verify.simulator.faults import slow_state
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.faults import Faults
-    from sparkwright.verify.simulator.request import Request
+from sparkwright.verify.simulator.faults import Faults, slow_state
+from sparkwright.verify.simulator.request import Request
 
 BLOCK_TABLE = "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)"
 

@@ -8,14 +8,12 @@ server; other modules read it with ``faults.value("slow", "factor")``, which is 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,22 @@ import socket
 import struct
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from sparkwright.engine.arrival import arrivals_of
 from sparkwright.verify.simulator.api import ResponseBuilder
-from sparkwright.verify.simulator.driver import DEAD
+from sparkwright.verify.simulator.driver import DEAD, Driver
+from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.making import make_request
-from sparkwright.verify.simulator.params import ApiError
+from sparkwright.verify.simulator.params import ApiError, RequestParams
+from sparkwright.verify.simulator.request import StreamDelta
+from sparkwright.verify.simulator.settings import Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from aiohttp import web
-
-    from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.faults import Faults
-    from sparkwright.verify.simulator.params import RequestParams
-    from sparkwright.verify.simulator.request import StreamDelta
-    from sparkwright.verify.simulator.settings import Settings
 
 
 @dataclass

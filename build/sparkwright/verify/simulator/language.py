@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from sparkwright.verify.corpus import load_corpus
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MASK = (1 << 64) - 1
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from sparkwright.verify.simulator.settings import plan_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkwright.verify.simulator.clock import Clock
-    from sparkwright.verify.simulator.settings import MemoryPlan, Settings
+from sparkwright.verify.simulator.clock import Clock
+from sparkwright.verify.simulator.settings import MemoryPlan, Settings, plan_memory
 
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
 _LARGEST: Final = 512

@@ -7,15 +7,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.base.process import start_unguarded
+from sparkwright.base.process import UnguardedProcess, start_unguarded
 from sparkwright.verify.simulator.clock import Clock
+from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
@@ -27,12 +29,6 @@ from sparkwright.verify.simulator.settings import (
     StepCosts,
     fit_max_model_len,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.base.process import UnguardedProcess
-    from sparkwright.verify.simulator.driver import Driver
 
 
 async def serve(settings: Settings) -> int:

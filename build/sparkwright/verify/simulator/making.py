@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparkwright.verify.simulator.acceptance import category_of
 from sparkwright.verify.simulator.chat import CALLS, instance
+from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.language import (
     Sampling,
     TokenGenerator,
@@ -18,19 +19,10 @@ from sparkwright.verify.simulator.language import (
     spell,
     text_of,
 )
+from sparkwright.verify.simulator.params import RequestParams
 from sparkwright.verify.simulator.request import Request
+from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.simulator.vision import look_at
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.faults import Faults
-    from sparkwright.verify.simulator.params import RequestParams
-    from sparkwright.verify.simulator.settings import Settings
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.faults import Faults
-    from sparkwright.verify.simulator.params import RequestParams
-    from sparkwright.verify.simulator.settings import Settings
-
 
 _REPEATED: Final = re.compile(r"\bRepeat [^:]*: “(?P<text>[^”]+)”")
 

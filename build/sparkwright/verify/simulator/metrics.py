@@ -5,14 +5,10 @@ Of vLLM's series there are those that clients read, and those that are easily ta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
+from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.settings import BLOCK, plan_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkwright.verify.simulator.engine import Engine
 
 
 def render_metrics(engine: Engine, started_s: float) -> str:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkwright.verify.simulator.chat import content_of, images_of, plan_calls, schema_of, template
 from sparkwright.verify.simulator.language import digest, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.settings import Settings
 
 _COMPLETION_TOKENS = 16  # default of OpenAI's API
 _PATCHES = 64  # tokens of a picture

@@ -10,20 +10,16 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.config import json_decoder
 from sparkwright.base.errors import ServerError
-from sparkwright.base.process import start
+from sparkwright.base.process import Running, start
 from sparkwright.engine.client.endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from sparkwright.base.process import Running
 
 _BOOT_S = 60.0
 _EXCERPT = 1000

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.simulator.blocks import BlockTable, block_hash
+from sparkwright.verify.simulator.language import Choice, TokenGenerator
 from sparkwright.verify.simulator.settings import BLOCK
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.language import Choice, TokenGenerator
-
-if TYPE_CHECKING:
-    from sparkwright.verify.simulator.request import Request
 
 
 @dataclass

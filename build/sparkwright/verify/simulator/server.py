@@ -7,30 +7,26 @@ import hmac
 import json
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkwright.base.process import start_unguarded
+from sparkwright.base.process import UnguardedProcess, start_unguarded
 from sparkwright.engine.arrival import arrivals_of, listen
 from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.chat import template
+from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.driver import Driver
-from sparkwright.verify.simulator.generate import Generation
+from sparkwright.verify.simulator.generate import Generation, TraceFile
 from sparkwright.verify.simulator.language import encode
+from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.metrics import render_metrics
 from sparkwright.verify.simulator.params import ApiError, parse_params
+from sparkwright.verify.simulator.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
     from aiohttp import web
-
-    from sparkwright.base.process import UnguardedProcess
-    from sparkwright.verify.simulator.clock import Clock
-    from sparkwright.verify.simulator.generate import TraceFile
-    from sparkwright.verify.simulator.log import Log
-    from sparkwright.verify.simulator.settings import Settings
 
     _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from typing import TYPE_CHECKING
 
-from sparkwright.engine.client.pictures import COLOURS, DIGITS, SHAPES, SIZE, box
-
-if TYPE_CHECKING:
-    from sparkwright.engine.client.pictures import Colour
+from sparkwright.engine.client.pictures import COLOURS, DIGITS, SHAPES, SIZE, Colour, box
 
 _SIGNATURE = 8  # bytes
 _ROW = 3 * SIZE + 1

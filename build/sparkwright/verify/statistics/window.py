@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Sample
+from sparkwright.engine.observations import Sample
 
 PLATEAU = 0.95
 

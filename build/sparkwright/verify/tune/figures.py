@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.capacity.slo import parse_slo, times_of
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.statistics import percentile
-from sparkwright.verify.tune.options import GOODPUT
+from sparkwright.verify.tune.options import GOODPUT, TuneOptions
 from sparkwright.verify.tune.strategy import StartFigures
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.tune.options import TuneOptions
 
 CHECK = "tune"
 KIND = "kind"

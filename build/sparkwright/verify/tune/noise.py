@@ -8,13 +8,10 @@ the weight of a few starts, so that a single start decides nothing by luck.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.statistics import t_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ASSUMED = 4.0
 """Degrees of freedom that the assumed spread counts as."""

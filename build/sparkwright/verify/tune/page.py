@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
@@ -11,14 +12,9 @@ from sparkwright.verify.report.html import render_page
 from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, logarithmic
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural
 from sparkwright.verify.tune.noise import ASSUMED, percent
-from sparkwright.verify.tune.result import Outcome
+from sparkwright.verify.tune.options import TuneOptions
+from sparkwright.verify.tune.result import LevelFigures, Outcome, Row, Speculation, TuneResult
 from sparkwright.verify.tune.strategy import OWN, State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.verify.tune.options import TuneOptions
-    from sparkwright.verify.tune.result import LevelFigures, Row, Speculation, TuneResult
 
 LEFT_OUT = {State.REFUSED, State.BREAKS, State.WORSE, State.UNKNOWN}
 _VERDICTS = {Outcome.OTHER: Verdict.PASS, Outcome.KEEP: Verdict.PASS, Outcome.NONE: Verdict.FAIL}

@@ -7,26 +7,21 @@ tasks must be solved as well in any case.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.lossless import Lossless
 from sparkwright.verify.tune.figures import KIND
+from sparkwright.verify.tune.space import Configuration
 from sparkwright.verify.upgrade.pairs import MatchedCells
 from sparkwright.verify.upgrade.quality import judge_quality
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.findings import Finding
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.check import Context
-    from sparkwright.verify.tune.space import Configuration
 
 QUALITY = "quality"
 NUMBER = 100

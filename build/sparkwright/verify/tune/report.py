@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file, to_json
-from sparkwright.verify.journal import FILE
+from sparkwright.verify.journal import FILE, Manifest
 from sparkwright.verify.report import render_csv
 from sparkwright.verify.results import REPORT, TABLE, replace_file
 from sparkwright.verify.run import Run
+from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.page import objective_words, render_tune
-from sparkwright.verify.tune.result import conclude_search
+from sparkwright.verify.tune.result import Row, TuneResult, conclude_search
+from sparkwright.verify.tune.search import Known
 from sparkwright.verify.tune.winner import Occasion, winner_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkwright.verify.journal import Manifest
-    from sparkwright.verify.tune.noise import Ratio
-    from sparkwright.verify.tune.result import Row, TuneResult
-    from sparkwright.verify.tune.search import Known
 
 RESULT, RECIPE = "tune.json", "recipe.toml"
 

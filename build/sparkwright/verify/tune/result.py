@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.tune.noise import Noise, Ratio, ratio_of
-from sparkwright.verify.tune.search import pairs_of, rules_of
+from sparkwright.verify.tune.search import Known, pairs_of, rules_of
+from sparkwright.verify.tune.space import Configuration
 from sparkwright.verify.tune.strategy import (
     OWN,
+    Rules,
     Standing,
     State,
     Trial,
@@ -21,14 +24,6 @@ from sparkwright.verify.tune.strategy import (
     recommended,
     standings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.tune.search import Known
-    from sparkwright.verify.tune.space import Configuration
-    from sparkwright.verify.tune.strategy import Rules
 
 ERROR = 0.025
 """Chance that the truth lies beyond one end of an interval that is shown."""

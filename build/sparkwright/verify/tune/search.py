@@ -7,34 +7,36 @@ stopped in; nothing else is measured again.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError
+from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, task
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.server import ServerFailedError
+from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.check import Context
-from sparkwright.verify.journal import BootRecord, Journal, Measured, Noted, cell_id, read_journal
+from sparkwright.verify.corpus import Corpus
+from sparkwright.verify.journal import (
+    BootRecord,
+    Contents,
+    Journal,
+    Manifest,
+    Measured,
+    Noted,
+    cell_id,
+    read_journal,
+)
 from sparkwright.verify.measure import measure
 from sparkwright.verify.tune import quality
 from sparkwright.verify.tune.figures import speed_cells, start_figures, trouble_of
-from sparkwright.verify.tune.strategy import Rules, StartFigures, Trial, next_start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from sparkwright.base.errors import SparkwrightError
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import BootFacts, Observation
-    from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.journal import Contents, Manifest
-    from sparkwright.verify.tune.options import TuneOptions
-    from sparkwright.verify.tune.space import Configuration, Space
-    from sparkwright.verify.tune.strategy import Planned
+from sparkwright.verify.tune.options import TuneOptions
+from sparkwright.verify.tune.space import Configuration, Space
+from sparkwright.verify.tune.strategy import Planned, Rules, StartFigures, Trial, next_start
 
 _LONGEST = 300  # characters of a line of a log
 REFUSED, ASKED = "refused", "asked before any start"

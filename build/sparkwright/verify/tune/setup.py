@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -13,8 +15,11 @@ from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.environment import Environment
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import start_server
+from sparkwright.engine.servers import MeasuredServer
+from sparkwright.recipes import Recipe
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.setup import OFFLINE, environment_of
@@ -23,20 +28,10 @@ from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.tune.options import TuneOptions, require_usable
 from sparkwright.verify.tune.search import Search
-from sparkwright.verify.tune.space import Configuration, default_vary, load_base, make_space
+from sparkwright.verify.tune.space import Configuration, Space, default_vary, load_base, make_space
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from sparkwright.engine.environment import Environment
-    from sparkwright.engine.servers import MeasuredServer
-    from sparkwright.recipes import Recipe
-    from sparkwright.verify.tune.space import Space
-
-    Ask = Callable[[Path, Sequence[Recipe]], Sequence[str]]
-    Start = Callable[[Configuration, str], AbstractAsyncContextManager[MeasuredServer]]
+Ask = Callable[[Path, Sequence[Recipe]], Sequence[str]]
+Start = Callable[[Configuration, str], AbstractAsyncContextManager[MeasuredServer]]
 
 
 def with_defaults(options: TuneOptions) -> TuneOptions:

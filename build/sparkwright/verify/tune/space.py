@@ -7,9 +7,11 @@ A setting is a flag of ``vllm serve``, a variable in capitals, ``speculative.KEY
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,10 +20,6 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, apply_use, load_recipe, recipes, variant
 from sparkwright.verify.tune.options import Drafting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
 METHOD, TOKENS, NONE = "method", "num-speculative-tokens", "none"
 KV, SEQS, BATCHED = "kv-cache-dtype", "max-num-seqs", "max-num-batched-tokens"

@@ -8,16 +8,12 @@ Where nothing can be left out, halving ends at the number of starts that the gri
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from sparkwright.verify.tune.noise import Noise, ratio_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkwright.verify.tune.noise import Ratio
+from sparkwright.verify.tune.noise import Noise, Ratio, ratio_of
 
 SPREAD_OF_TIMES = 0.10
 """Assumed standard deviation between starts of the logarithm of a time."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.recipes import Evidence, Recipe
 from sparkwright.recipes.write import recipe_text
+from sparkwright.verify.tune.result import Row, TuneResult
 from sparkwright.verify.tune.space import METHOD, TOKENS
 from sparkwright.verify.tune.strategy import OWN, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkwright.verify.tune.result import Row, TuneResult
 
 _OUT = {State.REFUSED, State.BREAKS, State.WORSE}
 

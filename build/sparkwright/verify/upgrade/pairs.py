@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.run import Run
+from sparkwright.engine.cell import Cell
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.run import Run
 
 ARMS = ("before", "after")
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.common import describe
 from sparkwright.verify.checks.distance import distances
-from sparkwright.verify.checks.divergence import NoLogprobsError, pair
+from sparkwright.verify.checks.divergence import Difference, NoLogprobsError, pair
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.statistics import mcnemar, one_sided_excess
+from sparkwright.verify.upgrade.pairs import MatchedCells
 from sparkwright.verify.upgrade.speed import CHECK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from sparkwright.engine.cell import Cell
-    from sparkwright.engine.observations import Observation
-    from sparkwright.verify.checks.divergence import Difference
-    from sparkwright.verify.upgrade.pairs import MatchedCells
 
 LIMIT_NAT = 0.5
 """A gap that rounding does not explain: at logits around 20, bfloat16 has steps of 0.125."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.verify.results import load_run, write_report
+from sparkwright.verify.results import Results, load_run, write_report
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade.pairs import match_runs
 from sparkwright.verify.upgrade.quality import judge_quality
 from sparkwright.verify.upgrade.speed import CHECK, Limits, judge_speed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkwright.verify.results import Results
 
 _SAME = (
     "version",

@@ -7,24 +7,20 @@ the difference between starts is measured; with one on each side it is assumed, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkwright.engine.observations import Observation, Sample
-    from sparkwright.verify.upgrade.pairs import MatchedCells
+from sparkwright.verify.upgrade.pairs import MatchedCells
 
 CHECK = "compare"
 MATERIAL = 0.05

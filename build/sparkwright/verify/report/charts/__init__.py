@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import Chart
-
-if TYPE_CHECKING:
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 __all__ = ["Chart", "all_charts", "charts_by_check"]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from sparkwright.base.text import clean
+from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
 from sparkwright.verify.report.plots import COLOUR, WORDS, Spec, field, layer, linear, whole
 from sparkwright.verify.report.text import NOTHING, number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.engine.observations import BootFacts
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 60  # among the charts of the page
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from sparkwright.verify.capacity.check import OBJECTIVE
-from sparkwright.verify.capacity.slo import parse_slo
+from sparkwright.verify.capacity.search import Step
+from sparkwright.verify.capacity.slo import Slo, parse_slo
 from sparkwright.verify.capacity.step import step_of
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.plots import Note, Point, Series, lines, logarithmic, percent
 from sparkwright.verify.report.text import number, share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.verify.capacity.search import Step
-    from sparkwright.verify.capacity.slo import Slo
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 5  # among the charts of the page
 _Shown = tuple["CellFigures", "Step"]

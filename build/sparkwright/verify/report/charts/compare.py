@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
+from sparkwright.engine.findings import Finding
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
 from sparkwright.verify.report.plots import COLOUR, WORDS, Axis, Spec, field, layer, whole
 from sparkwright.verify.report.text import NOTHING, number, plural, share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.engine.findings import Finding
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 50  # among the charts of the page
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, HALF, Chart
-from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.plots import Point, Series, linear, lines
 from sparkwright.verify.report.text import number, share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 30  # among the charts of the page
 

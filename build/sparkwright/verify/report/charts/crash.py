@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.plots import COLOUR, WORDS, Spec, field, layer
 from sparkwright.verify.report.text import plural
 from sparkwright.verify.report.vega import CONFIG
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 40  # among the charts of the page
 _TILE = 46  # pixels, with the gap

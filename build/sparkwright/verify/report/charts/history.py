@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from sparkwright.verify.history import LEVELS
+from sparkwright.verify.history import LEVELS, PastRun
 from sparkwright.verify.report.charts.chart import HALF, Chart
 from sparkwright.verify.report.plots import Axis, Point, Series, linear, lines
 from sparkwright.verify.report.text import at_c, number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.verify.history import PastRun
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 95  # among the charts of the page
 _SHOWN = 3  # levels

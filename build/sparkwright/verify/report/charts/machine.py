@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
+from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.plots import Axis, Note, Panel, Point, Series, linear, timeline
 from sparkwright.verify.report.text import duration, number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkwright.engine.observations import HostSample, Observation
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 90  # among the charts of the page
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.drift import elapsed
 from sparkwright.verify.checks.soak import LEAST_HITS
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, WHOLE, Chart
-from sparkwright.verify.report.figures import cells, moments
+from sparkwright.verify.report.figures import CellFigures, Moment, cells, moments
 from sparkwright.verify.report.plots import Axis, Note, Panel, Point, Series, linear, percent, timeline
 from sparkwright.verify.report.text import duration, number, share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkwright.verify.report.figures import CellFigures, Moment
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 20  # among the charts of the page
 

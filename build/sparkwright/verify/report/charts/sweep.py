@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
-from sparkwright.verify.report.figures import cells, pooled
-from sparkwright.verify.report.overview import levels
+from sparkwright.verify.report.figures import CellFigures, cells, pooled
+from sparkwright.verify.report.overview import Level, levels
 from sparkwright.verify.report.plots import (
     COLOUR,
     PLAIN,
     WORDS,
+    Axis,
     Point,
     Series,
+    Spec,
     field,
     linear,
     lines,
@@ -25,14 +27,7 @@ from sparkwright.verify.report.plots import (
 )
 from sparkwright.verify.report.text import at_c, number, share, span
 from sparkwright.verify.report.vega import CONFIG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkwright.verify.report.figures import CellFigures
-    from sparkwright.verify.report.overview import Level
-    from sparkwright.verify.report.plots import Axis, Spec
-    from sparkwright.verify.run import Run
+from sparkwright.verify.run import Run
 
 ORDER = 10  # among the charts of the page
 
