@@ -41,8 +41,6 @@ class Mutation(Model, frozen=True):
     """A change of the merged tree that a probe has to notice.
 
     Attributes:
-        name: what is broken.
-        file: the file that is changed.
         old: text that occurs in it once.
         new: text in its place.
         series: the series that has it; empty for each one that has the carry.
@@ -66,9 +64,7 @@ class Result:
     """A mutation of a carry in one series, and what its probe found.
 
     Attributes:
-        series: the series.
         carry: the carry's name.
-        mutation: the mutation.
         proof: the runs on the merged tree without the mutation and with it.
     """
 
@@ -113,7 +109,6 @@ class Unbroken:
     """A carry of a series that has no mutation there.
 
     Attributes:
-        series: the series.
         carry: the carry's name.
         reason: why it needs none; empty where its mutations are missing.
     """

@@ -37,7 +37,6 @@ class Planted:
         rate: share of runs in which they do.
         seed: of the runs.
         untestable: numbers of changes of candidates that cannot be judged.
-        evaluations: made so far.
     """
 
     names: tuple[str, ...]
@@ -127,9 +126,7 @@ class Case:
     """A kind of planted culprit.
 
     Attributes:
-        title: for the table.
         judges: makes the judges, alike for each strategy.
-        axis: of the changes.
         deterministic: as it is said of the judge.
         suspects: makes the prior of a judge, if there is one.
     """

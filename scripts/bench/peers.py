@@ -48,7 +48,6 @@ class PeerErrors:
 
     Attributes:
         peer: name of the program.
-        version: its version.
         concurrency: requests at a time.
         requests: number of requests compared.
         ttft_p50_ms: median absolute error of the time to the first token.

@@ -39,13 +39,10 @@ class PeerJob:
     """One run of a load generator.
 
     Attributes:
-        url: of the server.
         model: name to request.
         level: requests at a time.
         requests: number of counted requests.
-        tokens: output of each.
         tokenizer: folder with a tokenizer.
-        folder: for its files.
     """
 
     url: str
@@ -62,7 +59,6 @@ class Peer:
     """A load generator.
 
     Attributes:
-        name: of the program.
         package: on the package index; empty for one that is found in an environment.
         command: arguments after the interpreter, for a job.
         read: times of the requests of a finished job.

@@ -33,7 +33,6 @@ class Server:
     """A simulated server.
 
     Attributes:
-        seed: of its rounding.
         error: deviation of an error of its logits.
     """
 

@@ -26,8 +26,6 @@ class Difference:
 
     Attributes:
         name: the item and the path of the value in it.
-        before: as recorded.
-        after: as it is now.
     """
 
     name: str

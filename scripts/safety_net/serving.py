@@ -35,7 +35,6 @@ class Host:
 
     Attributes:
         card: fields of ``nvidia-smi``; empty without a card.
-        machine: its architecture.
         available: GiB of memory that are.
         cached: GiB of page cache among them.
         swap: GiB in swap.

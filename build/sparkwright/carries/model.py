@@ -25,8 +25,6 @@ class Upstream(Model, frozen=True):
     """An upstream pull request that a carry is related to.
 
     Attributes:
-        pull: its number.
-        author: who proposed it.
         state: what had become of it when it was last read.
         relation: how ours relates to it, in words.
         absorbs: whether merging it upstream makes the carry unnecessary. It has to be said: most are
@@ -46,7 +44,6 @@ class Superseded(Model, frozen=True):
     Attributes:
         releases: PEP 440 specifier.
         by: what supersedes the carry there.
-        because: how that is known.
         rest: the carry that does there what upstream's answer leaves out, if it leaves out anything.
     """
 
@@ -61,7 +58,6 @@ class CarryEvidence(Model, frozen=True):
 
     Attributes:
         level: the strongest place where the effect was shown by us.
-        demonstrated: what was shown.
         claimed: what others report and this project has not reproduced.
     """
 

@@ -46,7 +46,6 @@ class FilePatch:
     """The change to one file.
 
     Attributes:
-        path: its path in the tree.
         old: id of the blob that it was written for; `None` for a new file.
         new: id of the blob that results; `None` for a deleted file.
         mode: ``100644`` or ``100755``.

@@ -72,9 +72,7 @@ class BuildSpec:
     """A pin and a patchset, resolved.
 
     Attributes:
-        lock: the pin.
         patchset: the patchset's name.
-        carries: its carries, in order.
         arch: what kernels are compiled for, such as ``12.1a``; `None` where upstream's are taken.
         released: the patchset's newest revision, whether this is it or not.
         file: name of the patchset's file, by which commands select it.

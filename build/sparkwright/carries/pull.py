@@ -17,7 +17,6 @@ class ResolvedPull:
     """A pull request as it is now.
 
     Attributes:
-        pin: what to pin.
         author: who wrote its newest commit.
         subjects: subjects of its commits, oldest first.
         message: the whole message of its first commit.

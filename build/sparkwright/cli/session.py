@@ -57,7 +57,6 @@ class Session:
 
     Attributes:
         checkout: the clone of the project.
-        store: the content-addressed store.
         repository: the store's git repository.
         offline: use no network.
         as_json: print results as JSON.

@@ -56,7 +56,6 @@ class CompiledKernels:
         listed: the list's name of each, by FlashInfer's.
         configuration: the commands that made them.
         tree: git id of the compiled sources.
-        toolchain: the compilers.
     """
 
     modules: dict[str, CompiledModule]

@@ -21,7 +21,6 @@ class FoundCompanion:
     """The companion that holds most of the needed modules.
 
     Attributes:
-        wheel: the file.
         missing: the list's names of needed modules that it lacks.
     """
 

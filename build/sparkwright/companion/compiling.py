@@ -33,7 +33,6 @@ class CompiledModule:
     """A finished library in the store.
 
     Attributes:
-        name: FlashInfer's name for it.
         sha256: digest of the file.
         size: in bytes.
         arches: number of units that compile to each device code, such as ``sm_121a``.

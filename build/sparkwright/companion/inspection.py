@@ -54,12 +54,10 @@ class CompanionAudit:
 
     Attributes:
         filename: the wheel's name.
-        sha256: its digest.
         size: in bytes.
         target: the machine and card that it is for.
         modules: size of each module in bytes, unpacked.
         cubins: number of cubins of each module.
-        checks: every check in its order.
     """
 
     filename: str

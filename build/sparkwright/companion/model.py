@@ -25,7 +25,6 @@ class KernelModule(Model, frozen=True):
             recipes need it, and no companion has it.
         arguments: its arguments; a text that starts with ``torch.`` is a dtype.
         arches: the architectures that it is for, such as ``12.1a``; every one if there are none.
-        why: what calls it.
     """
 
     why: Annotated[str, Meta(min_length=1)]

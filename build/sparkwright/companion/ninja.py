@@ -27,7 +27,6 @@ class NinjaCommand:
         rule: the rule's name.
         inputs: the files that it reads.
         output: the file that it writes.
-        argv: the command.
     """
 
     rule: str

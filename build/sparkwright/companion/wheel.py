@@ -44,9 +44,6 @@ class CompanionWheel:
     """A finished wheel.
 
     Attributes:
-        path: the file.
-        version: its version.
-        sha256: its digest.
         size: in bytes.
         modules: names of its modules, as FlashInfer calls them.
     """

@@ -41,8 +41,6 @@ class Cluster:
     """Other machines, and the store that is shared with them.
 
     Attributes:
-        address: the machines.
-        store: the store here.
         patience_s: how long to wait for a machine when none is left.
         silent_s: how long a machine may send no sign of life, at least 5, before its tasks go to others.
     """
@@ -150,11 +148,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class ThisMachine:
-    """This machine, in the place of a cluster: it runs one task after the other.
-
-    Attributes:
-        store: the store.
-    """
+    """This machine, in the place of a cluster: it runs one task after the other."""
 
     store: Store
 
@@ -195,7 +189,6 @@ class Workers:
     """Connected workers, and the tasks of one run on them.
 
     Attributes:
-        client: Dask's client.
         patience_s: how long to wait for a worker when none is left.
     """
 

@@ -19,7 +19,6 @@ class Message(Model, frozen=True):
 
     Attributes:
         role: ``system``, ``user`` or ``assistant``.
-        content: its text.
     """
 
     role: Literal["system", "user", "assistant"]
@@ -30,7 +29,6 @@ class Tool(Model, frozen=True):
     """A function that the model may call.
 
     Attributes:
-        name: of the function.
         description: its purpose, for the model.
         parameters: JSON schema of its arguments.
     """

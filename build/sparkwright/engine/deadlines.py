@@ -12,7 +12,6 @@ class Deadlines(Model, frozen=True):
     """Timeouts of requests, in seconds of the server's clock.
 
     Attributes:
-        connect_s: for the connection.
         first_token_s: from the request to the first token, queueing included.
         stall_s: between two chunks.
         canary_s: for one short request on a server that has nothing else to do.

@@ -41,7 +41,6 @@ class OfferedWheel:
     """A wheel to serve with.
 
     Attributes:
-        wheel: the file.
         offer: the channel's that it is of; `None` for another file.
         why: the reason why it was taken; empty where it was named.
     """

@@ -26,7 +26,6 @@ class Finding(Model, frozen=True):
         check: the check, such as ``sweep``.
         name: the conclusion within the check, such as ``acceptance does not depend on concurrency``.
         definition: the compared quantities, in one or two sentences.
-        verdict: the result.
         cause: the observed reason in one line, with the level, position or moment of a failure.
         measured: figures by name, units in the names.
         threshold: the limit and its source, in words.

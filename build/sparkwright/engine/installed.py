@@ -58,7 +58,6 @@ class EngineFacts:
     Attributes:
         version: its version, local part included; empty where unknown.
         machine: the machine that it is for; empty where it names none.
-        carries: names of its carries.
         codes: device code that its compiled kernels were made for, such as ``sm_121a``; empty for a wheel
             with upstream's, which are for many cards.
         packages: versions of packages beside it, by name; empty for a wheel.

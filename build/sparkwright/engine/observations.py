@@ -67,7 +67,6 @@ class TokenLogprobs(Model, frozen=True, array_like=True):
 
     Attributes:
         token: the token as the server writes it, ``token_id:N`` where that was requested.
-        logprob: its own.
         top: the alternatives' by token, the most likely first.
     """
 
@@ -80,7 +79,6 @@ class ToolCall(Model, frozen=True):
     """One call of a tool, as the server parsed it from the generated text.
 
     Attributes:
-        name: of the function.
         arguments: JSON text, as streamed.
     """
 
@@ -92,15 +90,12 @@ class Sample(Model, frozen=True):
     """One request and its result.
 
     Attributes:
-        prompt: name of its `Prompt`.
-        category: that prompt's.
         counted: false for a warm-up.
         request: the server's id of it, as its log has it; empty if unknown.
         started: time at which its bytes were handed to the socket.
         headers: time at which the response's headers were read; 0 if never.
         ended: time at which the stream was over or abandoned.
         chunks: events with output, in order.
-        prompt_tokens: from ``usage``.
         cached_tokens: those of them that came from the prefix cache; -1 if the server does not report them.
         output_tokens: from ``usage``, or the number of token ids.
         counted_by: source of `output_tokens`: ``usage``, ``ids`` or empty.
@@ -110,7 +105,6 @@ class Sample(Model, frozen=True):
         logprobs: for each generated token, if requested.
         reasoning_chars: characters at the beginning of `text` that are reasoning.
         tool_chars: characters at its end that are names and arguments of tool calls.
-        tool_calls: calls of tools, in order.
         failure: reason for which it does not count.
         due: time at which an open loop meant to send it; 0 for other loads.
         late: nanoseconds after that at which the client came to sending it.
@@ -181,12 +175,10 @@ class MetricsSnapshot(Model, frozen=True):
         accepted_per_position: the same by position in the draft.
         generation_tokens: tokens that were generated.
         prompt_tokens: prefilled tokens of prompts.
-        requests: finished requests.
         prefix_queries: prompt tokens that were looked up in the prefix cache.
         prefix_hits: those that were found.
         preemptions: requests whose blocks were taken away.
         running: requests that run.
-        waiting: requests that wait.
         kv_usage: share of the KV cache in use, 0 to 1.
         start_s: the server process's start (seconds since the epoch); another value is another process.
         cache: labels of ``cache_config_info``.
@@ -214,12 +206,8 @@ class HostSample(Model, frozen=True):
     """The machine at one moment; absent values are -1.
 
     Attributes:
-        at: time of the sample.
         memory_available_mib: of the whole machine.
         server_rss_mib: resident memory of the server's processes together.
-        gpu_clock_mhz: of the multiprocessors.
-        gpu_power_w: drawn.
-        gpu_temperature_c: of the chip.
         gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
         swap_used_mib: of the whole machine.
         memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
@@ -244,7 +232,6 @@ class BootFacts(Model, frozen=True):
     """Facts that a server reported while it started. Absent numbers are -1, absent words empty.
 
     Attributes:
-        version: vLLM's.
         runner: the model runner: ``v1`` or ``v2``.
         backends: attention backends that the log names, in order.
         drafter_backends: those of them that were chosen while the drafter was loaded, where the log shows it.
@@ -263,7 +250,6 @@ class BootFacts(Model, frozen=True):
         max_concurrency: requests of full length that fit.
         weights_gib: memory that the weights took.
         graph_gib: estimated memory of CUDA graphs, which may be negative; `None` if not reported.
-        graph_actual_gib: as captured.
         total_gib: the card's memory.
         utilization: share of it that the server may use.
         capture_sizes: batch sizes that graphs were captured for.
@@ -317,7 +303,6 @@ class Observation(Model, frozen=True):
     """The record of one measured cell.
 
     Attributes:
-        cell: the cell.
         samples: its requests, in the order of their starts.
         before: counters of the idle server before the first request.
         after: counters of the idle server after the last one.

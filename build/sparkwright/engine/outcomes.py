@@ -40,7 +40,6 @@ class CheckOutcome:
     """The outcome of one check.
 
     Attributes:
-        name: the check.
         verdict: ``skipped`` where upstream's own CPU backend cannot do what is checked.
         detail: the reason, in words.
         signature: the failure without numbers, addresses and paths; empty if it did not fail.

@@ -89,7 +89,6 @@ class StandingServer:
     """A server that was started elsewhere and is left running (see `measure.MeasuredServer`).
 
     Attributes:
-        endpoint: its address.
         facts: from its counters, and from its log if that can be read.
         log: its log, if that can be read.
     """

@@ -23,12 +23,10 @@ class CheckRequest:
     Attributes:
         vllm: a wheel, or the interpreter of an environment.
         recipe: a recipe's name or file.
-        checks: names of the checks.
         against: interpreter of another vLLM, whose answers are compared; `None` for none.
         profile: how much is measured.
         categories: of prompts; the profile's if empty.
         levels: concurrencies of a sweep; the profile's if empty.
-        seed: of prompts.
         offline: fetch nothing.
     """
 

@@ -26,12 +26,8 @@ class CommitText:
     """A commit as it is stored.
 
     Attributes:
-        tree: id of its tree.
-        parents: ids of its parents.
         author: name and e-mail address, without the date.
-        committer: likewise.
         seconds: the committer's date, in seconds since 1970.
-        message: the whole message.
     """
 
     tree: str

@@ -132,11 +132,7 @@ def require_git() -> str:
 
 @dataclass(frozen=True)
 class Repository:
-    """A bare repository, driven through git's plumbing.
-
-    Attributes:
-        path: its folder.
-    """
+    """A bare repository, driven through git's plumbing."""
 
     path: Path
 

@@ -37,7 +37,6 @@ class ObjectReader:
     """Reads objects through GitPython (one ``cat-file`` for all), and writes loose ones.
 
     Attributes:
-        database: GitPython's object database.
         loose: gitdb's store of loose objects in the same repository.
     """
 

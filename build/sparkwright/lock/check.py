@@ -15,7 +15,6 @@ class LockFinding(NamedTuple):
     """One disagreement between the lock and the release.
 
     Attributes:
-        key: dotted key in the lock.
         locked: the lock's value; `None` if it has none.
         released: the release's value; `None` if it states none.
         witness: the file that states it, or should.

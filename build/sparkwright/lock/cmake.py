@@ -32,7 +32,6 @@ class Pin(NamedTuple):
     """A git source that the project downloads.
 
     Attributes:
-        name: its FetchContent name.
         repository: its address, as stated.
         ref: tag or commit, as stated.
         declared_in: the file that states it.

@@ -27,7 +27,6 @@ class CMakeExtension(NamedTuple):
     """An extension that the project can build for CUDA.
 
     Attributes:
-        name: its target.
         destination: its folder in the wheel.
         host_only: whether its language is C++, so that it has no device code.
         abi3: whether it uses the limited API, and is named so.

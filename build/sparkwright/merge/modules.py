@@ -47,7 +47,6 @@ class Thing(NamedTuple):
     Attributes:
         kind: ``definition``, ``assignment`` (of a module's or class's name), ``key`` of one dictionary,
             or ``value`` of an enumeration, whose members then are one.
-        name: its qualified name.
     """
 
     kind: str
@@ -74,8 +73,6 @@ class Module:
         bound: names that the module has once it was imported.
         unbound: names that it uses as globals and never binds.
         open: whether it may have names that its text does not show.
-        imports: what it imports, anywhere.
-        calls: its calls.
         signatures: what functions, and classes with an ``__init__``, take; by qualified name.
     """
 

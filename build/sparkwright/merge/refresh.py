@@ -32,9 +32,7 @@ class CarryEditor:
     """Carries of kind ``own`` put on the pin for editing.
 
     Attributes:
-        repository: the store's repository.
         pristine: tree of the pin.
-        version: the pin's version.
         carries: carries that others may be stacked on.
         find_base: gives a revision's base tree.
     """

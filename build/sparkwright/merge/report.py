@@ -62,8 +62,6 @@ class Hazard(Model, frozen=True):
             the name the same value, in a place of its own. ``signature``: one side calls the function as
             it was before the other changed what it takes. ``removed``: one side calls what the other removed.
             ``mode``: the carry sets the file's mode, which wheels do not have from it.
-        path: the file.
-        name: the qualified name.
     """
 
     kind: Literal["both-sides", "doubled", "signature", "removed", "mode"]
@@ -75,13 +73,10 @@ class Outcome(Model, frozen=True):
     """The outcome of one carry.
 
     Attributes:
-        carry: its name.
-        kind: the outcome.
         detail: the reason, in words.
         source: the dependency whose tree it changes; empty for vLLM's own.
         paths: files that it changed in the merged tree.
         concerns: for an absorbed carry, the files that its own change is about.
-        conflicts: files that conflict.
         signals: for an absorbed carry, the signals that fired.
         hazards: functions to look at.
         tree: id of the tree after this carry, of its source's where it has one.
@@ -113,7 +108,6 @@ class MergedSource(Model, frozen=True):
     """A dependency's source to which carries were to be applied.
 
     Attributes:
-        name: the lock's name for it.
         pristine: id of its pinned tree.
         tree: id of its tree with the carries in it.
     """

@@ -38,7 +38,6 @@ class _Scope:
 
     Attributes:
         kind: ``module``, ``class`` or ``function``.
-        name: its dotted name.
         bound: how often each name is bound in it.
         imported: dotted names of what imports bind.
         defined: functions and classes.

@@ -31,7 +31,6 @@ class Trial:
     """The outcomes of changes that are merged in order.
 
     Attributes:
-        repository: where the trees are.
         changes: the changes to merge in order; a search is about the last one.
         absorbing: whether to tell an absorbed carry from a conflict, which takes two more merges.
         merges: number of merges made so far.

@@ -78,7 +78,6 @@ class Compiled:
     """A unit's image for one architecture.
 
     Attributes:
-        image: the image.
         seconds: CPU time of all steps.
         read: number of files that the compilation for the architecture read, by the dependency they are of.
     """
@@ -93,10 +92,8 @@ class Verdict:
     """The comparison of a unit with a binary.
 
     Attributes:
-        unit: its name.
         code: the architecture: ``sm_120f`` for a cubin, ``compute_80`` for PTX.
         outcome: the result; only ``equal`` attests it.
-        kernels: number of kernels in it.
         why: the reason of another outcome.
         seconds: CPU time of its compilation.
         read: see `Compiled`.

@@ -74,8 +74,6 @@ class Builder:
     Attributes:
         store: holds the results.
         repository: holds the sources' trees.
-        lock: the pin.
-        native: its ``[native]`` tables.
         logs: folder for one log a unit.
         jobs: most compilers at once; by default as many as cores and memory allow.
         keep_going: whether to compile the other units when one fails.
@@ -110,7 +108,6 @@ class Configured:
     """A configuration, and the tree that its commands work on.
 
     Attributes:
-        configuration: every command.
         tree: git id of the compiled tree, generated files included.
         files: that tree's files, for the unit cache.
     """

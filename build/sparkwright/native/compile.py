@@ -54,7 +54,6 @@ class CompileJob:
         env: its whole environment.
         output: the object file; an incomplete one is removed.
         log: file for its command and output.
-        expected: its expected cost.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Finished:
 
     Attributes:
         job: the compiler call.
-        cost: its measured cost.
         seconds: wall-clock time.
         attempts: number of times that it was started.
     """

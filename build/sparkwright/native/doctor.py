@@ -39,9 +39,7 @@ class MachineCheck:
     """One check of the machine.
 
     Attributes:
-        what: its name.
         verdict: ``to do`` for a requirement of native kernels only that is missing.
-        detail: the result.
         remedy: the step that mends it.
     """
 

@@ -25,8 +25,6 @@ class CompileFailure:
     """A unit that has no object.
 
     Attributes:
-        unit: its name.
-        log: its log.
         diagnosis: the cause; `None` if its compiler could not be started.
         peak_mib: most memory that it was seen to use.
         before: the machine when it was started.

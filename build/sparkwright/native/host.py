@@ -33,9 +33,6 @@ class HostCompiler:
     """A g++ with its assembler, linker and C library.
 
     Attributes:
-        cc: the C compiler.
-        cxx: the C++ compiler.
-        version: of the latter.
         banners: version lines of compiler, assembler, linker and C library, without paths.
         headers: the folders that the C++ compiler searches for headers, links resolved.
     """
@@ -52,7 +49,6 @@ class PythonHeaders:
     """An interpreter's headers.
 
     Attributes:
-        folder: the folder with ``Python.h``.
         version: the interpreter's ``major.minor``.
     """
 

@@ -45,7 +45,6 @@ class InstalledToolkit:
     """A CUDA toolkit in its classic layout.
 
     Attributes:
-        folder: its folder.
         version: nvcc's, in full.
         digest: digest of all its programs and headers that compilations use.
     """
@@ -60,7 +59,6 @@ class InstalledTorch:
     """An installed torch.
 
     Attributes:
-        folder: its package folder.
         digest: digest of its RECORD, which lists each file by digest (PEP 376).
     """
 

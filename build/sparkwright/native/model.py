@@ -42,9 +42,6 @@ class Toolchain:
         stand_in: folder with a package ``torch`` that answers CMake's queries of torch.
         cc: C compiler whose output runs on the target.
         cxx: the same for C++.
-        cmake: the program.
-        ninja: the program.
-        cuobjdump: the program.
         python: interpreter that CMake runs its scripts with.
         python_include: headers of the limited API.
         cross: whether the target's machine is another than this one.
@@ -75,7 +72,6 @@ class SourceTree(Model, frozen=True):
     """A dependency's source, or its stand-in.
 
     Attributes:
-        name: the lock's name for it.
         tree: git id of its tree in the store's repository.
         origin: where it was fetched from, in words, such as ``flashinfer-python 0.6.9``.
         at_hand: whether it is the real source; otherwise `tree` only lets CMake configure.
@@ -118,7 +114,6 @@ class Unit(Model, frozen=True):
         target: the extension that it belongs to.
         source: file to compile, relative to the work folder.
         output: object file, relative to the work folder.
-        language: language of the source.
         argv: the command, with `WORK` for the work folder, run in ``build/``; it names no dependency file.
         arches: the device code that it compiles to: ``sm_121a`` for a cubin, ``compute_89`` for PTX.
     """
@@ -140,7 +135,6 @@ class Link(Model, frozen=True):
     """The link of one extension.
 
     Attributes:
-        target: the extension.
         output: the shared object, relative to the work folder.
         objects: its objects in order, relative to the work folder.
         argv: the command, as for `Unit`.
@@ -191,7 +185,6 @@ class Extension(Model, frozen=True):
 
     Attributes:
         target: CMake's name for it.
-        key: its native key.
         sha256: digest of the file.
         size: in bytes.
         arches: number of units that compile to each device code, as for `Unit`.

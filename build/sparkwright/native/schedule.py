@@ -31,7 +31,6 @@ class Waiting:
 
     Attributes:
         name: its name, unique in a build.
-        expected: its expected cost.
         alone: whether nothing may run beside it.
     """
 
@@ -45,7 +44,6 @@ class Active:
     """A unit that is being compiled.
 
     Attributes:
-        name: its name.
         expected: what it is expected to take in all.
         elapsed: seconds since it was started.
         resident_mib: memory that it uses now.

@@ -51,8 +51,6 @@ class _Recipe:
         native: the lock's tables.
         target: the machine and card of the build.
         python: interpreter that CMake runs its scripts with.
-        compiler: the machine's compiler.
-        headers: headers of `python`.
         toolkit: an installed toolkit that is used instead of packages.
         torch: an installed torch, likewise.
         tools: installed cmake and ninja, likewise: program and version.

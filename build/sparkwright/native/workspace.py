@@ -47,7 +47,6 @@ class Workspace:
     """A folder laid out for a build; see `sparkwright.native`.
 
     Attributes:
-        root: the folder.
         toolchain: the targets of its links.
     """
 

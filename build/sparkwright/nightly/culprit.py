@@ -29,7 +29,6 @@ class HistoryPoint:
     """A tree of upstream's between two targets.
 
     Attributes:
-        tree: id of the tree.
         commit: id of the commit; empty for a release.
         parent: id of its first parent.
         subject: its subject; ``vllm 0.26.0`` for a release.

@@ -35,7 +35,6 @@ class ProposalOptions:
 
     Attributes:
         push: whether to push the branches.
-        remote: where to.
         open_pr: whether to open pull requests for what was pushed.
     """
 

@@ -308,8 +308,6 @@ class Former:
     """The carries on the target that tonight's is compared with.
 
     Attributes:
-        job: the job on the pin.
-        target: that target.
         night: what an earlier night found there; `None` if none did.
     """
 

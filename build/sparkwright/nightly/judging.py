@@ -42,7 +42,6 @@ class Judge:
     """Judges the carries of one merge.
 
     Attributes:
-        job: the job.
         report: the merge onto the target.
         pin: what is reached at the pin; shared between targets, since it is read once.
     """

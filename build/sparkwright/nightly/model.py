@@ -106,7 +106,6 @@ class UpstreamCommit(Model, frozen=True):
         commit: full id; empty for a release.
         release: the release, where no commit can be named; else empty.
         subject: first line of its message.
-        author: name of its author.
         date: author date, ISO 8601.
         files: the carry's own files that it changes.
         before: the carry's outcome on its first parent, or on the release before.
@@ -145,8 +144,6 @@ class CarryNight(Model, frozen=True):
     """One carry on one target.
 
     Attributes:
-        name: the carry's name.
-        title: its title.
         outcome: the outcome of merging the whole patchset, in order.
         alone: the outcome with nothing but what it requires; differs where another carry is in the way.
         detail: the reason for the outcome, in words.
@@ -154,9 +151,7 @@ class CarryNight(Model, frozen=True):
         finding: what the probe found, first line, or why it did not run.
         hazards: functions that both sides changed, and calls that do not fit any more.
         paths: files that it changed, or that conflict, or that it would change.
-        conflicts: files that conflict.
         previous: its outcome on the previous target of the same kind; `None` on the first night.
-        previous_judgement: its judgement there.
         culprit: the upstream commit that changed its outcome; kept from night to night while it stays red.
         red_since: date of the first night of this red run; empty while it is not red.
         days_red: days from then to this night, counting both; 0 while it is not red.
@@ -218,7 +213,6 @@ class ArchMove(Model, frozen=True):
 
     Attributes:
         name: the list's variable, with its position where one file sets it more than once.
-        declared_in: the file.
         added: entries of the list now that were not in it.
         removed: entries that were in it and are not any more.
     """
@@ -233,9 +227,6 @@ class PullChange(Model, frozen=True):
     """A pull request that a carry is or names, whose head or state differs from what the carry records.
 
     Attributes:
-        number: its number.
-        carry: the carry.
-        repository: where it was asked for.
         recorded: the head that the carry pins or that the previous night saw; empty if neither is known.
         head: its head now; empty if the remote does not have it.
         state: ``merged`` where upstream's history has it; ``unknown`` where git alone cannot tell.
@@ -257,9 +248,6 @@ class NightBuild(Model, frozen=True):
     Attributes:
         status: ``built`` also where an earlier run built the same wheel.
         reason: why not, if it was skipped or failed.
-        path: the wheel.
-        version: its version.
-        sha256: its digest.
         size: bytes.
         seconds: wall-clock time.
         audited: whether the audit passed.
@@ -285,7 +273,6 @@ class NightRehearsal(Model, frozen=True):
     """The rehearsal of one target.
 
     Attributes:
-        status: the outcome.
         reason: why it was skipped or what failed.
         report: path of its report; empty if there is none.
         seconds: wall-clock time.
@@ -331,14 +318,11 @@ class TargetNight(Model, frozen=True):
     """The findings about one target.
 
     Attributes:
-        target: the target.
         previous: the target of the same kind that it is compared with: last night's, or the pin.
         merged: id of the tree with the whole patchset, without what did not merge.
         carries: one for each carry of the patchset, in order.
         pins: dependencies that moved between the two.
         archs: architecture lists that changed between the two.
-        build: the wheel.
-        rehearsal: the rehearsal.
         kernels: the merged tree's Triton kernels.
         tests: upstream's own tests.
         seconds: wall-clock time of merging and judging.

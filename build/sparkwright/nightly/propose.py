@@ -52,8 +52,6 @@ class HeldBack(Model, frozen=True):
     """A carry that keeps the lock from moving.
 
     Attributes:
-        carry: its name.
-        judgement: the reason.
         since: date of the first night of this red run.
         keeps: the newest target on which it was good.
     """
@@ -69,7 +67,6 @@ class Proposal(Model, frozen=True):
 
     Attributes:
         target: the release, or the first digits of the commit.
-        branch: name of the branch.
         base: the commit that it stands on.
         head: its newest commit.
         commits: its commits, oldest first.
@@ -107,7 +104,6 @@ class Proposer:
     """The inputs of proposals.
 
     Attributes:
-        clone: the clone of the project.
         store: for scratch copies.
         repository: the store's repository, which holds the target's tree.
         carries: the carries of the patchset, as the clone's HEAD has them.

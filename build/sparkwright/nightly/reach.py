@@ -36,12 +36,7 @@ _CHOICE = ("vllm/config/vllm.py", b"def use_v2_model_runner", b"DEFAULT_V2_MODEL
 
 @dataclass(frozen=True)
 class Reach:
-    """The Python files of one tree that its entry points reach.
-
-    Attributes:
-        repository: where the tree is.
-        tree: its id.
-    """
+    """The Python files of one tree that its entry points reach."""
 
     repository: Repository
     tree: str

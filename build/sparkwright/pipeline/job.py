@@ -37,9 +37,7 @@ class Job:
 
     Attributes:
         checkout: the clone of the project.
-        spec: the build spec.
         options: the user's choices.
-        store: the store for results.
         repository: the store's git repository.
         source: the origin of upstream's tree.
         facilities: resources that probes may need, by name.

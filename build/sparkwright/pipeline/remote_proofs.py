@@ -26,7 +26,6 @@ class ProofRequest(Model, frozen=True):
     """A carry to prove.
 
     Attributes:
-        name: the carry's.
         carry: its `CarrySpec` at that version, JSON-ready, without what it leaves empty.
         files: its probe and the modules that this may import, by name.
         pristine, merged: git ids of the trees.

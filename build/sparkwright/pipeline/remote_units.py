@@ -43,9 +43,7 @@ class UnitsRequest(Model, frozen=True):
     """Units to compile, one after the other.
 
     Attributes:
-        lock: the pin.
         machine, arch: the target.
-        toolchain: key of the toolchain.
         tree: git id of the tree that is compiled.
         units: the units, each with its expected cost.
         cuda: an installed toolkit of that machine is taken instead of the lock's packages.
@@ -88,9 +86,7 @@ class RemoteCompiler:
     """Compiles on other machines.
 
     Attributes:
-        cluster: the machines.
         repository: holds the trees.
-        lock: the pin.
         logs: folder for the logs of units that failed.
         cuda: an installed toolkit is taken instead of the lock's packages.
         isolate: tools run without a network.

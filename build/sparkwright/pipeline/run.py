@@ -24,7 +24,6 @@ class PlannedStep:
     """A step as a plan shows it.
 
     Attributes:
-        name: the step's name.
         key: digest of its inputs; `None` while these depend on steps that have yet to run.
         state: ``in store``, ``to do``, or ``waits`` for an earlier step.
         detail: the work that is left, as far as earlier builds allow an estimate; mostly empty.

@@ -39,7 +39,6 @@ class ProbeSetup:
     """The setup of both runs.
 
     Attributes:
-        python: the interpreter.
         stands: the run without the carry, and the one with it.
         versions: what matters to a verdict, for the record.
     """
@@ -55,7 +54,6 @@ class Trees:
 
     Attributes:
         store: where folders and environments are.
-        repository: where the trees are.
         pristine: id of the pristine tree.
         merged: id of the merged tree.
     """

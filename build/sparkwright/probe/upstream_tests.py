@@ -97,7 +97,6 @@ class UpstreamTests(Model, frozen=True):
     Attributes:
         format: version of the file's format.
         key: digest of all that it hangs on.
-        version: upstream's version.
         files: how many files of tests touch what the patchset changes.
         passed: how many tests pass on both trees.
         regressions: what fails on the merged tree alone, each with the end of what it said.

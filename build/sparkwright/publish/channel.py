@@ -65,13 +65,11 @@ class ListedWheel(Model, frozen=True):
     """One wheel of a channel.
 
     Attributes:
-        filename: its name.
         project: its project's name, normalized after PEP 503.
         version: its PEP 440 version.
         sha256: digest of its bytes.
         size: in bytes.
         requires_python: PEP 440 specifier, or empty.
-        metadata_sha256: digest of its METADATA.
         uploaded: when it came into the channel, in UTC.
         promotion: SHA-256 of the signed statement by which it did.
         yanked: reason of its yank; `None` if it is not yanked.
@@ -156,8 +154,6 @@ class ChannelState(Model, frozen=True):
     """One generation of a channel, the signed payload.
 
     Attributes:
-        format: of this document.
-        channel: its name.
         origin: random name that the first generation got; two channels of one name differ in it.
         generation: 1 for the first.
         previous: SHA-256 of the payload of the generation before; empty for the first.
@@ -165,10 +161,8 @@ class ChannelState(Model, frozen=True):
         expires: when it is to be trusted no longer, in UTC.
         action: the change that made it.
         status: of its projects, after PEP 792.
-        reason: for that status.
         root: version of the publisher's root by which it was signed; 0 without a signature by a key.
         pages: SHA-256 of every page by its path below ``simple/``.
-        files: its wheels.
         oldest: number of the oldest generation that is kept; unset if none was dropped.
     """
 

@@ -117,7 +117,6 @@ class Deposits:
     """The files that one change of a channel puts at a target, and relies on.
 
     Attributes:
-        target: the target.
         patience_s: longest wait for removals that are under way, in seconds.
     """
 

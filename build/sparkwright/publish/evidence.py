@@ -49,12 +49,9 @@ class AttachedEvidence(Model, frozen=True):
     """One finding about one wheel.
 
     Attributes:
-        format: of this document.
-        kind: of finding.
         wheel: SHA-256 of the wheel.
         verdict: only what passed is evidence.
         made: when it was found, in UTC; empty where it is part of the wheel.
-        tool: what found it.
         detail: what was found, JSON-ready; of ``verify`` the capability, the profile and the checks.
         files: SHA-256 of the result files by name.
     """
@@ -79,8 +76,6 @@ class FoundEvidence:
     """Evidence that a policy accepts.
 
     Attributes:
-        name: of its file.
-        evidence: the finding.
         data: the bytes of the file.
     """
 

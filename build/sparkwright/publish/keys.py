@@ -40,7 +40,6 @@ class PublisherKeys:
     """The publisher of this machine.
 
     Attributes:
-        home: its folder.
         signer: signs by the present key.
         root: the newest version of the root.
     """

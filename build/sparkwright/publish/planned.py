@@ -36,7 +36,6 @@ class PlannedTarget:
 
     Attributes:
         target: the target, which is only read.
-        writes: the writes, in order.
         files: content of the planned small files by path.
         removed: paths whose removal is planned.
         listed: bytes of the files that were listed, by path.

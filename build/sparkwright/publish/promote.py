@@ -70,7 +70,6 @@ class ChannelPublisher:
     """The means to change the channels of one target.
 
     Attributes:
-        target: the target.
         signer: signs what is written.
         root: the keys by which the present pointer has to be signed; `None` accepts only unsigned ones.
         root_files: the versions of the publisher's root, which are published beside the channels.

@@ -49,9 +49,7 @@ class PruneUnit:
     """A folder of a wheel or a generation that no kept generation names.
 
     Attributes:
-        path: the folder.
         files: bytes of its files by path.
-        why: the reason.
         since: when it was condemned, in UTC.
     """
 

@@ -30,7 +30,6 @@ class TrustedKey(Model, frozen=True):
         end: until when it signed channels, in UTC; empty while it does.
         revoked: when it was revoked, in UTC; empty if it is not. Nothing that it signed is trusted, whatever
             time that states.
-        reason: of the revocation.
     """
 
     id: str
@@ -58,7 +57,6 @@ class TrustRoot(Model, frozen=True):
     """One version of a publisher's root.
 
     Attributes:
-        format: of this document.
         publisher: id of the publisher's first key; it names the publisher for ever.
         version: 1 for the first.
         written: when it was made, in UTC.

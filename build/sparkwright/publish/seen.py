@@ -29,9 +29,6 @@ class SeenGeneration(Model, frozen=True):
     """The newest generation that was seen of one channel.
 
     Attributes:
-        channel: its name.
-        generation: its number.
-        digest: of its payload.
         written: when it was made, in UTC.
         publisher: id of the one who signed it; empty where that was not noted.
     """
@@ -47,7 +44,6 @@ class _Memory(Model, frozen=True):
     """The file.
 
     Attributes:
-        format: of this document.
         channels: by the channel's origin.
         roots: envelopes of the newest roots by publisher, in base64.
         places: ids of publishers by the address at which a channel of theirs was verified.

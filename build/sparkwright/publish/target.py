@@ -33,7 +33,6 @@ class StoredStat:
 
     Attributes:
         size: in bytes.
-        tag: as in `Stored`.
     """
 
     size: int

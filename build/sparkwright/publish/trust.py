@@ -164,12 +164,7 @@ def replaced(root: TrustRoot, key: TrustedKey) -> TrustRoot:
 
 @dataclass(frozen=True)
 class PinnedRoot:
-    """A root as the user has it.
-
-    Attributes:
-        root: its content.
-        data: its envelope.
-    """
+    """A root as the user has it."""
 
     root: TrustRoot
     data: bytes

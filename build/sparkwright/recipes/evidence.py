@@ -26,7 +26,6 @@ class Evidence(Model, frozen=True):
     Attributes:
         grade: how much it says; see `GRADES`.
         where: the machine, and the software where it is known.
-        by: who served it.
         source: public address of the card, thread or repository.
         date: as the source has it: a year, a month or a day in ISO 8601; empty where it states none.
         differs: what was served otherwise there; empty where nothing is known to differ.

@@ -79,9 +79,7 @@ class Recipe(Model, frozen=True):
     """The options of a server.
 
     Attributes:
-        format: format of this file.
         name: short, unique; also the served model name.
-        title: for people.
         model: a Hugging Face id, a folder, or ``tiny:target`` for the generated one.
         drafter: the same, or empty where the target drafts for itself or nothing drafts.
         flags: flags of ``vllm serve`` without their dashes; `True` and `False` become ``--x`` and ``--no-x``,

@@ -22,12 +22,9 @@ class ReferenceFigures(Model, frozen=True):
     """Figures of one source for one configuration.
 
     Attributes:
-        key: unique.
         model: what was served, and in which precision.
         settings: software, speculation, type of the KV cache and load.
         grade: ``A``, ``A-``, ``B`` or ``C``, as for bands.
-        source: who published them, and where.
-        unit: of `values`.
         values: figures by load, such as ``c=8``.
         speculative: tokens were drafted.
     """

@@ -66,13 +66,9 @@ class ReleaseOptions(Model, frozen=True):
 
     Attributes:
         flags: options of ``vllm serve``.
-        variables: environment variables.
         speculative: keys of ``--speculative-config``, each with the values it is limited to.
-        attention_backends: names of attention backends.
-        kv_types: types of KV caches.
         quantizations: names of quantizations.
         tool_parsers: names of parsers of tool calls.
-        reasoning_parsers: names of parsers of reasoning.
     """
 
     flags: tuple[ReleaseFlag, ...]
@@ -141,7 +137,6 @@ class Problem:
         kind: the kind of option; ``parser`` for an error of the release's parser on the whole command
             line, and ``deprecated`` for an option that a later release will lack.
         name: the option; for a value, the option and the value.
-        because: in words.
         exists_in: other series that have it.
         nearest: the nearest name of this release; empty where none is near.
     """

@@ -15,8 +15,6 @@ class ServerOptions:
 
     Attributes:
         flags: flags of ``vllm serve``, with dashes.
-        environment: variables.
-        speculative: the speculative configuration.
         weights: quantization of the checkpoint.
         traits: properties of the model.
         capability: compute capability of the card, major and minor; `None` where it is not known.
@@ -119,7 +117,6 @@ class Rule:
 
     Attributes:
         name: short and unique.
-        reason: the reason why not.
         instead: a working alternative.
         source: release and file:line under ``vllm/`` that decides it.
         broken: predicate of the combination.

@@ -47,7 +47,6 @@ class RehearsalResult:
 
     Attributes:
         verdict: the worst of the checks' verdicts.
-        checks: the outcome of each check.
         version: the release of the wheel for the CPU.
         exact: true if that is the release that the patchset was merged onto.
         statements: what the result holds for, and what it does not, one sentence each.
@@ -87,9 +86,7 @@ class ServedTree:
     """An installed vLLM for the CPU, with some of its Python files replaced.
 
     Attributes:
-        python: the interpreter that has it.
         key: digest of everything in it, 16 hex digits.
-        version: its release.
         recipe: the recipe to serve, a TOML file with the path of the model in it.
         command: program and arguments of a server, with ``{host}`` and ``{port}`` to be replaced.
         environment: variables of that server.

@@ -40,12 +40,9 @@ class RehearsalRequest(Model, frozen=True):
 
     Attributes:
         lock: the pin; its wheel for the CPU is the one to lay the merge over.
-        report: the merge.
         before: git id of the tree that upstream's wheel is of.
         released: git id of the tree of the release.
         wanted: the release that was to be rehearsed.
-        checks: names of the checks.
-        seed: of prompts.
         against_pristine: compare answers with those of the unpatched wheel.
     """
 

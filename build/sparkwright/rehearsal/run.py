@@ -185,10 +185,8 @@ class _Rehearsal:
     """The servers of one rehearsal.
 
     Attributes:
-        job: for the store.
         verifier: runs the checks.
         options: the user's choices.
-        folder: for results.
         served: the tree under test.
         pristine: the unpatched one, if answers are compared.
     """

@@ -122,10 +122,8 @@ class _Layers:
     """The parts that all trees of one wheel share.
 
     Attributes:
-        store: where trees are.
         stock: the unpacked wheel.
         base: interpreter of the environment with everything but vLLM.
-        version: the release.
     """
 
     store: Store

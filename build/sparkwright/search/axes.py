@@ -43,7 +43,6 @@ class Candidate:
         patchset: name for its wheel's version.
         point: upstream's tree.
         lock: the pin of that point, where an end has it.
-        carries: in order.
         arch: architecture of native kernels; `None` for upstream's.
         requirements: the values of Requires-Dist, where they differ from those of the point's own wheel.
     """

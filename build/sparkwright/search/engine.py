@@ -115,8 +115,6 @@ class Progress:
     """The progress of a bisection.
 
     Attributes:
-        problem: what is searched.
-        evaluations: finished.
         seconds: that they took in all.
         result: `None` if it has not ended.
         next: the candidate that is to be judged next, as in `SearchStep.applied`; `None` if it has ended.

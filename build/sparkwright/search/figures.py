@@ -32,7 +32,6 @@ class NamedFigure:
     """A figure at a concurrency.
 
     Attributes:
-        name: of `FIGURES`.
         level: requests at a time.
     """
 

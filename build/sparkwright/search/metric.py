@@ -84,7 +84,6 @@ class MetricJudge:
     `SearchProblem.deterministic` be true.
 
     Attributes:
-        sampler: measures.
         worse_by: the share, such as 0.05.
         higher_is_better: the metric is a rate, not a time.
         baseline: the changes of the good end: none, or all of them where the start is the bad end.

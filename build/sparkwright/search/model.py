@@ -29,7 +29,6 @@ class Evaluation(Model, frozen=True):
     """One run of a judge on one candidate.
 
     Attributes:
-        verdict: the outcome.
         signature: the failure without addresses, times and temporary paths; empty if good.
         detail: the reason, in words.
         seconds: wall-clock time, with the time to realise the candidate.
@@ -72,7 +71,6 @@ class SearchProblem(Model, frozen=True):
     Attributes:
         start: the spec without any change, in words.
         end: the spec with all changes, in words.
-        judge: the name of the judge.
         changes: the difference between both.
         direction: "broke" if the start is good and the end is bad; "fixed" if the start is bad.
         question: "adds" for the changes that make the difference when added to the start; "removes" for those

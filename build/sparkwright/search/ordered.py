@@ -58,7 +58,6 @@ class Located:
     """Neighbouring changes, numbered from 1, one of which makes the difference.
 
     Attributes:
-        first: number of the first.
         last: number of the last; the first's where one change is left.
         confidence: probability that the difference lies there.
     """
@@ -77,7 +76,6 @@ class Posterior:
 
     Attributes:
         weights: prior of each change; they need not sum to 1.
-        noise: of the judge.
         bad_after: positions with the difference are the bad ones, and not those without it.
         seen: observations by position.
     """

@@ -127,7 +127,6 @@ class Machines:
     """The machines for the steps of one bisection, as a context: workers run for the length of its block.
 
     Attributes:
-        cluster: the machines.
         stop: set when the search ends: steps that still run are given up.
     """
 

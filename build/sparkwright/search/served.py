@@ -136,7 +136,6 @@ class ServedJudge:
 
     Attributes:
         realiser: builds wheels.
-        serving: how they are served.
         check: the check's name.
         name: the judge as the user gave it, with the recipe.
     """

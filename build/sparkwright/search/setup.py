@@ -37,7 +37,6 @@ class SearchOptions:
     Attributes:
         good: SPEC of the end that works.
         bad: SPEC of the end that fails.
-        judge: the judge.
         axes: differences to search; all by default.
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
         commits: a repository whose commits are the points between two pins; releases are if it is empty.
@@ -80,9 +79,7 @@ class Search:
     """A bisection that is ready to run; see `sparkwright.search.engine.bisect`.
 
     Attributes:
-        problem: the search.
         judge: judges candidates.
-        realiser: makes them.
         alone: evaluations at the same time would disturb each other's servers.
         used: the machines that run the steps, where these are processes of their own.
     """

@@ -42,7 +42,6 @@ class Question:
     """One evaluation that the search needs.
 
     Attributes:
-        applied: all changes that are applied.
         heads: those that no other requires; with *attempt* the key of the evaluation.
         attempt: number of the repetition, from 1.
         left: evaluations that are still expected, this one included.

@@ -21,7 +21,6 @@ class Changes:
     """The changes of a problem: in an order in which each follows what it requires, most suspected first.
 
     Attributes:
-        order: ids.
         weights: prior probability of each, in that order; they sum to 1.
     """
 

@@ -27,7 +27,6 @@ class BuiltWheel:
     """A wheel in a folder.
 
     Attributes:
-        path: the file.
         why: the reason why this one was taken.
     """
 

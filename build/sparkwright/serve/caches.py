@@ -23,7 +23,6 @@ class CacheVariable:
     """A variable that names a folder of compiled results.
 
     Attributes:
-        name: the variable.
         folder: the folder below the server's own.
         why: contents of the folder.
         compiled: the folder of compiled results inside of it; empty if all are.

@@ -22,10 +22,7 @@ class CheckedRecipe:
     """One recipe with one of its uses, checked by one series.
 
     Attributes:
-        recipe: name of the recipe.
         use: name of the use; empty for the recipe alone.
-        series: the series.
-        version: its release.
         problems: options that the release lacks or refuses, and those that it will lack.
         rules: rules of `sparkwright.recipes.rules` that it breaks there, each with its reason.
     """

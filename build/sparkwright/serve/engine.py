@@ -31,11 +31,7 @@ _FULL = re.compile(r"^full avg10=([\d.]+)", re.MULTILINE)
 
 
 class ServedEngine:
-    """A server of this machine, with a session to it.
-
-    Attributes:
-        server: the server, started.
-    """
+    """A server of this machine, with a session to it."""
 
     def __init__(self, server: ServerProcess, session: aiohttp.ClientSession) -> None:
         self.server = server

@@ -36,8 +36,6 @@ class EntryPlan:
     """The program that replaces the entry point.
 
     Attributes:
-        argv: its arguments.
-        environment: its whole environment.
         recipe: the recipe to write first; `None` for a command of the user's.
         key: the API key to write first, from a variable; empty if it is in a file or there is none.
     """

@@ -20,7 +20,6 @@ class Installation:
     """An installed vLLM and the recipe that it serves, with every path in it.
 
     Attributes:
-        python: its interpreter.
         identity: digest of the wheel, or of the installed tree.
         recipe: the recipe, with its use and settings applied.
         described: the wheel or tree in words.

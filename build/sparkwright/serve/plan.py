@@ -27,7 +27,6 @@ class Plan:
 
     Attributes:
         command: program and arguments, for a shell.
-        flags: each flag with its reason.
         variables: each variable with its reason; a key's value is not among them.
         wheel: the wheel's name; empty without one.
         made: true if the environment is there already.

@@ -58,7 +58,6 @@ class Reason:
     Attributes:
         name: the flag with its dashes, or the variable.
         value: its value as text; empty for a switch.
-        why: the reason.
     """
 
     name: str

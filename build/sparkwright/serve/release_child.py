@@ -38,7 +38,6 @@ class ReleaseAnswer:
     """The answer of one release.
 
     Attributes:
-        version: the release.
         options: its options.
         parsed: outcome of each command line, in the order of the question.
     """

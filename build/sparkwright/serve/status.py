@@ -20,7 +20,6 @@ class Status(Model, frozen=True):
 
     Attributes:
         running: requests that run.
-        waiting: requests that wait.
         tokens_per_s: generated tokens a second since the last look.
         prompt_tokens_per_s: prefilled tokens a second since then.
         acceptance_length: tokens of a step and request since then, 1 where no draft was accepted; -1 without

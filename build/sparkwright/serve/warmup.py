@@ -39,10 +39,8 @@ class Round:
 
     Attributes:
         requests: number of requests at a time.
-        words: words of each prompt.
         output: tokens of the longest answer; the batch shrinks request by request.
         chat: send them to the chat endpoint.
-        temperature: of sampling.
     """
 
     requests: int
@@ -57,7 +55,6 @@ class Limits:
     """The largest sizes that a server takes.
 
     Attributes:
-        requests: at a time.
         step_tokens: tokens of one step.
         model_len: tokens of one request.
     """
@@ -112,7 +109,6 @@ class WarmUp:
 
     Attributes:
         seconds: wall-clock time.
-        requests: number of requests.
         slowest_s: the longest wait for a first token.
         rounds: number of rounds that were sent.
         planned: number of rounds that were planned.

@@ -84,7 +84,6 @@ class EngineSample:
         responds: ``/health`` or ``/metrics`` was answered, whatever the answer was.
         failing: ``/health`` answered with an error.
         running: requests that run.
-        waiting: requests that wait.
         generated: generated tokens.
         prompt: tokens of prompts whose prefill is finished.
         preemptions: requests whose blocks were taken away.
@@ -130,7 +129,6 @@ class Judgement:
     """A verdict on an engine, with its cause.
 
     Attributes:
-        verdict: the state.
         because: the cause in words; empty for a healthy engine.
         still_s: seconds without any sign of work while requests were held.
         tokens_s: seconds since tokens were last seen, or the engine was idle with a good canary.
@@ -147,7 +145,6 @@ class Watchdog:
     """The memory of a watch: `observe` returns the next one with a judgement.
 
     Attributes:
-        limits: the limits.
         started_at: when the engine gave its first answer.
         last: the newest sample that could be read.
         worked_at: when the engine last did something, or held nothing.

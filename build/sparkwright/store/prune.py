@@ -41,7 +41,6 @@ class Pruned:
     """The result of `prune`, or of its rehearsal.
 
     Attributes:
-        removed: what is gone.
         in_use: what would be gone too if no run had used it since it began.
         kept: bytes that are left, of things that can and that cannot be removed.
     """

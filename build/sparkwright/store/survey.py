@@ -43,7 +43,6 @@ class StoreEntry:
 
     Attributes:
         kind: what it is: ``downloads``, ``objects``, ``trees`` and so on.
-        path: where it is.
         size: in bytes, with all below it and all companions.
         used: when it was last used, in seconds since the epoch.
         removable: whether it can go and come back by itself; git's objects cannot one by one.

@@ -28,8 +28,6 @@ class StoreFault:
     """Something in the store that is not as it should be.
 
     Attributes:
-        path: where it is.
-        why: what is wrong with it.
         companions: what goes with it when it is removed.
     """
 

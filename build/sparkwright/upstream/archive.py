@@ -112,7 +112,6 @@ class Measure:
 
     Attributes:
         name: what the tree comes from.
-        files: how many so far.
         total: their bytes so far.
     """
 

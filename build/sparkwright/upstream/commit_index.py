@@ -37,8 +37,6 @@ class CommitWheel:
 
     Attributes:
         commit: full id of the commit whose folder holds it.
-        filename: its name.
-        url: its address.
         machine: the machine that it is for; empty for another system than Linux.
     """
 

@@ -51,7 +51,6 @@ class FolderSource:
 
     Attributes:
         access: where what is taken from it is kept.
-        path: the folder.
     """
 
     access: Access

@@ -16,7 +16,6 @@ class GivenTree(Model, frozen=True):
     """A tree of upstream's in the repository of the store.
 
     Attributes:
-        version: its release.
         tree: its git id.
         sha256: digest of the sdist that it was asked for by; empty if it was asked for by version alone.
         pinned: it is what the source has for the lock, and not what the index has for the release.

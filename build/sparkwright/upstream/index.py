@@ -24,8 +24,6 @@ class IndexFile:
     """A file as an index lists it.
 
     Attributes:
-        filename: its name.
-        url: its address.
         sha256: the digest that the index states, or `None`.
         size: the size that the index states (PEP 700), in bytes, or `None`.
         is_sdist: whether it is a source distribution rather than a wheel.

@@ -19,7 +19,6 @@ class Context:
     """The input of a check besides its observations.
 
     Attributes:
-        profile: the sizes.
         corpus: prompts by category, and long documents.
         facts: facts of each start of a server, by arm and boot number; empty where its log is out of reach.
             While planning, only those of servers that run already.
@@ -102,7 +101,6 @@ class RegisteredCheck:
     """A check with its place in profiles: a module of `verify.checks` holds one as ``CHECK``.
 
     Attributes:
-        check: the check.
         profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
             order of their positions.
         tries: capabilities that a server at an address is asked for only where this check runs.

@@ -26,10 +26,8 @@ class Rates:
     The defaults are those of a dense model of 27 billion parameters in four bits with a drafter on a GB10.
 
     Attributes:
-        step_ms: a step with one request.
         request_ms: more for each further request.
         prefill_tok_s: prompt tokens a second, all requests together.
-        tokens_per_step: of one request.
         start_s: from the start of a server's process to its first answer.
     """
 
@@ -69,7 +67,6 @@ class Estimate:
 
     Attributes:
         shares: by check, in order.
-        starts: servers that are started.
         before_s: seconds until the first cell: starts.
     """
 
@@ -147,7 +144,6 @@ class Remaining:
     """The time left of a run in progress: cells that were measured correct the estimate of the others.
 
     Attributes:
-        rates: of the server.
         speed: the server's seconds in one of the client's.
     """
 

@@ -22,13 +22,9 @@ class PastRun:
     """A finished run.
 
     Attributes:
-        folder: its name.
         started: ISO 8601, UTC.
-        server: its title.
         recipe: the recipe's name, or empty.
         wheel: file name of the wheel, or vLLM's version where there was none.
-        profile: sizes.
-        verdict: see `Verdict`.
         tok_s: output of all requests together by concurrency, mean of the sweep's categories.
         marked: concurrencies at which the machine was disturbed: not compared.
     """

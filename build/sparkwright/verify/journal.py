@@ -28,7 +28,6 @@ class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
     """The subject of a run; a run is resumed with an equal manifest only.
 
     Attributes:
-        format: of the journal.
         run: the run's name.
         created: when it began, ISO 8601 in UTC.
         server: what is served, and how: recipe, address, command, in words.
@@ -53,9 +52,7 @@ class BootRecord(Model, frozen=True, tag="boot", tag_field="kind"):
     """One start of a server.
 
     Attributes:
-        arm: which server.
         boot: which start, as the checks count them.
-        facts: what it said.
         restart: how often it had to be started again because it had ended by itself.
         log_seen: whether its log can be read.
     """
@@ -84,7 +81,6 @@ class Noted(Model, frozen=True, tag="note", tag_field="kind"):
     """A further result, such as the client's own accuracy.
 
     Attributes:
-        name: what it is.
         data: JSON-ready details.
     """
 

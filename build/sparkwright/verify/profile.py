@@ -16,7 +16,6 @@ class Profile(Model, frozen=True):
     Attributes:
         name: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         checks: names of the checks that run, in order; if empty, those whose modules list this profile.
-        categories: of prompts.
         levels: concurrencies of the sweep.
         requests_per_client: requests in a sweep's cell for each of its clients, at the least.
         least_requests: requests in a sweep's cell, at the least.
@@ -27,10 +26,8 @@ class Profile(Model, frozen=True):
         context_requests: requests for each of them, cold and cached alike.
         soak_s: length of the prefix-cache soak, in seconds of the server's clock.
         soak_concurrency: concurrent requests of its traffic.
-        soak_window_s: length of its windows.
         boots: starts of each arm of a comparison, at the least.
         most_boots: starts of each arm where fewer decide nothing.
-        comparison_requests: requests in each of those.
         lossless_prompts: prompts of the losslessness check.
         thinking: let a model that can think do so before it answers questions and tasks.
         seed: of salts, documents and orders.

@@ -28,7 +28,6 @@ class Results:
 
     Attributes:
         run: observations and findings.
-        folder: of its files.
         files: each file's path, size in bytes and SHA-256.
     """
 

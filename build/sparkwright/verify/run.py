@@ -28,7 +28,6 @@ class RunCoverage:
         judged: checks with an applicable conclusion.
         without: checks that were left out, or of which nothing was applicable.
         applicable: number of conclusions that are applicable.
-        conclusions: number of all.
     """
 
     judged: tuple[str, ...]

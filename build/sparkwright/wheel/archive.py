@@ -51,13 +51,11 @@ class WheelMember:
         flags: general purpose bits, as in the central directory.
         method: 0 (stored) or 8 (deflated).
         time: MS-DOS time of day.
-        date: MS-DOS date.
         crc: CRC-32 of its content.
         compressed_size: size of its data in the archive, in bytes.
         size: size of its content, in bytes.
         mode: Unix file type and permissions; 0 where the archive states none.
         start: offset of its local header.
-        data: offset of its data.
         end: offset behind its data, and behind its data descriptor where it has one.
     """
 
@@ -90,7 +88,6 @@ class Archive:
     """An open zip archive whose structure has been checked; see `open_archive`.
 
     Attributes:
-        path: the file.
         members: its files by name, in the order of their bytes.
         folders: names of its folder entries, which are empty.
     """

@@ -39,7 +39,6 @@ class BinarySource:
     """A binary that does not come from upstream's wheel.
 
     Attributes:
-        path: the file.
         provider: the kind of its origin: ``compiled``.
         origin: identifies it among that kind, such as its native key.
         deflated: its content as a raw deflate stream, made by `deflate`, which the wheel takes unchanged;
@@ -124,7 +123,6 @@ class BuiltWheel:
     """A finished wheel.
 
     Attributes:
-        path: the file.
         sha256: its digest, 64 hex digits.
         size: in bytes.
         replaced: members whose content the merge changed.

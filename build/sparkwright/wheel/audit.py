@@ -59,7 +59,6 @@ class Expectation:
     Attributes:
         upstream_wheel: upstream's wheel for the same platform.
         artifact: its entry in the lock.
-        lock: the lock.
         changes: every path that the merge changed, as for `AssemblyPlan`; `None` without a merge,
             which skips the checks that need one.
         version: the version that the wheel should have, or `None` for any of the release.
@@ -98,8 +97,6 @@ class AuditReport:
         sha256: its digest, 64 hex digits.
         size: in bytes.
         kind: ``sparkwright`` for a wheel with a sparkwright record, ``upstream`` for one without.
-        checks: every check in its order.
-        seconds: duration of the audit.
         compiled: whether it has natively built binaries.
         arch: the card that its kernels were judged for; empty if binaries were not inspected.
         binaries: each of its binaries, the largest first.

@@ -37,7 +37,6 @@ class NativeExpectation:
 
     Attributes:
         arch: the card that kernels are judged for, such as ``12.1a``.
-        inspector: inspects them.
         surroundings: libraries of the installed environment; `None` without torch's.
     """
 

@@ -48,7 +48,6 @@ class AuditCheck:
     """One check and its result.
 
     Attributes:
-        name: name of the check.
         verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where an input to compare a part of
             the wheel with is missing.
         detail: description of the result, for people.
@@ -64,13 +63,11 @@ class AuditSubject:
     """The wheel under audit and the inputs that it is compared with.
 
     Attributes:
-        archive: its archive.
         name: the parts of its file name.
         facts: the facts of each member that was read.
         unknown: the other members, which are neither upstream's nor the merge's nor of the record.
         upstream: upstream's wheel.
         changes: every path that the merge changed, or `None`.
-        lock: the lock.
         version: the version that it should have, or `None`.
         floor: the oldest Python that its code has to compile for.
         errors: member and reason of every syntax error at that floor.

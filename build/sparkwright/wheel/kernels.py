@@ -81,7 +81,6 @@ class KernelsRecord(Model, frozen=True):
         format: version of the file's format.
         arch: the target card, as ``TORCH_CUDA_ARCH_LIST`` writes it.
         machine: machine of the host code.
-        toolchain: key of the toolchain.
         binaries: every binary of the wheel, sorted.
         left_out: binaries that upstream's wheel has and this one has not, sorted.
         packages: the packages of the toolchain, sorted by file name; without those that an installed

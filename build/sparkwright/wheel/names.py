@@ -25,7 +25,6 @@ class WheelName:
 
     Attributes:
         distribution: the project, such as ``vllm``.
-        version: its version.
         build: the build tag, usually empty.
         python: the Python tag, such as ``cp38``.
         abi: the ABI tag, such as ``abi3``.

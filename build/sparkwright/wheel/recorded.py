@@ -69,9 +69,7 @@ class RecordedCarry(_Entry, frozen=True):
     """One carry of the build spec.
 
     Attributes:
-        name: its name.
         title: the change in one line.
-        outcome: its outcome in the merge.
         upstream: numbers of related upstream pull requests.
         source: the dependency whose tree it changes; empty for vLLM's own.
         patch: its patch, of a carry of its own.
@@ -99,7 +97,6 @@ class RecordedPoint(_Entry, frozen=True):
 
     Attributes:
         digest: the build spec's, 64 hex digits.
-        version: the wheel's version.
         platform: the lock's platform, such as ``aarch64``.
         kernels: ``upstream`` or ``native``.
         series: the series that the lock pins a release of; empty for a wheel of before series.
@@ -137,7 +134,6 @@ class WheelRecord:
     """All of a wheel's record.
 
     Attributes:
-        point: ``point.json``.
         carries: the entries of ``carries.json``, in the order in which they were merged.
         binaries: the entries of ``providers.json``, by member.
         kernels: ``kernels.json``; `None` for a wheel with upstream's kernels only.

@@ -40,7 +40,6 @@ class Kept:
 
     Attributes:
         archive: the source; it must stay open until the parts are written.
-        member: the member there.
         name: its name in the new archive.
     """
 

@@ -22,7 +22,6 @@ class StockWheel:
     """An open wheel whose RECORD lists exactly its members; see `open_source`.
 
     Attributes:
-        archive: its archive.
         name: the parts of its file name.
         listed: its RECORD by path.
     """

@@ -103,11 +103,9 @@ class Reply:
     Attributes:
         request: the server's id of the request.
         chunks: events with output, in order.
-        done: ``[DONE]`` was received.
         finish_reason: as the server gave it, or empty.
         token_ids: token ids received.
         logprobs: log-probabilities received, by token.
-        prompt_tokens: from usage.
         cached_tokens: from usage, or -1.
         responded: time at which the first event with a choice came, also one without output; 0 before.
         odd: fields of another form than OpenAI's that were read all the same.

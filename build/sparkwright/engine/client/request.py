@@ -56,11 +56,8 @@ class Exchange:
     """One request: ready to be sent when created, and with a sample at any time after.
 
     Attributes:
-        endpoint: the server.
-        prompt: the prompt.
         load: endpoint, sampling, log-probabilities, natural stop.
         max_tokens: tokens of output; exactly so many unless the load lets the model stop by itself.
-        deadlines: deadlines of its stages.
         speed: seconds of the server's clock in a real one.
         counted: the sample belongs to the measurement.
         salt: makes the prompt unique; see `salted`.

@@ -30,7 +30,6 @@ class Identity:
     """One equality or bound that must hold.
 
     Attributes:
-        name: its statement.
         deviation: its deviation, as a share of the larger side; 0 is exact.
         limit: the largest allowed deviation.
     """

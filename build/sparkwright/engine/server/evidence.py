@@ -28,9 +28,7 @@ class Incident:
     Attributes:
         reason: the observed failure.
         status: its exit status, negative for a signal; `None` while it runs.
-        log: its whole log.
         metrics: its last ``/metrics``, or empty.
-        argv: its command.
         seconds: seconds that it ran.
     """
 

@@ -15,8 +15,6 @@ class Cause:
 
     Attributes:
         name: short and unique.
-        because: the cause in words.
-        next_step: the user's next step.
         sign: expression that matches the log; empty where the exit status shows the cause.
     """
 

@@ -58,10 +58,8 @@ class ServerFailedError(ServerError):
     """The server under test could not be started, or stopped responding.
 
     Attributes:
-        cause: the diagnosed cause.
         status: its exit status, negative for a signal; `None` if it still ran.
         log_excerpt: the lines of its log up to the first error; the last ones without an error.
-        evidence: folder with the evidence.
     """
 
     def __init__(self, what: str, cause: Cause, status: int | None, log_excerpt: str, evidence: Path) -> None:
@@ -79,14 +77,12 @@ class Launch:
 
     Attributes:
         argv: program and arguments.
-        environment: its whole environment.
         folder: folder for ``server.log`` and evidence; its working folder.
         host: address that it listens at.
         port: port that it listens at.
         model: served model name; empty to read it from the server.
         api_key: key that clients must send.
         speed: seconds of the server's clock in a real one; waits shrink by it.
-        deadlines: deadlines of canaries.
         boot_s: limit to the first response, in the server's seconds, from the start or from the last file
             that FlashInfer's compilers left; `downloads` are left out.
         end_s: time from SIGTERM until it is killed, in real seconds.
@@ -116,8 +112,6 @@ class ServerProcess:
 
     Attributes:
         launch: its command and limits.
-        log: its log file.
-        facts: the facts of its boot.
         model: served model name.
         orphans: processes that outlived it, in its group or out of it, and were killed at its end.
     """

@@ -40,7 +40,6 @@ class NextSources:
         lock: the new pin.
         texts: its CMake files by path.
         copies: the user's folders by source: git repositories that have the commit, or its files.
-        pins: the result.
         decisions: what is left to a person.
         listings: the CMake files of the sources that were read, by source.
     """

@@ -31,7 +31,6 @@ class KernelGroup(Model, frozen=True):
 
     Attributes:
         arches: architectures of these images, sorted: ``sm_121a`` for cubins, ``compute_89`` for PTX.
-        count: how many kernels.
         examples: the first names of them, mangled.
     """
 

@@ -24,7 +24,6 @@ class Symbol(Model, frozen=True):
     """A dynamic symbol that a binary expects others to define.
 
     Attributes:
-        name: its name, mangled.
         version: the required version, such as ``GLIBC_2.17``; empty where any is enough.
         library: soname that has to have that version; empty without one.
         weak: whether the loader leaves it at zero when no library defines it.

@@ -24,7 +24,6 @@ class Inspection(Model, frozen=True):
 
     Attributes:
         elf: its dynamic section and symbols.
-        device: its device code.
     """
 
     elf: ElfFacts

@@ -52,8 +52,6 @@ class GithubTarget:
     """A repository's release and Pages; the tag of a page is its blob id, that of a wheel its SHA-256.
 
     Attributes:
-        owner: of the repository.
-        repository: its name.
         release: tag of the release whose assets are the wheels.
         branch: the branch that Pages serves, from its root.
         public: address of the Pages, if they have a domain of their own.

@@ -59,7 +59,6 @@ class S3Target:
     Credentials are those of boto3: the environment, ``~/.aws``, or the machine's role.
 
     Attributes:
-        bucket: its name.
         prefix: of every key, without a slash at its end; may be empty.
         endpoint: address of a store that is not Amazon's.
         region: its name; empty for that of the environment.

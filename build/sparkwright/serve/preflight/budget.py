@@ -31,7 +31,6 @@ class Estimate:
         low: at least this much.
         likely: the figure of the table.
         high: at most this much.
-        source: what it rests on.
     """
 
     low: float
@@ -67,11 +66,8 @@ class Demand:
         weights: bytes of the target's weights; -1 where they are not known.
         weights_source: the files and types that they were counted from.
         drafter: bytes of the drafter's; 0 without one, -1 where they are not known.
-        drafter_source: the same.
         plan: layout of the KV cache; `None` where it is not known.
-        plan_unknown: the reason for that.
         length: tokens of the longest request.
-        requests: requests at once.
         shape: sizes of the target.
         batch: tokens of the largest batch.
         drafts: tokens drafted in a step.
@@ -108,11 +104,9 @@ class Memory:
 
     Attributes:
         kind: ``unified`` for a card that shares the host's, ``card`` for one with its own, ``host`` without.
-        total: all of it.
         available: what a program can have now; -1 where it is not known.
         free: what is free without dropping the page cache; -1 where it is not known.
         cached: the page cache.
-        swap_used: swap in use.
         sidecars: what other programs will take on top, as the user says.
     """
 
@@ -137,8 +131,6 @@ class Budget:
     """A demand against a memory.
 
     Attributes:
-        demand: what is asked for.
-        memory: what there is.
         estimates: of what is neither weights nor KV cache, by part.
     """
 

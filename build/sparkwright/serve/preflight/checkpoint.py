@@ -33,8 +33,6 @@ class BadLink:
     """A symbolic link that a reader of the folder may not be able to follow.
 
     Attributes:
-        name: its name in the folder.
-        target: what it points to.
         broken: true if nothing is there; else it is outside the folder, or the cache that it is in.
     """
 
@@ -48,9 +46,7 @@ class Checkpoint:
     """The facts about one checkpoint.
 
     Attributes:
-        name: the recipe's name of it.
         folder: its folder; links are not resolved.
-        config: ``config.json``.
         generation: ``generation_config.json``; empty without one.
         modelopt: ``hf_quant_config.json``; empty without one.
         shards: the safetensors files, by name.

@@ -79,7 +79,6 @@ class _Missing:
     """Kernels of FlashInfer that no installed file holds.
 
     Attributes:
-        why: the reason.
         kernels: the subject of a sentence about them.
         sampling: the sampler's is among them.
         loaded: FlashInfer loads the kernels of another card in their place.

@@ -19,9 +19,7 @@ class Finding:
     Attributes:
         check: short name of the check.
         level: ``refuse`` stops the start, ``warn`` costs speed or reliability, ``note`` informs.
-        what: the finding, as one clause.
         because: the facts that it rests on.
-        next_step: the remedy.
         liftable: true where the finding is a prediction or a judgement, which ``--force`` overrules.
     """
 

@@ -37,9 +37,7 @@ class CardFacts:
     """A card as ``nvidia-smi`` describes it.
 
     Attributes:
-        name: its name.
         capability: compute capability, such as ``12.1``.
-        driver: version of the driver.
         total: bytes of its own memory; -1 where it shares the machine's.
         free: free bytes of it; -1 where it shares the machine's.
         mode: compute mode; empty where it has none.

@@ -42,7 +42,6 @@ class KvOptions:
 
     Attributes:
         dtype: type of the target's cache, as ``--kv-cache-dtype`` spells it.
-        draft_dtype: of the drafter's.
         model_dtype: of the model's values, which ``auto`` stands for.
         block: tokens of a block.
         batch: tokens of the largest batch, which windows hold on top.

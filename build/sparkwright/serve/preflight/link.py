@@ -25,7 +25,6 @@ class Interface(Model, frozen=True):
     Attributes:
         name: such as ``enp1s0f0np0``.
         mbps: speed in Mb/s; -1 where the driver does not say, as without a cable.
-        up: true if it is up.
         physical: true if hardware is behind it.
     """
 
@@ -40,7 +39,6 @@ class RdmaPort(Model, frozen=True):
 
     Attributes:
         device: such as ``rocep1s0f0`` or ``mlx5_0``.
-        port: its number.
         state: such as ``ACTIVE``.
         mbps: rate in Mb/s; -1 where it is not known.
         interfaces: network interfaces of the device.
@@ -57,7 +55,6 @@ class LinkFacts(Model, frozen=True):
     """One end.
 
     Attributes:
-        host: its name.
         interfaces: its network interfaces, sorted.
         rdma: ports of its RDMA devices, sorted.
         variables: NCCL's and Gloo's variables, as far as they are set.

@@ -29,7 +29,6 @@ class PreflightRequest:
         engine: facts about vLLM; read from `python` or `wheel` where `None`.
         environment: variables of the server under the recipe's; this process's by default.
         sidecars_gib: memory that other programs will take beside the server.
-        address: address to listen at.
         port: port to listen at; 0 for any.
         force: start in spite of predictions; nothing here depends on it but `require_clear`.
         ask: asks the release for its options; `None` leaves flags and variables to the engine.
@@ -73,11 +72,9 @@ class StartFacts:
     """The facts that all checks share; a model is `None` where it could not be read.
 
     Attributes:
-        request: the start.
         host: facts about the machine.
         engine: facts about vLLM, if it is known.
         target: the model, here or on the hub.
-        drafter: the same.
         options: of the KV cache.
         remote: the models that are not on this machine, by name; what the hub says of them, if it was asked.
     """

@@ -34,9 +34,7 @@ class Tensor:
     """A tensor as the header describes it.
 
     Attributes:
-        name: its name.
         dtype: the format's name of its type, such as ``BF16``.
-        shape: its sizes.
         bytes: bytes in the file.
     """
 
@@ -63,10 +61,8 @@ class Shard:
     """One file of weights.
 
     Attributes:
-        name: its name in the folder.
         size: its bytes.
         expected: the bytes that its header promises; -1 where that could not be read.
-        tensors: its tensors.
         problem: the reason for which it cannot be read; empty if it can.
         pointer: true if it is a Git LFS pointer and not the file.
     """

@@ -27,9 +27,7 @@ class Attention:
     """Layers of attention of one kind.
 
     Attributes:
-        layers: how many.
         kv_heads: heads of keys and values.
-        head_size: values in a head.
         window: tokens of a sliding window; 0 for all.
         latent: values of a token's compressed keys and values (MLA); 0 where there are heads.
     """
@@ -46,8 +44,6 @@ class States:
     """Layers that keep a state of fixed size for each request.
 
     Attributes:
-        layers: how many.
-        channels: channels of the convolution.
         taps: earlier inputs that it keeps.
         temporal: values of the recurrent state.
         temporal_bytes: bytes of each; 0 for the model's own type.
@@ -78,13 +74,10 @@ class ModelShape:
     """The sizes of a model.
 
     Attributes:
-        layers: how many it has.
         hidden: values of a hidden state.
         inner: values between the two halves of the widest dense layer that a token passes.
         vocabulary: tokens.
-        heads: query heads.
         attention: layers of attention by kind; the first has the heads that vLLM plans with.
-        states: layers with states.
         longest: the longest context that the configuration allows; 0 where it does not say.
         unknown: what it could not read, in words; then attention and states are empty.
     """

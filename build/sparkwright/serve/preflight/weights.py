@@ -31,7 +31,6 @@ class LoadedWeights:
     """Weights in memory.
 
     Attributes:
-        bytes: of one card.
         by_dtype: bytes in the files that are loaded, by the format's name of their type.
         left_out: bytes in the files that are not loaded: MTP heads, encoders, tied output layers.
     """

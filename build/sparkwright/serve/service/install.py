@@ -23,9 +23,6 @@ class PlannedFile:
     """A file that an installation writes.
 
     Attributes:
-        path: the file.
-        text: its content.
-        mode: its mode.
         kept: an existing one is left as it is.
     """
 
@@ -40,7 +37,6 @@ class InstallPlan:
     """The changes of an installation or of its removal.
 
     Attributes:
-        files: files to write.
         commands: commands to run then, where systemd runs; for a removal, before it.
         afterwards: commands to run once the service has answered; for a removal, after it.
         removed: files to remove.

@@ -36,10 +36,8 @@ class SystemdManager:
     """A unit of systemd.
 
     Attributes:
-        unit: its name.
         scope: of the system or of the user.
         url: root of its server.
-        api_key: key that it requires.
     """
 
     unit: str

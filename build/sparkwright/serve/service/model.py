@@ -32,10 +32,8 @@ class ServiceOptions:
         recipe: name of a recipe that ships, or the path of the service's own copy of another one.
         scope: a unit of the system, or of one user.
         program: absolute path of the command ``sparkwright``.
-        use: of the recipe.
         settings: flags on top of the recipe's, each ``FLAG=VALUE``.
         host: address to listen at.
-        port: port to listen at.
         run_as: user of a system's unit.
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
         offline: serve without a network.
@@ -80,7 +78,6 @@ class ServicePlaces:
     """The files and folders of one service.
 
     Attributes:
-        name: of the service.
         scope: of its unit.
         root: put before every path, for images and tests; ``/`` otherwise.
         home: the user's home folder.
@@ -180,11 +177,7 @@ class ServiceRecord(Model, frozen=True):
     """The record of an installed service.
 
     Attributes:
-        name: of the service.
         scope: of its unit.
-        recipe: its recipe.
-        format: of this file.
-        use: of the recipe.
         host: address that it listens at.
         port: port that it listens at.
         models: folder of downloaded models; empty for the service's own.

@@ -31,7 +31,6 @@ class CapacityCheck:
     Attributes:
         options: objective and limits.
         prompts: of the user's; if none, documents or the corpus's.
-        name: of the check.
     """
 
     options: CapacityOptions

@@ -64,7 +64,6 @@ class Step:
 
     Attributes:
         rate: requests a second.
-        requests: that were counted.
         good: those of them that kept the objective.
         duration_s: median duration of a request.
         grows: more and more requests were in flight.
@@ -98,7 +97,6 @@ class NextStep:
 
     Attributes:
         rate: requests a second.
-        requests: to count.
         warm_up: before them, at the same rate.
         factor: times the usual length.
     """
@@ -124,7 +122,6 @@ class Capacity:
     """The answer of a search.
 
     Attributes:
-        outcome: its kind.
         rate: the highest rate that holds; for other outcomes than found, the last rate that says so.
         low: lower end of its 95 % interval.
         high: upper end.

@@ -52,7 +52,6 @@ class Band(Model, frozen=True):
 
     Attributes:
         key: body/drafter/k/type of the KV cache; a recipe names it.
-        title: what was measured.
         grade: ``A``, ``A-``, ``B`` or ``C``; see the file.
         source: of the figures, and which of them were derived.
         k: drafted tokens a step.

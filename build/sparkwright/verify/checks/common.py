@@ -95,7 +95,6 @@ class Trouble:
     Attributes:
         verdict: of every finding that rests on the cell.
         cause: the observed reason, with the name of the cell.
-        cell: key of the cell.
     """
 
     verdict: Verdict
@@ -109,10 +108,8 @@ class CheckedCells:
 
     Attributes:
         check: the check's name.
-        planned: all its cells, in order.
         sound: observations that figures may be taken from, in order of the plan.
         troubles: reasons against the others, in order of the plan.
-        notes: warnings on any of them.
         lacks: reasons by the capability that the server lacks, see `Context`.
     """
 

@@ -92,7 +92,6 @@ class _Look:
     """A moment at which a comparison is judged.
 
     Attributes:
-        starts: of each server so far.
         last: no further starts follow.
         error: chance that a server as fast as the baseline is called worse by its steps at this moment.
     """

@@ -29,7 +29,6 @@ class Difference:
     """The first token at which an answer leaves the reference.
 
     Attributes:
-        prompt: name of the prompt.
         position: of the token in the output, from 0.
         place: of the token in the whole sequence, prompt included.
         gap: log-probability of the reference's most likely token there less that of the other answer's token,

@@ -24,10 +24,6 @@ class TimedValue:
 
     Attributes:
         begin_s: seconds of the server's clock since the first measurement, see `elapsed`.
-        end_s: likewise.
-        drafts: in it.
-        draft_tokens: in it.
-        accepted: of these.
     """
 
     begin_s: float
@@ -72,7 +68,6 @@ class Onset:
         at_s: see `TimedValue.begin_s`.
         over_s: duration of the fall; 0 for a step.
         before: accepted tokens a draft before it.
-        after: after it.
     """
 
     at_s: float

@@ -19,7 +19,6 @@ class Figures:
 
     Attributes:
         concurrency: requests at a time.
-        requests: that were counted.
         steady_tok_s: output while at least 95 % of `concurrency` ran.
         whole_tok_s: output from the first request's start to the last one's end.
         decode_tok_s: of one request after its first token, over all requests' tokens.

@@ -123,7 +123,6 @@ class _Compared:
 
     Attributes:
         against: reasons against the server, or for which nothing can be said.
-        measured: figures.
     """
 
     against: list[Reason] = field(default_factory=list)

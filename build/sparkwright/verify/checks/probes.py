@@ -20,9 +20,7 @@ class Probe:
     """One repetition of all questions.
 
     Attributes:
-        number: of the round.
         at_s: when it began, in seconds of the soak.
-        seen: what was seen.
     """
 
     number: int

@@ -127,7 +127,6 @@ class Wedge:
     """An engine that holds requests and generates nothing.
 
     Attributes:
-        observation: of the cell.
         frozen_s: since the last token, in the server's seconds, at the least.
         running: requests that it holds.
         card: samples of the card in that time.

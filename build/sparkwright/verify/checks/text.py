@@ -24,7 +24,6 @@ class Flaw:
     """A flaw of an answer.
 
     Attributes:
-        kind: which.
         shown: what of the text shows it.
     """
 

@@ -26,7 +26,6 @@ class EvalTool:
     """A tool, which is installed where neither this environment has it nor an interpreter was named.
 
     Attributes:
-        name: its name.
         module: the package to import.
         requirement: in pip's format, with an exact version.
         hint: next step where it failed, besides reading its log.
@@ -57,8 +56,6 @@ class EvalRequest:
         arguments: further ones of the tool's command line.
         limit: questions of each task; 0 for all.
         chat: send chats instead of raw prompts.
-        concurrency: requests at a time.
-        api_key: the server's.
         python: interpreter of an environment with the tool; one is found or made by default.
         offline: fetch neither packages nor data sets.
         hours: limit of the whole.

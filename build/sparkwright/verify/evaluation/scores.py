@@ -21,11 +21,9 @@ class TaskScore:
     """The score of one task by one metric.
 
     Attributes:
-        task: its name.
         metric: the metric, with the filter of answers where there is one.
         value: the score as the harness reports it.
         by_question: the metric of each question, by its number and digest; empty for metrics of the whole.
-        higher_is_better: more is better.
         error: the harness's own standard error; `None` where it gives none.
     """
 

@@ -26,8 +26,6 @@ class CellFigures(Figures):
     """The figures of one cell as checks see them, all NaN if no request counted, and their surroundings.
 
     Attributes:
-        observation: the source of the figures.
-        key: the cell's.
         category: of its prompts, or empty if they are mixed.
         speculation: the result of drafting, or `None` where counters do not hold it.
         hit_rate: share of prompt tokens that came from the prefix cache.
@@ -115,13 +113,10 @@ class Moment:
     """One window of a long cell, in the server's seconds since the soak's first cell began.
 
     Attributes:
-        begin_s: its beginning.
-        end_s: its end.
         acceptance: share of drafted tokens that were accepted; NaN where nothing was drafted.
         hit_rate: share of prompt tokens from the prefix cache; NaN where none was looked up.
         tokens_per_s: generated, all requests together.
         kv_usage: share of the KV cache in use at its end.
-        preemptions: in it.
         reset: the counters restarted in it.
     """
 

@@ -47,9 +47,7 @@ class Level(NamedTuple):
         tok_s: output of all requests together, mean of the categories: at full load where there was one, else
             over the whole cell.
         ttft_p50_ms: time to the first token, over all requests.
-        ttft_p95_ms: the same.
         tpot_p50_ms: time per token after it.
-        tpot_p95_ms: the same.
         acceptance: mean acceptance length in tokens a step, mean of the categories.
         energy_j: that the card drew for each generated token.
         disturbed: reasons for which these figures are not the usual ones, see `checks.machine`.

@@ -41,8 +41,6 @@ class ResponseBuilder:
 
     Attributes:
         params: the request's parameters.
-        request: the engine's request.
-        settings: the server's settings.
         created: creation time, seconds since 1970.
         ids: send token ids if they are requested.
         delta_kind: ``content``, ``reasoning``, ``reasoning_content`` or ``tool``: the field of a chat's text.

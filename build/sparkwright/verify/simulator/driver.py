@@ -25,8 +25,6 @@ class Driver:
     """One engine, its clock, and a queue of tokens for each request.
 
     Attributes:
-        engine: the engine.
-        card: the readings of its card.
         dead: the reason of the engine's death, or empty.
         exit_status: the server's exit status, once it must end.
         started_s: start of the server as its metrics give it, seconds since 1970.

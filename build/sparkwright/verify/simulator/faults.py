@@ -21,7 +21,6 @@ class Fault:
     """One switch.
 
     Attributes:
-        name: as given to ``--fault``.
         does: the change that it makes.
         noticed_by: names of the checks that must not pass while it is on; ``endpoint`` and ``server`` are the
             preflight and the server's lifecycle. Empty for unusual but correct behaviour: every check passes.

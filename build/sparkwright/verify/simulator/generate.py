@@ -36,7 +36,6 @@ class RequestTrace:
     """The true figures of one request; times as of `time.perf_counter_ns`, one clock for all processes.
 
     Attributes:
-        id: the request's id.
         number: from 1, in the order of arrival.
         head: the beginning of its prompt.
         category: category that the simulator assigned.

@@ -167,7 +167,6 @@ class Sampling:
 
     Attributes:
         temperature: 0 is greedy.
-        seed: seed of the draws.
         stops: the model may end its output.
         noise: identifies the kernels whose rounding decides near ties; 0 takes the more likely token.
         ties: share of near ties that a fault turns the other way.

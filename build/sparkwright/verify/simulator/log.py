@@ -20,8 +20,6 @@ class LogLine(NamedTuple):
 
     Attributes:
         where: the source file and line of vLLM 0.24 that write it; empty for a progress bar.
-        text: its message.
-        level: its log level.
         engine: the engine's process writes it, not the API server's.
     """
 

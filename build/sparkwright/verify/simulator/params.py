@@ -44,7 +44,6 @@ class RequestParams:
     Attributes:
         chat: sent to the chat endpoint.
         thinking: the chat template lets the model think.
-        model: the requested model name.
         text: the prompt, or all messages in the chat template.
         tokens: the same as tokens.
         max_tokens: the longest output.
@@ -55,8 +54,6 @@ class RequestParams:
         logprobs: alternatives for each token; -1 for no log-probabilities.
         ids_as_tokens: write tokens as ``token_id:N`` there.
         ignore_eos: continue after the end of sequence.
-        temperature: sampling temperature.
-        seed: sampling seed.
         named: the request id that the client gave.
         question: text of a chat's last message.
         schema: JSON schema that the answer must fit; empty for none.

@@ -68,18 +68,14 @@ class Request:
 
     Attributes:
         number: from 1, in the order of arrival.
-        name: its id.
         tokens: prompt and output so far.
         prompt_tokens: number of prompt tokens among them.
         max_tokens: the longest output.
-        generator: generator of its output.
-        category: category of its prompt.
         identity: source of the draws that decide acceptance.
         limit: a fault ends it after so many tokens; 0 for none.
         limit_finish: the finish reason in that case.
         computed: tokens whose keys and values are in the cache.
         hashes: hashes of the full blocks of `tokens`.
-        block_table: its blocks.
         cached: prompt tokens found in the cache when it was first scheduled; -1 before.
         steps: accepted tokens of each step with drafted tokens.
         preemptions: number of preemptions.

@@ -25,7 +25,6 @@ class StepCosts:
     GB10: 124 ms a step for one request, 1.25 s for 64, prompts at 1,600 tokens a second.
 
     Attributes:
-        base: any step.
         request: added for each request that decodes in the step.
         context: added for each token of those requests' context.
         prefill: added for each prompt token that is prefilled in the step.
@@ -56,7 +55,6 @@ class Settings:
         speed: simulated seconds in a real one.
         seed: seed of every random draw.
         k: drafted tokens a step; 0 serves without speculation.
-        method: method of speculation.
         max_num_seqs: requests that may run at a time.
         max_model_len: tokens of the longest request; 0 for the largest that fits (see `fit_max_model_len`).
         max_batched_tokens: tokens of prompts and drafts in one step.
@@ -71,10 +69,8 @@ class Settings:
         runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
         total_gib: the card's memory.
-        weights_gib: memory of the weights.
         boot_s: simulated seconds until the server is ready.
         costs: duration of steps.
-        faults: active faults.
         log: file for the server's log; the standard error stream if absent.
         ready: file that is written when the server listens.
         truth: file for one line about each request.
@@ -142,9 +138,7 @@ class MemoryPlan:
     """Shares of the card's memory, in GiB.
 
     Attributes:
-        kv_gib: the KV cache.
         kv_tokens: its capacity in tokens, in whole blocks.
-        kv_dtype: its type.
         graphs_gib: CUDA graphs as estimated.
         graphs_actual_gib: CUDA graphs as captured.
     """

@@ -21,9 +21,7 @@ class Summary:
 
     Attributes:
         n: number of values.
-        mean: arithmetic mean.
         std: standard deviation of the population (``ddof=0``, as vLLM's own benchmark reports it).
-        p50: the median.
         p90: 90th percentile.
         p95: 95th percentile.
         p99: 99th percentile; `None` for fewer than 100 values, of which at most one could lie above it.

@@ -23,7 +23,6 @@ class Noise:
 
     Attributes:
         spread: standard deviation of the logarithm.
-        degrees: of freedom.
     """
 
     spread: float

@@ -27,8 +27,6 @@ class TuneFiles:
     """A search's result and its files.
 
     Attributes:
-        result: of the search.
-        folder: of the files.
         described: the result as JSON-ready data.
         files: each file's path, size in bytes and SHA-256.
     """

@@ -44,10 +44,8 @@ class LevelFigures:
     """Figures of one configuration at one concurrency, means over starts; times in seconds.
 
     Attributes:
-        level: the concurrency.
         rate: the objective's tokens a second of all requests together.
         ttft_p50: time to the first token.
-        ttft_p95: likewise.
         tpot_p50: time of each token after it.
         on_front: no configuration gives more tokens at a shorter time for each of them.
     """
@@ -66,12 +64,7 @@ class Row:
 
     Attributes:
         index: its position in the space.
-        configuration: the configuration.
-        standing: its standing.
-        trial: its starts.
         to_own: its objective over that of the recipe as it is; `None` if unknown.
-        levels: its figures.
-        remarks: on its quality.
         checked: its quality was measured.
     """
 
@@ -98,9 +91,7 @@ class Speculation:
     """Speed of one configuration beside the same without speculation, by concurrency.
 
     Attributes:
-        configuration: its name.
         without: name of the one that differs by having no speculation.
-        payoffs: by level.
         said: the same in one sentence.
     """
 
@@ -115,13 +106,11 @@ class TuneResult:
     """The result of a search.
 
     Attributes:
-        outcome: in words.
         said: the result in one sentence, with figures.
         rows: all configurations, the best first.
         chosen: the row to serve; `None` if none can be recommended.
         speculation: of the configuration to serve and of the recipe as it is, as far as they were measured
             with it and without.
-        starts: servers that were started.
         noise: spread between starts.
         open: names of configurations that are not told apart from the chosen one.
         within: share by which each of those may differ from the chosen one at the most; 0 if there are none.

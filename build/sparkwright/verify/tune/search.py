@@ -47,9 +47,7 @@ class Search:
     """The parts of a search.
 
     Attributes:
-        options: of the user.
         space: all configurations.
-        corpus: prompts.
         start: returns one start of a configuration, given the name of its folder.
         made_up: whether the model's weights are made up.
         refused: asked once, before the first start: reasons by the key of a configuration that should not be
@@ -90,7 +88,6 @@ class Known:
     """Trials of a search, read from its journal.
 
     Attributes:
-        search: its parts.
         identity: of the journal's cells.
         measured: observations by the id of their cell.
         refused: reasons by the key of a configuration.

@@ -36,7 +36,6 @@ class SpaceFile(Model, frozen=True):
     """A file that describes a space.
 
     Attributes:
-        format: of the file.
         vary: values by setting.
         methods: methods of drafting by name.
     """
@@ -82,12 +81,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Space:
-    """All configurations, the recipe as it is first.
-
-    Attributes:
-        configurations: each one once.
-        settings: the settings that vary.
-    """
+    """All configurations, the recipe as it is first."""
 
     configurations: tuple[Configuration, ...]
     settings: tuple[str, ...]

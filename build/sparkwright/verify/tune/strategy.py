@@ -41,7 +41,6 @@ class Rules:
         error: chance of a wrong word on one configuration.
         limits: limits of times by name, such as ``ttft``, in seconds.
         reserve_mib: memory that must stay available.
-        quality: quality is to be checked.
     """
 
     strategy: Literal["halving", "grid"] = "halving"
@@ -117,7 +116,6 @@ class Standing:
     """One configuration among all.
 
     Attributes:
-        state: in a word.
         why: the reason, for those that are out.
         to_best: its objective over that of the best one, with an interval; `None` if unknown.
         kept: true if it surely keeps the limits, `None` if that is undecided.

@@ -38,7 +38,6 @@ class Quantity:
     Attributes:
         name: for people, such as ``speed of requests``.
         value: of a request; not finite or not positive where unknown.
-        definition: for the report.
         better: 1 where larger is better, -1 where smaller is.
     """
 
@@ -108,7 +107,6 @@ class Limits:
         spread: assumed standard deviation between starts of one server, 0.025 for 2.5 %; used where a side
             has a single start.
         allowed: largest slowdown within the interval of a server that passes.
-        seed: of resampling.
     """
 
     spread: float = 0.025
@@ -124,7 +122,6 @@ class _Level:
         concurrency: requests at a time.
         comparisons: number of concurrencies that are judged together.
         before: for each run before the upgrade, its observations.
-        after: the same after it.
         speed: server's seconds in one of the client's.
     """
 

@@ -26,7 +26,6 @@ class Chart:
         widths: the widths to draw for, in pixels: `HALF` of a page or the `WHOLE`.
         draw: the Vega-Lite specification for a width.
         columns: heads of its table.
-        rows: its figures.
         also: a further sentence for the text alternative.
         legend: names of parts that have no name within the drawing, by their classes.
     """
