@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
-from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ProcessError
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.search.metric import UntestableError
+from sparkwright.base.process import LimitsExceeded
+from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation, StepVerdict
-from sparkwright.store import storing, write_atomically
+from sparkwright.search.run_command import OUTPUT, run_words
+from sparkwright.store import storing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkwright.base.process import Completed
     from sparkwright.engine.verifier import Verifier
     from sparkwright.search.axes import Candidate
     from sparkwright.search.realise import Realiser
     from sparkwright.search.remote import Machines
     from sparkwright.search.served import Serving
 
-OUTPUT, SPEC = "output.log", "spec.json"
-_NO_LIMIT_MIB = 1 << 40
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
 _SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
@@ -58,16 +49,6 @@ class JudgeOptions:
     serving: Serving | None = None
     machines: Machines | None = None
     verifier: Verifier | None = None
-
-
-def timed(judge: Callable[[], Evaluation]) -> Evaluation:
-    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
-    started = time.monotonic()
-    try:
-        found = judge()
-    except UntestableError as error:
-        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
-    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
 
 
 @dataclass(frozen=True)
@@ -108,46 +89,6 @@ class Command:
             timeout_s=self.options.timeout_s, stop=self.options.stop,
         )  # fmt: skip
         return done.status, done.stderr, folder / OUTPUT
-
-
-def run_words(
-    words: Sequence[str],
-    tree: Path,
-    described: Mapping[str, object],
-    folder: Path,
-    *,
-    wheel: Path | None,
-    cwd: Path,
-    timeout_s: float,
-    stop: threading.Event | None = None,
-) -> Completed:
-    """Run a command on a candidate that is made; its output and the candidate's description go to *folder*.
-
-    Args:
-        words: the command; see `Command`.
-        tree: the folder with the merged package.
-        described: what the command reads of the candidate.
-        folder: for `OUTPUT` and `SPEC`.
-        wheel: the wheel, where it is asked for.
-        cwd: where it runs.
-        timeout_s: longest run, in seconds.
-        stop: ends it.
-
-    Raises:
-        LimitsExceeded: it took too long, or was stopped.
-    """
-    spec, place = folder / SPEC, "" if wheel is None else str(wheel)
-    write_atomically(spec, to_json(described))
-    environment = {**os.environ, "SPARKWRIGHT_TREE": str(tree), "SPARKWRIGHT_SPEC": str(spec)}
-    environment |= {"SPARKWRIGHT_WHEEL": place} if place else {}
-    return run_limited(
-        [word.replace("{wheel}", place).replace("{tree}", str(tree)) for word in words],
-        limits=ProcessLimits(timeout_s, _NO_LIMIT_MIB),
-        cwd=cwd,
-        env=environment,
-        log=folder / OUTPUT,
-        stop=stop,
-    )
 
 
 @dataclass(frozen=True)

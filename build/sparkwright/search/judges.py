@@ -19,8 +19,7 @@ from sparkwright.merge import OutcomeKind
 from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
-from sparkwright.search.command import timed
-from sparkwright.search.metric import UntestableError
+from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store import write_atomically
 

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec import structs
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
@@ -18,7 +19,7 @@ from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store.atomic import storing, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _FIRST_LOOK = 4
@@ -44,6 +45,16 @@ class Sampler(Protocol):
 
 class UntestableError(Exception):
     """A candidate cannot be measured; the text is the reason."""
+
+
+def timed(judge: Callable[[], Evaluation]) -> Evaluation:
+    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
+    started = time.monotonic()
+    try:
+        found = judge()
+    except UntestableError as error:
+        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
+    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
 
 
 def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -> tuple[float, float, float]:

@@ -25,8 +25,8 @@ from sparkwright.probe import tree_folder
 from sparkwright.probe.environment import environment_key
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.runner import run_probe
-from sparkwright.search.command import run_words
 from sparkwright.search.metric import UntestableError
+from sparkwright.search.run_command import run_words
 
 if TYPE_CHECKING:
     import threading

@@ -26,9 +26,8 @@ from sparkwright.engine.verifier import CheckRequest, CheckResult
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search import figures
-from sparkwright.search.command import timed
 from sparkwright.search.judges import VERDICTS
-from sparkwright.search.metric import UntestableError
+from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation
 from sparkwright.store import storing, write_atomically
 
