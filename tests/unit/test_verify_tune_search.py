@@ -14,6 +14,7 @@ from tune_kit import TOKENS, StoppedError, Surface, options, searched
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_tune import _refusals
+from sparkwright.engine.environment import Environment
 from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.server.failures import diagnose
 from sparkwright.recipes import Recipe, incompatibilities, load_recipe
@@ -132,7 +133,8 @@ def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: 
         assert python == Path(sys.executable)
         return ["unknown choice" if one.flags[SEQS] == 32 else "" for one in recipes]
 
-    monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (Path(sys.executable), {"wheel": "none"}))
+    made = Environment(Path(sys.executable), "digest", "this one")
+    monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (made, {"wheel": "none"}))
     surface = Surface()
     asked = options(simulator=False, python=sys.executable, vary={SEQS: (16, 24, 32)})
     known = searched(tmp_path, surface, monkeypatch, asked, ask=ask)

@@ -15,7 +15,8 @@ from sparkwright.search.axes import Candidate
 from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.search.realise import Realiser
-from sparkwright.search.remote import OUTPUT, Machines, run_words
+from sparkwright.search.remote import Machines
+from sparkwright.search.run_command import OUTPUT, run_words
 from sparkwright.search.served import Serving
 from sparkwright.store import storing
 

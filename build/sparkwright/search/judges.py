@@ -45,6 +45,7 @@ class ProbeJudge:
 
     Attributes:
         realiser: makes the merged trees.
+        file: the probe.
         name: the judge as the user gave it.
         stop: ends a running probe.
         machines: other machines, which run it.
@@ -119,6 +120,7 @@ class MergeJudge:
     merged by the carries' files alone; see `sparkwright.merge.trial`.
 
     Attributes:
+        realiser: merges.
         carries: names of carries; all if empty.
         name: the judge as the user gave it.
     """

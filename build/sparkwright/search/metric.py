@@ -20,17 +20,6 @@ from sparkwright.base.events import emit
 from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store.atomic import storing, write_atomically
 
-
-def timed(judge: Callable[[], Evaluation]) -> Evaluation:
-    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
-    started = time.monotonic()
-    try:
-        found = judge()
-    except UntestableError as error:
-        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
-    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
-
-
 _FIRST_LOOK = 4
 _ERROR = 0.05  # of all looks at a candidate together
 
@@ -54,6 +43,16 @@ class Sampler(Protocol):
 
 class UntestableError(Exception):
     """A candidate cannot be measured; the text is the reason."""
+
+
+def timed(judge: Callable[[], Evaluation]) -> Evaluation:
+    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
+    started = time.monotonic()
+    try:
+        found = judge()
+    except UntestableError as error:
+        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
+    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
 
 
 def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -> tuple[float, float, float]:
@@ -84,6 +83,7 @@ class MetricJudge:
     `SearchProblem.deterministic` be true.
 
     Attributes:
+        sampler: measures.
         worse_by: the share, such as 0.05.
         higher_is_better: the metric is a rate, not a time.
         baseline: the changes of the good end: none, or all of them where the start is the bad end.

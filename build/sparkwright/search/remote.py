@@ -7,7 +7,6 @@ judge reads of a run here: the probe's verdict, or a command's status and output
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from sparkwright.base.config import Model, convert, to_builtins
-from sparkwright.base.digests import digest_of, to_json
+from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
-from sparkwright.base.process import Completed, LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.base.process import LimitsExceeded
 from sparkwright.carries import ProbeSpec
 from sparkwright.distributed import Done, StoredFile, Task, TaskLostError, bring_files, share_file, share_json
 from sparkwright.distributed.cluster import Cluster, ThisMachine, Workers
@@ -32,54 +31,8 @@ from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.runner import run_probe
 from sparkwright.rehearsal import RehearsalOptions, RehearsalResult
 from sparkwright.search.metric import UntestableError
-from sparkwright.store import write_atomically
+from sparkwright.search.run_command import run_words
 from sparkwright.upstream import Access
-
-OUTPUT, SPEC = "output.log", "spec.json"
-
-
-_NO_LIMIT_MIB = 1 << 40
-
-
-def run_words(
-    words: Sequence[str],
-    tree: Path,
-    described: Mapping[str, object],
-    folder: Path,
-    *,
-    wheel: Path | None,
-    cwd: Path,
-    timeout_s: float,
-    stop: threading.Event | None = None,
-) -> Completed:
-    """Run a command on a candidate that is made; its output and the candidate's description go to *folder*.
-
-    Args:
-        words: the command; see `Command`.
-        tree: the folder with the merged package.
-        described: what the command reads of the candidate.
-        folder: for `OUTPUT` and `SPEC`.
-        wheel: the wheel, where it is asked for.
-        cwd: where it runs.
-        timeout_s: longest run, in seconds.
-        stop: ends it.
-
-    Raises:
-        LimitsExceeded: it took too long, or was stopped.
-    """
-    spec, place = folder / SPEC, "" if wheel is None else str(wheel)
-    write_atomically(spec, to_json(described))
-    environment = {**os.environ, "SPARKWRIGHT_TREE": str(tree), "SPARKWRIGHT_SPEC": str(spec)}
-    environment |= {"SPARKWRIGHT_WHEEL": place} if place else {}
-    return run_limited(
-        [word.replace("{wheel}", place).replace("{tree}", str(tree)) for word in words],
-        limits=ProcessLimits(timeout_s, _NO_LIMIT_MIB),
-        cwd=cwd,
-        env=environment,
-        log=folder / OUTPUT,
-        stop=stop,
-    )
-
 
 ResultT = TypeVar("ResultT")
 _PACKAGE = "vllm"
@@ -127,6 +80,7 @@ class Machines:
     """The machines for the steps of one bisection, as a context: workers run for the length of its block.
 
     Attributes:
+        cluster: the machines.
         stop: set when the search ends: steps that still run are given up.
     """
 

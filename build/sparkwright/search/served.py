@@ -136,6 +136,7 @@ class ServedJudge:
 
     Attributes:
         realiser: builds wheels.
+        serving: how they are served.
         check: the check's name.
         name: the judge as the user gave it, with the recipe.
     """
