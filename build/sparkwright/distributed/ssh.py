@@ -126,6 +126,7 @@ def start_workers(
                 again = start(one.host)
                 again.tried = one.tried + 1
                 waiting.append(again)
+                end = time.monotonic() + READY_S
             else:
                 refused.append(_refusal(one))
     return refused + [

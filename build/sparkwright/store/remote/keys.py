@@ -26,11 +26,7 @@ _RAW_BYTES = 32
 
 @dataclass(frozen=True)
 class WriterKey:
-    """A writer's public key.
-
-    Attributes:
-        raw: its 32 bytes.
-    """
+    """A writer's public key, 32 bytes."""
 
     raw: bytes
 

@@ -45,12 +45,10 @@ class RemoteSettings:
         url: the address, without credentials.
         user: name for HTTP's basic authentication; empty for none.
         password: its password, or the bearer token where `user` is empty.
-        write: true to write results there.
-        downloads: true to write downloads too.
-        signed: true to believe signed records of known writers only; false to believe all of them.
+        write, downloads: write results there, and downloads too.
+        signed: believe signed records of known writers only; false to believe all of them.
         writers: public keys of the writers that are believed beside this machine, by name.
         key_file: this machine's private key.
-        limits: time and size.
     """
 
     url: str

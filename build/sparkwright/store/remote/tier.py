@@ -41,16 +41,11 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class RemoteReport:
-    """The remote tier's part in a command, for people and for JSON.
+    """The remote tier's part in a command: files and records, for people and for JSON.
 
     Attributes:
         url: its address, without credentials.
-        hits: files and records that came from there.
-        misses: those that are not there.
         refused: those that were not what was asked for, or of unknown writers.
-        bytes_read: bytes of the hits.
-        written: files and records written.
-        bytes_written: their bytes.
         stopped: why it was left alone for the rest of the command; empty if it was not.
     """
 
@@ -99,11 +94,7 @@ class RemoteTier:
     def fetch_file(self, sha256: str, path: Path, size: int | None = None, *, fresh: bool = False) -> bool:
         """Write the file with that digest to *path*; return false where it cannot be had.
 
-        Args:
-            sha256: the digest.
-            path: where it is written.
-            size: the size that it should have, where known.
-            fresh: true to ask again, though this command has asked before.
+        See `Store.find_file`.
         """
         most = self.settings.limits.most_bytes if size is None else size
         count = self._ask(f"cas/{sha256}", lambda: self._into(path, sha256, most), fresh=fresh)
@@ -118,10 +109,7 @@ class RemoteTier:
     def fetch_record(self, kind: str, key: str, *, fresh: bool = False) -> bytes | None:
         """Return the record of *kind* and *key* as JSON text; `None` where there is none that counts.
 
-        Args:
-            kind: the kind.
-            key: the digest of all inputs.
-            fresh: true to ask again, though this command has asked before.
+        With *fresh* it is asked for again, though this command has asked before.
         """
         if kind not in TRAVELLING:
             return None
