@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import subprocess
@@ -53,18 +51,8 @@ def judged(scratch: Path) -> dict[str, Any]:
         for name in ("files", "duration"):
             told.pop(name, None)
         told.get("run", {}).pop("seconds", None)
-        cells = run / "cells.csv"
-        rows = [*csv.DictReader(io.StringIO(cells.read_text(encoding="utf-8")))] if cells.exists() else []
-        figures = [{name: _number(text) for name, text in row.items()} for row in rows]
-        found[run.name] = plain({"told": told, "cells": figures}, scratch)
+        found[run.name] = plain({"told": told, "cells": product.figures(run)}, scratch)
     return found
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def attacks(scratch: Path) -> dict[str, Any]:
