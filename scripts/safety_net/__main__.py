@@ -122,7 +122,7 @@ def _record(found: dict[str, Any], net: Path) -> int:
             continue
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         path = net / f"{name}.json.xz"
-        path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+        path.write_bytes(lzma.compress(text.encode(), preset=6))
         print(f"{name}: {len(text)} bytes, {path.stat().st_size} compressed")
     return int(any(FAILED in value for value in found.values()))
 

@@ -121,7 +121,7 @@ def plain(value: Any, scratch: Path) -> Any:
         return value
     places = {
         str(scratch): "SCRATCH", sys.executable: "PYTHON", os.environ["SAFETY_NET_STORE"]: "STORE",
-        str(ROOT): "ROOT", sys.prefix: "PREFIX",
+        sys.prefix: "PREFIX", str(ROOT): "ROOT",
     }  # fmt: skip
     for place, name in places.items():
         value = value.replace(place, name)
@@ -287,6 +287,28 @@ def searched(
 
 
 # The judge of servers --------------------------------------------------------------------------------------
+
+
+def recorded_runs(folder: Path) -> Path:
+    """Unpack the recorded runs to *folder*: of each its journal, as `START` wrote it.
+
+    Where a later format of journals differs, this is the place to convert them.
+    """
+    with tarfile.open(ROOT / "tests" / "safety-net" / "runs.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def figures(run: Path) -> list[dict[str, Any]]:
+    """Return the figures of every cell of the run in the folder *run*: those of its table, not rounded."""
+    from sparkwright.verify.report import table
+    from sparkwright.verify.results import load_run
+
+    found = []
+    for cell in table.cells(load_run(run)):
+        values = {name: value(cell) for name, value in table._COLUMNS.items()}  # noqa: SLF001 - the table rounds
+        found.append({name: None if value != value else value for name, value in values.items()})  # noqa: PLR0124 - NaN
+    return found
 
 
 def fault_table(names: Sequence[str], scratch: Path) -> dict[str, Any]:

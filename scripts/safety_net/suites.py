@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import lzma
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -43,31 +39,18 @@ def faults(scratch: Path) -> dict[str, Any]:
 
 
 def judged(scratch: Path) -> dict[str, Any]:
-    """Verdicts and figures of recorded runs, judged again from their exchanges: `verify --resume`.
+    """Verdicts and figures of eleven recorded runs, judged again from their exchanges: `verify --resume`.
 
     Left out: how long the judging took, and digests of report files.
     """
-    with tarfile.open(
-        fileobj=io.BytesIO(lzma.decompress((serving.DATA / "runs.tar.xz").read_bytes()))
-    ) as archive:
-        archive.extractall(scratch / "runs", filter="data")
     found = {}
-    for run in sorted((scratch / "runs").iterdir()):
+    for run in sorted(product.recorded_runs(scratch / "runs").iterdir()):
         told = call("verify", "--resume", run, "--quiet", "--json", folder=scratch).json
         for name in ("files", "duration"):
             told.pop(name, None)
-        cells = run / "cells.csv"
-        rows = [*csv.DictReader(io.StringIO(cells.read_text(encoding="utf-8")))] if cells.exists() else []
-        figures = [{name: _number(text) for name, text in row.items()} for row in rows]
-        found[run.name] = plain({"told": told, "cells": figures}, scratch)
+        told.get("run", {}).pop("seconds", None)
+        found[run.name] = plain({"told": told, "cells": product.figures(run)}, scratch)
     return found
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def attacks(scratch: Path) -> dict[str, Any]:
@@ -96,11 +79,7 @@ def keys(scratch: Path) -> dict[str, Any]:
     root, dist, run = inputs(scratch), scratch / "dist", scratch / "runs"
     serving.write_models(scratch / "hub")
     stub = next(serving.small_wheels(scratch / "stubs").glob("vllm-0.33*.whl"))
-    with tarfile.open(
-        fileobj=io.BytesIO(lzma.decompress((serving.DATA / "runs.tar.xz").read_bytes()))
-    ) as archive:
-        archive.extractall(run, filter="data")
-    sweep = run / "sweep"
+    sweep = product.recorded_runs(run) / "sweep"
     machine = serving.simulate(serving.HOSTS["spark"], scratch / "host")
     machine["PATH"] += os.pathsep + os.environ["PATH"]
     series = ("--series", "0.33", "--kernels", "upstream")
