@@ -86,7 +86,7 @@ def gather_sources(
     """Return the sources called *wanted*, fetched where they are missing; all of the lock's by default.
 
     The first origin that has it is used: the user's local copy, the store, a package, the git remote. The
-    result has to be the lock's tree.
+    result has to be the lock's tree; where none has it, that of the lock's candidate, if it is at hand.
 
     Args:
         lock: the pin with its ``[native]`` tables.
