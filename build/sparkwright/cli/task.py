@@ -78,7 +78,7 @@ def command(*, kind: str, cuda: Path | None) -> None:
     expect_json(expected=True)
     model, work = _KINDS[kind](cuda)
     try:
-        request = decode_json(Path(REQUEST).read_bytes(), model)
+        request: Any = decode_json(Path(REQUEST).read_bytes(), model)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError("this folder holds no task", because=str(error)) from error
     settings = read_remote_settings("")
