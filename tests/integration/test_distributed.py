@@ -119,7 +119,7 @@ def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url,
     home = make_home(tmp_path / "home", url, hosts)
     assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
     hosts[1].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
-    again = make_home(tmp_path / "again", f"{url}/other", hosts)
+    again = make_home(tmp_path / "again", url, hosts)
     with pytest.raises(TaskLostError, match="did not arrive") as error:
         build(again.builder, again.inputs)
     assert "status -9" in error.value.because

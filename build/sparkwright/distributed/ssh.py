@@ -114,7 +114,7 @@ def start_workers(
         return made
 
     waiting = [start(host) for host in hosts]
-    refused: list[ClusterError | ToolError] = []
+    refused: dict[SshHost, ClusterError | ToolError] = {}
     end = time.monotonic() + READY_S
     while waiting and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -128,15 +128,14 @@ def start_workers(
                 waiting.append(again)
                 end = time.monotonic() + READY_S
             else:
-                refused.append(_refusal(one))
-    return refused + [
-        ClusterError(
+                refused[one.host] = _refusal(one)
+    for one in waiting:
+        refused[one.host] = ClusterError(
             f"{one.host.host} does not answer",
             because=f"its worker was not ready within {READY_S:g} s",
             next_step="check the machine, and what its shell does at a login",
         )
-        for one in waiting
-    ]
+    return [refused[host] for host in hosts if host in refused]
 
 
 def _choose_ports() -> tuple[int, int, int]:
