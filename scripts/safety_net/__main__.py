@@ -103,7 +103,19 @@ def _made(name: str) -> Any:
 
 def _environment(scratch: Path) -> dict[str, str]:
     """Return variables with nothing of the user's but what installs packages; folders are in *scratch*."""
-    kept = ("PATH", "PIP_", "UV_", "SSL_", "REQUESTS_", "HTTP", "http", "NO_PROXY", "no_proxy", "TMPDIR")
+    kept = (
+        "PATH",
+        "SAFETY_NET_",
+        "PIP_",
+        "UV_",
+        "SSL_",
+        "REQUESTS_",
+        "HTTP",
+        "http",
+        "NO_PROXY",
+        "no_proxy",
+        "TMPDIR",
+    )
     home = scratch / "home"
     home.mkdir()
     return {
