@@ -301,10 +301,11 @@ def recorded_runs(folder: Path) -> Path:
 def figures(run: Path) -> list[dict[str, Any]]:
     """Return the figures of every cell of the run in the folder *run*: those of its table, not rounded."""
     from sparkwright.verify.report import table
+    from sparkwright.verify.report.figures import cells
     from sparkwright.verify.results import load_run
 
     found = []
-    for cell in table.cells(load_run(run)):
+    for cell in cells(load_run(run)):
         values = {name: value(cell) for name, value in table._COLUMNS.items()}  # noqa: SLF001 - the table rounds
         found.append({name: None if value != value else value for name, value in values.items()})  # noqa: PLR0124 - NaN
     return found
