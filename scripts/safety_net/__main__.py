@@ -26,12 +26,16 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from safety_net.differences import FAILED, Accepted, Difference, differences
 from safety_net.items import ITEMS
+from safety_net.product import START
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 NET = ROOT / "tests" / "safety-net"
@@ -57,10 +61,10 @@ def main() -> int:
     if given.action == "item":
         return _item(names[0], given.scratch)
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(names, pool.map(_made, names), strict=True))
-    if given.action == "record":
-        return _record(found, given.net)
-    return _compare(found, given.net, most=sys.maxsize if given.all else _SHOWN)
+        found = zip(names, pool.map(_made, names), strict=True)
+        if given.action == "record":
+            return _record(found, given.net)
+        return _compare(found, given.net, most=sys.maxsize if given.all else _SHOWN)
 
 
 def _item(name: str, scratch: Path) -> int:
@@ -99,7 +103,19 @@ def _made(name: str) -> Any:
 
 def _environment(scratch: Path) -> dict[str, str]:
     """Return variables with nothing of the user's but what installs packages; folders are in *scratch*."""
-    kept = ("PATH", "PIP_", "UV_", "SSL_", "REQUESTS_", "HTTP", "http", "NO_PROXY", "no_proxy", "TMPDIR")
+    kept = (
+        "PATH",
+        "SAFETY_NET_",
+        "PIP_",
+        "UV_",
+        "SSL_",
+        "REQUESTS_",
+        "HTTP",
+        "http",
+        "NO_PROXY",
+        "no_proxy",
+        "TMPDIR",
+    )
     home = scratch / "home"
     home.mkdir()
     return {
@@ -114,25 +130,32 @@ def _environment(scratch: Path) -> dict[str, str]:
     }
 
 
-def _record(found: dict[str, Any], net: Path) -> int:
+def _record(found: Iterable[tuple[str, Any]], net: Path) -> int:
     net.mkdir(parents=True, exist_ok=True)
-    for name, value in found.items():
+    failed = 0
+    for name, value in found:
         if FAILED in value:
-            print(f"{name} is not recorded: {value[FAILED]}")
+            print(f"{name} is not recorded: {value[FAILED]}", flush=True)
+            failed += 1
             continue
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         path = net / f"{name}.json.xz"
         path.write_bytes(lzma.compress(text.encode(), preset=6))
-        print(f"{name}: {len(text)} bytes, {path.stat().st_size} compressed")
-    return int(any(FAILED in value for value in found.values()))
+        print(f"{name}: {len(text)} bytes, {path.stat().st_size} compressed", flush=True)
+    return int(failed > 0)
 
 
-def _compare(found: dict[str, Any], net: Path, *, most: int) -> int:
+def _compare(found: Iterable[tuple[str, Any]], net: Path, *, most: int) -> int:
     accepted = Accepted.read(net / "accepted.toml")
-    wrong = 0
-    for name, value in found.items():
+    wrong, items = 0, []
+    for name, value in found:
+        items.append(name)
         path = net / f"{name}.json.xz"
-        before = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
+        if not path.exists():
+            print(f"== {name}: there is no record of it; make one with the commit {START[:12]}", flush=True)
+            wrong += 1
+            continue
+        before = json.loads(lzma.decompress(path.read_bytes()))
         every = (
             [Difference(f"{name}/{FAILED}", "an item", " | ".join(reversed(value[FAILED].split("\n"))))]
             if FAILED in value
@@ -142,12 +165,12 @@ def _compare(found: dict[str, Any], net: Path, *, most: int) -> int:
         for one in left[:most]:
             print(one)
         more = f", {len(left) - most} more with --all" if len(left) > most else ""
-        print(f"== {name}: {len(left)} differences{more}, {len(every) - len(left)} accepted")
+        print(f"== {name}: {len(left)} differences{more}, {len(every) - len(left)} accepted", flush=True)
         wrong += len(left)
     for pattern, count in accepted.used.items():
         if count:
             print(f"accepted {count} of {pattern}: {accepted.reasons[pattern]}")
-    unused = accepted.unused(found)
+    unused = accepted.unused(items)
     for pattern in unused:
         print(f"accepted.toml: nothing matches {pattern}")
     return int(bool(wrong or unused))

@@ -137,39 +137,36 @@ def _of_tests(module: str) -> Any:
 # The builder -----------------------------------------------------------------------------------------------
 
 
-def merge_into_store(root: Path, series: str, platform: str) -> dict[str, dict[str, str]]:
-    """Run the steps of a native build up to the merge; return the unit keys where a toolchain is at hand.
-
-    Returns:
-        The key of each unit by extension and unit; nothing where the store has no toolchain.
-    """
+def merge_into_store(
+    root: Path, series: str, platform: str, extensions: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Run the steps of a native build up to the merge; return the keys of the units of *extensions*."""
     from sparkwright.native.build import configured
     from sparkwright.native.units import unit_key
     from sparkwright.pipeline import BuildOptions, open_job
-    from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
+    from sparkwright.pipeline.kernels import builder_of, inputs_of
     from sparkwright.pipeline.run import apply
     from sparkwright.pipeline.steps import steps_for
 
     os.environ.update(warm())
     options = BuildOptions(series=series, platform=platform, kernels="native", offline=True)
+    found: dict[str, dict[str, str]] = {}
     with open_job(root, options) as job:
         state = apply(job, until=lambda step: step.name == "merge")
-        for step in steps_for(job):
-            if step.name == "toolchain" and not step.find(job, state):
-                return {}
-        found: dict[str, dict[str, str]] = {}
-        for step in steps_for(job):
-            if not isinstance(step, CompileExtension) or (
-                step.find(job, state) and step.extension in state.stock_extensions
-            ):
-                continue
+        if extensions and not any(
+            step.name == "toolchain" and step.find(job, state) for step in steps_for(job)
+        ):
+            raise RuntimeError(
+                f"the store has no toolchain of series {series}: compile one unit with it first"
+            )
+        for extension in extensions:
             given = inputs_of(job, state)
             known = configured(builder_of(job), given)
-            found[step.extension] = {
+            found[extension] = {
                 unit.name: unit_key(unit, known.files, given.toolchain.key)
-                for unit in known.configuration.units_of(step.extension)
+                for unit in known.configuration.units_of(extension)
             }
-        return found
+    return found
 
 
 def audited(scratch: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -302,10 +299,11 @@ def recorded_runs(folder: Path) -> Path:
 def figures(run: Path) -> list[dict[str, Any]]:
     """Return the figures of every cell of the run in the folder *run*: those of its table, not rounded."""
     from sparkwright.verify.report import table
+    from sparkwright.verify.report.figures import cells
     from sparkwright.verify.results import load_run
 
     found = []
-    for cell in table.cells(load_run(run)):
+    for cell in cells(load_run(run)):
         values = {name: value(cell) for name, value in table._COLUMNS.items()}  # noqa: SLF001 - the table rounds
         found.append({name: None if value != value else value for name, value in values.items()})  # noqa: PLR0124 - NaN
     return found

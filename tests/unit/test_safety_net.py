@@ -43,9 +43,9 @@ def plant(value: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", items.ITEMS)
+@pytest.mark.parametrize("name", sorted(path.name.partition(".")[0] for path in net.NET.glob("*.json.xz")))
 def test_what_is_planted_into_a_record_is_named_and_nothing_else(name: str) -> None:
-    before = recorded(name)
+    before = dict([*recorded(name).items()][:2])
     after = copy.deepcopy(before)
     assert [*differences(name, before, after)] == []
     place = plant(after)
@@ -97,13 +97,13 @@ def test_what_is_listed_is_accepted_and_an_entry_for_nothing_is_an_error(tmp_pat
 
 
 def compared(folder: Path, value: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    status = net._compare({"codes": value}, folder, most=5)
+    status = net._compare([("codes", value)], folder, most=5)
     return status, capsys.readouterr().out
 
 
 def test_a_comparison_ends_by_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {"AError": 10, "BError": 11}
-    assert net._record({"codes": before}, tmp_path) == 0
+    assert net._record([("codes", before)], tmp_path) == 0
     assert compared(tmp_path, before, capsys) == (
         0,
         "codes: 25 bytes, 84 compressed\n== codes: 0 differences, 0 accepted\n",
@@ -126,7 +126,7 @@ def test_an_item_that_breaks_is_one_difference(
     monkeypatch.setitem(net.ITEMS, "codes", broken)
     net._item("codes", tmp_path)
     found = json.loads((tmp_path / "item.json").read_text())
-    assert net._record({"codes": found}, tmp_path) == 1
+    assert net._record([("codes", found)], tmp_path) == 1
     assert not (tmp_path / "codes.json.xz").exists(), "a failure is never the record"
     capsys.readouterr()
     status, said = compared(tmp_path, found, capsys)
