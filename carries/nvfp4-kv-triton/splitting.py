@@ -223,7 +223,15 @@ def odd() -> list[str]:
     """Numbers of segments, orders of columns, blocks and numbers of warps that are not those to be chosen."""
     import replay
 
-    return odd_numbers() + odd_choices() + odd_cache() + overrun() + odd_halves() + odd_blocks() + replay.odd_warps()
+    return (
+        odd_numbers()
+        + odd_choices()
+        + odd_cache()
+        + overrun()
+        + odd_halves()
+        + odd_blocks()
+        + replay.odd_warps()
+    )
 
 
 def odd_numbers() -> list[str]:

@@ -71,7 +71,9 @@ def commands(args: argparse.Namespace) -> list[dict[str, list[str]]]:
     }
     for share in range(SHARES):
         part = ["--share", f"{share}/{SHARES}"]
-        group |= {f"compile-{name}-{share}": [*one, "--part", "compile", *part] for name, one in timed.items()}
+        group |= {
+            f"compile-{name}-{share}": [*one, "--part", "compile", *part] for name, one in timed.items()
+        }
         group[f"compile-gaps-{share}"] = [*timed["now"], "--part", "compile", "--only", GAPS, *part]
         if library:
             group[f"fa2-{share}"] = [*timed["now"], "--part", "fa2", *library, *part]
