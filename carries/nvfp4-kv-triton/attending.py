@@ -45,6 +45,7 @@ class Shape(NamedTuple):
     cold: bool = False  # all scores are far below zero
     image: tuple[int, int] | None = None  # tokens, from and to, that see each other
     clamped: bool = False  # but no further back than the window
+    longest: int = 0  # query that a step names, where it is not the longest one
 
 
 # Between them: both layouts and block sizes, one tile and several, and every kind of attention.
@@ -216,7 +217,7 @@ def read(scene: Scene, query: torch.Tensor) -> torch.Tensor:
     partial = (len(query) * MOST_SEGMENTS if shape.segmented else 1, shape.heads)
     metadata = SimpleNamespace(
         num_actual_tokens=len(query),
-        max_query_len=max(shape.queries),
+        max_query_len=shape.longest or max(shape.queries),
         query_start_loc=starts.int(),
         max_seq_len=max(shape.lengths),
         seq_lens=torch.tensor(shape.lengths, dtype=torch.int32),

@@ -49,7 +49,10 @@ CASES = (
     (3, Shape(head_size=256, heads=2, kv_heads=2, queries=(1, 1), lengths=(70, 40), dtype=torch.float16)),
     (1, Shape(head_size=128, heads=8, kv_heads=1, queries=(1, 1), lengths=(70, 40), window=20)),
 )
-FOR_FAULTS = CASES[:4]
+# A graph that was captured with a token a request, and is replayed with other queries, as model runner V2 of
+# 0.24.0 does with `cudagraph_mode` FULL: no grid may rest on the longest query.
+REPLAYED = tuple((n, Shape(heads=8, queries=(9, 1, 6), lengths=(40, 33, 21), longest=1)) for n in (1, 3))
+FOR_FAULTS = (*CASES[:4], REPLAYED[0])
 # Read as on a Hopper card, in blocks of 128 rows of which 96 are queries.
 TALL = tuple(
     (n, Shape(head_size=256, heads=6, kv_heads=1, queries=(16,), lengths=(40,), dtype=torch.float16))
@@ -76,8 +79,26 @@ BATCHES = (
     (300, 1),
 )  # requests, queries of each
 MANY = 4000
-TILES_OF_40 = 3  # that a window of 40 tokens can touch
+SHORT, LONG = 256, 300  # windows: what is not split, and what is
+TILES_OF_LONG = 11  # that such a window can touch
+# Multiprocessors and the family of a card; heads of Q and of K, and their size; queries, a window; and by
+# requests the segments. Those of Hopper were the fastest, or nearly, of all from 1 to 64 on an H100.
+CHOSEN: tuple[tuple[tuple[int, int], tuple[int, int, int], int, int, dict[int, int]], ...] = (
+    ((132, 90), (24, 4, 256), 1, 0, {1: 64, 8: 12, 32: 3, 64: 3, 96: 2}),
+    ((132, 90), (24, 4, 256), 4, 0, {8: 4, 64: 2}),
+    ((132, 90), (64, 8, 64), 1, 0, {1: 64, 8: 10, 32: 5}),
+    ((132, 90), (64, 8, 64), 16, 0, {1: 24, 8: 3, 64: 1}),
+    ((132, 90), (64, 8, 64), 1, 128, {1: 1, 64: 1}),
+    ((132, 90), (32, 8, 128), 1, 0, {1: 64, 8: 8, 64: 2}),
+    ((132, 90), (32, 16, 256), 1, 1024, {8: 4, 64: 2}),
+    ((132, 90), (32, 4, 512), 1, 0, {8: 8, 64: 2}),
+    ((48, 120), (24, 4, 256), 1, 0, {1: 24, 8: 3, 64: 1}),
+    ((48, 120), (64, 8, 64), 1, 0, {8: 5}),
+    ((48, 120), (64, 8, 64), 4, 0, {4: 6}),
+)
 
+GRID = """        BLOCK_Q = BLOCK_M // num_queries_per_kv
+        total_num_q_blocks = q.shape[0] // BLOCK_Q + num_seqs"""
 EDGE = "loop_hi = tl.minimum(loop_lo + tiles_per_segment, loop_hi)"
 FAULTS = (
     Fault(kv, "output = tl.sum(output * factor[:, None], axis=0)", "output = tl.sum(output, axis=0)"),
@@ -96,6 +117,7 @@ FAULTS = (
         "query_abs_pos = context_len + query_pos[:, None]",
         "query_abs_pos = context_len + query_pos[:, None] + 1",
     ),
+    Fault(reader, GRID, GRID.replace("q.shape[0] // BLOCK_Q +", "triton.cdiv(max_seqlen_q, BLOCK_Q) *")),
     # Columns of Q, and of outputs with and without a split, in an order that is not that of a tile by halves.
     Fault(reader, "Q = nvfp4_halved(Q)", "Q = nvfp4_interleaved(Q)"),
     Fault(reader, "acc = nvfp4_interleaved(acc)", "acc += 0.0"),
@@ -156,7 +178,7 @@ def error(segments: int, shape: Shape, where: ModuleType = reader) -> float:
 
 def wrong() -> list[str]:
     """Cases that are not read as attention in float64 gives them."""
-    errors = {(segments, shape): error(segments, shape) for segments, shape in CASES}
+    errors = {(segments, shape): error(segments, shape) for segments, shape in (*CASES, *REPLAYED)}
     with mock.patch.object(kv, "_on_hopper", return_value=True):
         errors |= {(segments, shape): error(segments, shape) for segments, shape in TALL}
     return [
@@ -201,7 +223,15 @@ def odd() -> list[str]:
     """Numbers of segments, orders of columns, blocks and numbers of warps that are not those to be chosen."""
     import replay
 
-    return odd_numbers() + odd_cache() + overrun() + odd_halves() + odd_blocks() + replay.odd_warps()
+    return (
+        odd_numbers()
+        + odd_choices()
+        + odd_cache()
+        + overrun()
+        + odd_halves()
+        + odd_blocks()
+        + replay.odd_warps()
+    )
 
 
 def odd_numbers() -> list[str]:
@@ -224,15 +254,39 @@ def odd_numbers() -> list[str]:
                 found.append(f"buffers of {rows}, {maxima.numel()} and {sums.numel()} rows")
             for requests, queries in BATCHES:
                 blocks, taken = requests * -(-queries // 4) * 8, requests * queries * 32
-                whole, windowed = (
-                    kv.nvfp4_segments(rows, taken, blocks, 16, size, dtype, window) for window in (0, 40)
+                whole, short, windowed = (
+                    kv.nvfp4_segments(rows, taken, blocks, 16, size, dtype, window)
+                    for window in (0, SHORT, LONG)
                 )
                 room = min(max(1, rows // taken), kv.MAX_SEGMENTS)
                 least = 2 if blocks <= units and room > 1 else 1
                 most = room if queries < MANY else 1
-                if not least <= whole <= most or windowed > TILES_OF_40:
+                if not least <= whole <= most or short != 1 or windowed > TILES_OF_LONG:
                     batch = f"{requests} x {queries}, heads of {size}, {units} multiprocessors"
-                    found.append(f"{whole}, {windowed} in a window, for {batch}")
+                    found.append(f"{whole}, {short} and {windowed} in a window, for {batch}")
+    return found
+
+
+def odd_choices() -> list[str]:
+    """Batches that are split otherwise than as it was fastest, or as a card's multiprocessors hold blocks."""
+    found = []
+    for (units, family), (heads, kv_heads, size), queries, window, wanted in CHOSEN:
+        with mock.patch.object(kv, "current_platform", _Card(units, family)):
+            buffers = kv.nvfp4_segment_buffers(heads, size, torch.bfloat16, torch.device("meta"))
+            for requests, segments in wanted.items():
+                ratio = heads // kv_heads
+                rows, *_ = kv.nvfp4_launch_config(
+                    size, torch.bfloat16, ratio, queries, 16, has_window=window > 0
+                )
+                blocks = requests * -(-queries // (rows // ratio)) * kv_heads
+                taken = requests * queries * heads
+                kv.nvfp4_segments.cache_clear()
+                chosen = kv.nvfp4_segments(
+                    buffers[0].numel() // size, taken, blocks, rows, size, torch.bfloat16, window
+                )
+                if chosen != segments:
+                    batch = f"{requests} x {queries}, {heads}/{kv_heads} heads of {size}, window {window}"
+                    found.append(f"{chosen} for {segments}: {batch}, {units} multiprocessors")
     return found
 
 

@@ -63,23 +63,21 @@ def commands(args: argparse.Namespace) -> list[dict[str, list[str]]]:
     # Triton's loader tries an attribute that the driver refuses, and goes on: such calls are no findings.
     memcheck = [tool, "--tool", "memcheck", "--report-api-errors", "no"]
     small = [*memcheck, *timed["now"], "--part", "sanitize", "--segments"]
-    groups = [
-        {
-            "check": [*timed["now"], "--part", "check"],
-            "memcheck-7": [*small, "7"],
-            "memcheck-64": [*small, "64"],
-            "memcheck-planted": [*small, "64", "--planted"],
-        }
-    ]
-    # One share after the other: the caches of all of them at once are more than 80 GB.
+    group = {
+        "check": [*timed["now"], "--part", "check"],
+        "memcheck-7": [*small, "7"],
+        "memcheck-64": [*small, "64"],
+        "memcheck-planted": [*small, "64", "--planted"],
+    }
     for share in range(SHARES):
         part = ["--share", f"{share}/{SHARES}"]
-        group = {f"compile-{name}-{share}": [*one, "--part", "compile", *part] for name, one in timed.items()}
+        group |= {
+            f"compile-{name}-{share}": [*one, "--part", "compile", *part] for name, one in timed.items()
+        }
         group[f"compile-gaps-{share}"] = [*timed["now"], "--part", "compile", "--only", GAPS, *part]
         if library:
             group[f"fa2-{share}"] = [*timed["now"], "--part", "fa2", *library, *part]
-        groups.append(group)
-    return groups
+    return [group]
 
 
 def run(group: dict[str, list[str]], out: Path, began: float) -> int:
