@@ -26,16 +26,15 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from collections.abc import Iterable
 
 from safety_net.differences import FAILED, Accepted, Difference, differences
 from safety_net.items import ITEMS
 from safety_net.product import START
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 NET = ROOT / "tests" / "safety-net"
