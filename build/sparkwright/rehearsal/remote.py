@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkwright.distributed.cluster import Cluster, Workers
     from sparkwright.upstream import Access
 
-_EXPECTED_S, _EXPECTED_MIB = 180.0, 6144.0
+_EXPECTED_S, _EXPECTED_MIB = 180.0, 6144
 
 
 class RehearsalRequest(Model, frozen=True):

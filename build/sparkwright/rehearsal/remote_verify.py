@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkwright.distributed.cluster import Cluster
     from sparkwright.store import Store
 
-_EXPECTED_S, _EXPECTED_MIB = 3600.0, 4096.0
+_EXPECTED_S, _EXPECTED_MIB = 3600.0, 4096
 _FILES = ("wheel", "against", "recipe")
 _ENVIRONMENTS = "environments"
 
