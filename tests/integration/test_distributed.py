@@ -389,7 +389,7 @@ def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_pa
         hosts[0].install(extra=_SLOW)
         config = hosts[0].folder / "config" / "sparkwright"
         config.mkdir(parents=True)
-        (config / "store.toml").write_text("stall-s = 1.0\n")
+        (config / "store.toml").write_text("stall-s = 5.0\n")
         hosts[1].install(extra=_SLOW)
         home: Home = make_home(tmp_path / "home", url, hosts)
 

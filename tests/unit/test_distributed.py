@@ -251,7 +251,7 @@ def workers(client: Client, patience_s: float = 60.0) -> Workers:
     return Workers("here", client, patience_s)
 
 
-def task(*needs: str, mib: float = 1) -> Task:
+def task(*needs: str, mib: int = 1) -> Task:
     return Task("one", ("do",), needs=needs, seconds=1.0, mib=mib)
 
 

@@ -47,7 +47,7 @@ class Task(Model, frozen=True, kw_only=False):
     files: tuple[StoredFile, ...] = ()
     needs: tuple[str, ...] = ()
     seconds: float = 60.0
-    mib: float = 1024.0
+    mib: int = 1024
 
 
 class Done(Model, frozen=True, kw_only=False, tag="done"):

@@ -32,7 +32,7 @@ from sparkwright.rehearsal.tree import PACKAGE, release_tree
 from sparkwright.upstream import Access, fetch_artifact, open_source
 from sparkwright.upstream.given import GivenSource, GivenTree
 
-_EXPECTED_S, _EXPECTED_MIB = 180.0, 6144.0
+_EXPECTED_S, _EXPECTED_MIB = 180.0, 6144
 
 
 class RehearsalRequest(Model, frozen=True):

@@ -36,7 +36,7 @@ from sparkwright.upstream import Access
 
 ResultT = TypeVar("ResultT")
 _PACKAGE = "vllm"
-_COMMAND_S, _COMMAND_MIB = 60.0, 2048.0
+_COMMAND_S, _COMMAND_MIB = 60.0, 2048
 _PROBE_S = 10.0
 
 
@@ -176,7 +176,7 @@ class Machines:
         return rehearse_remotely(self.cluster, job, report, options, self._workers)
 
     def _task(
-        self, access: Access, request: StepRequest, sent: Sequence[StoredFile], *, seconds: float, mib: float
+        self, access: Access, request: StepRequest, sent: Sequence[StoredFile], *, seconds: float, mib: int
     ) -> Task:
         return Task(
             name=f"step-{digest_of(to_builtins(request))[:12]}",

@@ -26,7 +26,7 @@ from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results, load_run, write_results
 from sparkwright.verify.runner import run_verification
 
-_EXPECTED_S, _EXPECTED_MIB = 3600.0, 4096.0
+_EXPECTED_S, _EXPECTED_MIB = 3600.0, 4096
 _FILES = ("wheel", "against", "recipe")
 
 
