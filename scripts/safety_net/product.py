@@ -120,7 +120,8 @@ def plain(value: Any, scratch: Path) -> Any:
     if not isinstance(value, str):
         return value
     places = {
-        str(scratch): "SCRATCH", sys.executable: "PYTHON", os.environ["SAFETY_NET_STORE"]: "STORE",
+        str(scratch): "SCRATCH", str(scratch)[1:]: "SCRATCH", sys.executable: "PYTHON",
+        os.environ["SAFETY_NET_STORE"]: "STORE",
         sys.prefix: "PREFIX", str(ROOT): "ROOT",
     }  # fmt: skip
     for place, name in places.items():

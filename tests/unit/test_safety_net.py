@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from safety_net import __main__ as net
 from safety_net import items
-from safety_net.differences import Accepted, Difference, differences
+from safety_net.differences import _NAMES, Accepted, Difference, differences
 from safety_net.product import plain
 
 SCRIPTS = net.ROOT / "scripts"
@@ -27,8 +27,8 @@ def recorded(name: str) -> Any:
 
 
 def plant(value: Any) -> str:
-    """Change the first value in *value* that is no container; return the name that it has there."""
-    keys = sorted(value) if isinstance(value, dict) else range(len(value))
+    """Change the first value in *value* that is no container and names no entry; return its name."""
+    keys = sorted({*value} - {*_NAMES}) if isinstance(value, dict) else range(len(value))
     for key in keys:
         below = value[key]
         if isinstance(below, (dict, list)):
@@ -128,6 +128,7 @@ def test_an_item_that_breaks_is_one_difference(
     found = json.loads((tmp_path / "item.json").read_text())
     assert net._record([("codes", found)], tmp_path) == 1
     assert not (tmp_path / "codes.json.xz").exists(), "a failure is never the record"
+    net._record([("codes", {"AError": 10})], tmp_path)
     capsys.readouterr()
     status, said = compared(tmp_path, found, capsys)
     assert status == 1
