@@ -57,12 +57,13 @@ class RemoteClient:
 
     def __init__(self, settings: RemoteSettings) -> None:
         try:
+            import cryptography.exceptions  # noqa: F401 - records are signed
             import obstore
             import obstore.store
         except ImportError as error:
             raise ToolError(
                 f"the remote store {settings.url} cannot be used",
-                because="obstore is not installed",
+                because=f"{str(error.name).partition('.')[0]} is not installed",
                 next_step="pip install 'sparkwright[remote]'",
             ) from error
         self._settings, self._obstore, self._stores = settings, obstore, obstore.store
