@@ -176,8 +176,8 @@ def write_models(cache: Path) -> None:
 def starts(scratch: Path) -> dict[str, Any]:
     """`preflight` and `serve --dry-run` as JSON: every recipe, use and series on six simulated machines.
 
-    Left out: folders, and this machine's network interfaces. The store is empty, the network off; models are
-    headers with holes.
+    Left out: folders, keys of environments, and this machine's network interfaces. The store is empty, the
+    network off; models are headers with holes.
     """
     write_models(scratch / "hub")
     wheels = {
@@ -214,12 +214,14 @@ def _on_host(task: tuple[str, Path, Path, dict[str, Path], dict[str, list[str]]]
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(_INTERFACES.sub(r'\1(interfaces)",', text))
+        value = json.loads(_INTERFACES.sub(r'\1(interfaces)",', _ENVIRONMENT.sub("environments/KEY/", text)))
     except ValueError:
         return {"said": text}
     return value if isinstance(value, dict) else {"value": value}
 
 
+# An environment's key depends on this Python, and on folders.
+_ENVIRONMENT = re.compile(r"environments/[0-9a-f]{16}/")
 _INTERFACES = re.compile(r"(Gb/s or more: ).*")
 
 

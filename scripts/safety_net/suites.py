@@ -39,18 +39,30 @@ def faults(scratch: Path) -> dict[str, Any]:
 
 
 def judged(scratch: Path) -> dict[str, Any]:
-    """Verdicts and figures of eleven recorded runs, judged again from their exchanges: `verify --resume`.
+    """Verdicts and figures of ten recorded runs, judged again from their exchanges: `verify --resume`.
 
     Left out: how long the judging took, and digests of report files.
     """
     found = {}
     for run in sorted(product.recorded_runs(scratch / "runs").iterdir()):
+        journal = run / "journal.jsonl"
+        seen = _measured(journal)
         told = call("verify", "--resume", run, "--quiet", "--json", folder=scratch).json
         for name in ("files", "duration"):
             told.pop(name, None)
         told.get("run", {}).pop("seconds", None)
-        found[run.name] = plain({"told": told, "cells": product.figures(run)}, scratch)
+        found[run.name] = plain(
+            {"told": told, "cells": product.figures(run), "measured again": _measured(journal) - seen},
+            scratch,
+        )
     return found
+
+
+def _measured(journal: Path) -> int:
+    """Return the number of servers and cells in *journal*: judging again adds none."""
+    return sum(
+        line.startswith(('{"kind":"boot"', '{"kind":"cell"')) for line in journal.open(encoding="utf-8")
+    )
 
 
 def attacks(scratch: Path) -> dict[str, Any]:
