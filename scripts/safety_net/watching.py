@@ -47,5 +47,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish() -> None:
     """Write what was noted."""
-    found = {name: " ".join([one, *_caught.get(name, [])]) for name, one in _outcomes.items()}
+    found = {name: " ".join([one, *dict.fromkeys(_caught.get(name, []))]) for name, one in _outcomes.items()}
     Path(os.environ["SAFETY_NET_ATTACKS"]).write_text(json.dumps(found), encoding="utf-8")
