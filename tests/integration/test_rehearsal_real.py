@@ -16,6 +16,7 @@ from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import RehearsalOptions, RehearsalResult, rehearse
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
+from sparkwright.verify.verifier import VERIFIER
 
 ROOT = Path(__file__).parents[2]
 SAMPLER = "vllm/v1/sample/sampler.py"
@@ -52,7 +53,7 @@ def merged(job: Job) -> MergeReport:
 def rehearsed(job: Job, merged: MergeReport, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
     folder = tmp_path_factory.mktemp("rehearsal") / "merged"
     options = RehearsalOptions(checks=CHECKS, out=folder, against_pristine=False)
-    return Rehearsed(job, merged, folder, rehearse(job, merged, options))
+    return Rehearsed(job, merged, folder, rehearse(job, merged, VERIFIER, options))
 
 
 def with_another_file(job: Job, report: MergeReport, path: str, data: bytes) -> MergeReport:
@@ -76,7 +77,7 @@ def test_the_patchset_passes(rehearsed: Rehearsed) -> None:
 @pytest.mark.walk  # a minute of bursts; as on the simulator, in test_verify_faults.py
 def test_no_burst_breaks_the_patchset(job: Job, merged: MergeReport, tmp_path: Path) -> None:
     options = RehearsalOptions(checks=("crash",), out=tmp_path / "out", against_pristine=False)
-    (crash,) = rehearse(job, merged, options).checks
+    (crash,) = rehearse(job, merged, VERIFIER, options).checks
     assert (crash.name, crash.verdict) == ("crash", "passed"), crash.detail
 
 
@@ -96,7 +97,7 @@ def test_a_carry_that_spoils_sampling_fails(
     planted = source + f"\n\nSampler.greedy_sample = staticmethod(lambda logits: {greedy})\n".encode()
     spoiled = with_another_file(job, merged, SAMPLER, planted)
     options = RehearsalOptions(checks=("coherence",), out=tmp_path / "out", against_pristine=False)
-    (coherence,) = rehearse(job, spoiled, options).checks
+    (coherence,) = rehearse(job, spoiled, VERIFIER, options).checks
     assert (coherence.name, coherence.verdict) == ("coherence", "failed")
     assert coherence.signature == f"coherence: {finding}"
 

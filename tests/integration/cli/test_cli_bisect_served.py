@@ -17,6 +17,7 @@ from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from test_cli_bisect import culprits
 from world import World, wait_until
 
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import BisectionError, ClusterError, ConfigError
 
 pytest_plugins = "cluster_fixtures"
@@ -29,10 +30,13 @@ TIMED = {"speed": 4, "requests": 3, "tokens": 24}
 def reachable(world: World) -> World:
     """A world without carries whose releases can be served."""
     world.environment["UV_DEFAULT_INDEX"] = world.index.url
-    world.index.add(*torch_wheel())
+    torch, data = torch_wheel()
+    world.index.add(torch, data)
     world.list_carries([])
     shutil.rmtree(world.root / "carries")
     world.pin(served_release())
+    locked = f"torch=={torch.split('-')[1]} --hash=sha256:{sha256_bytes(data)}\n"
+    (world.root / "patchsets" / f"1.2-{MACHINE}.requirements.txt").write_text(locked)
     harmless(world, 0)
     commit(world, "good")
     return world

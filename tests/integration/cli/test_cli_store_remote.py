@@ -209,6 +209,6 @@ class TestCredentials:
 
 
 def test_help_needs_none_of_it(world: World) -> None:
-    script = "import sys; import sparkwright.cli.session; sys.exit('sparkwright.store.remote' in sys.modules)"
+    script = "import sys; import sparkwright.cli.session as _; sys.exit('obstore' in sys.modules)"
     child = world.start(script=script)
     assert finish(child).status == 0, sys.version
