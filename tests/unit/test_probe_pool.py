@@ -126,7 +126,7 @@ def test_a_run_that_passes_its_limits_is_killed_with_all_that_it_started(
     proof = case.prover.prove(replace(carry, spec=spec), [CACHE])
     assert proof.verdict is ProbeVerdict.BROKEN
     assert str(most) in proof.merged.message
-    if note.exists():
+    if note.exists() and note.read_text():  # it may be killed before it writes
         assert not running(int(note.read_text()))
 
 
