@@ -8,16 +8,12 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
+from subsets_kit import prefixes, telling_subsets
 
 from sparkwright.base.errors import ToolError
+from sparkwright.carries.patchset import closure
 from sparkwright.git import TreeEntry
-from sparkwright.merge import (
-    OutcomeKind,
-    closure,
-    merge_patchset,
-    prefixes,
-    telling_subsets,
-)
+from sparkwright.merge import OutcomeKind, merge_patchset
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources

@@ -11,7 +11,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sparkwright.serve.preflight.safetensors import BITS
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Bits of a value, by the format's name of its type."""
+
 
 QWEN_27B = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],

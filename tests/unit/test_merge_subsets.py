@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import VERSION, make_tree, write_carry, write_diff
+from subsets_kit import Part, closed_subsets, prefixes, telling_subsets
 
 from sparkwright.carries import Carry, load_carry
+from sparkwright.carries.patchset import closure
 from sparkwright.git import Repository
 from sparkwright.merge import MergeRequest, merge_patchset
-from sparkwright.merge.subsets import Part, closed_subsets, closure, prefixes, telling_subsets
 
 NEXT = "1.1.0"
 CODE, OTHER = "vllm/cache.py", "vllm/other.py"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import report_kit
 from click.testing import CliRunner
+from report_kit import all_charts
 from verify_kit import Server, context, profile, run
 
 from sparkwright.cli.verify_history import command
@@ -18,7 +19,6 @@ from sparkwright.engine.observations import HostSample
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.history import past_runs, read_past
 from sparkwright.verify.report import render_html
-from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.results import write_report
 from sparkwright.verify.run import Run
 

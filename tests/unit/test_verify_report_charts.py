@@ -16,10 +16,10 @@ import report_kit
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import Recorder
+from report_kit import all_charts
 
 from sparkwright.base.page import STYLES
 from sparkwright.verify.report import vega
-from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.figures import moments
 from sparkwright.verify.report.html import TEMPLATES
 from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, logarithmic, spread

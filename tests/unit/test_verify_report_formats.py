@@ -16,12 +16,12 @@ import report_kit
 import verify_kit
 from hypothesis import given
 from hypothesis import strategies as st
+from report_kit import all_charts
 
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.report import render_html, render_junit
-from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.text import number

@@ -11,7 +11,7 @@ all carries, and what differs from the newest one is a working state, which has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -302,3 +302,17 @@ def _refuse_cycles(carries: Sequence[Carry], known: dict[str, Carry]) -> None:
 
     for carry in carries:
         visit(carry.name, ())
+
+
+def closure(wanted: Collection[str], carries: Sequence[Carry]) -> tuple[Carry, ...]:
+    """Return those of *carries* that are called one of *wanted*, with all that they require, in order.
+
+    Args:
+        wanted: names.
+        carries: in a valid order: each after what it requires.
+    """
+    names = set(wanted)
+    for carry in reversed(carries):
+        if carry.name in names:
+            names.update(carry.spec.requires)
+    return tuple(carry for carry in carries if carry.name in names)

@@ -3,8 +3,7 @@
 `engine` is the whole of it read top to bottom; `prepare` finds each carry's base and change,
 `landing` merges one of them, `shipped` looks for what no wheel can hold, `sources` does the same to
 a dependency's tree, `absorb` looks for it upstream, `hazards` looks for merges that are clean and
-wrong, `report` holds the outcomes, and `subsets` names the parts of a patchset that can be merged
-without the rest.
+wrong, and `report` holds the outcomes.
 """
 
 from sparkwright.merge.absorb import History
@@ -12,7 +11,6 @@ from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.prepare import BaseFinder
 from sparkwright.merge.report import Hazard, MergedSource, MergeReport, Outcome, OutcomeKind
 from sparkwright.merge.sources import apply_to_source
-from sparkwright.merge.subsets import closed_subsets, closure, prefixes, telling_subsets
 
 __all__ = [
     "BaseFinder",
@@ -24,9 +22,5 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "apply_to_source",
-    "closed_subsets",
-    "closure",
     "merge_patchset",
-    "prefixes",
-    "telling_subsets",
 ]

@@ -14,7 +14,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.carries import Carry
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind, closure, merge_patchset
+from sparkwright.carries.patchset import closure
+from sparkwright.merge import MergeReport, Outcome, OutcomeKind, merge_patchset
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.prepare import Preparation, prepare
 from sparkwright.merge.trial import Trial

@@ -96,7 +96,7 @@ def restricted(spec: ResolvedSpec, names: tuple[str, ...]) -> ResolvedSpec:
     Raises:
         UnknownNameError: neither it nor its patchset has a carry of that name.
     """
-    from sparkwright.merge import closure
+    from sparkwright.carries.patchset import closure
 
     known = [carry.name for carry in spec.carries]
     for name in names:

@@ -11,16 +11,11 @@ from pkgutil import iter_modules
 from sparkwright.verify.report.charts.chart import Chart
 from sparkwright.verify.run import Run
 
-__all__ = ["Chart", "all_charts", "charts_by_check"]
-
-
-def all_charts(run: Run) -> tuple[Chart, ...]:
-    """Return every chart for which *run* has figures, in the order of the page."""
-    return tuple(chart for _, chart in charts_by_check(run))
+__all__ = ["Chart", "charts_by_check"]
 
 
 def charts_by_check(run: Run) -> list[tuple[str, Chart]]:
-    """Return `all_charts`, each with the name of its check."""
+    """Return each chart for which *run* has figures with the name of its check, in the order of the page."""
     modules = {module.name: import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)}
     makers = [(name, module) for name, module in modules.items() if hasattr(module, "charts")]
     makers.sort(key=lambda one: one[1].ORDER)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sparkwright.carries import Carry
+from sparkwright.carries.patchset import closure
 
 Part = tuple["Carry", ...]
 
@@ -21,20 +22,6 @@ def prefixes(carries: Sequence[Carry]) -> Iterator[Part]:
         carries: in a valid order: each after what it requires, so that every prefix is closed.
     """
     return (tuple(carries[:length]) for length in range(1, len(carries) + 1))
-
-
-def closure(wanted: Collection[str], carries: Sequence[Carry]) -> Part:
-    """Return those of *carries* that are called one of *wanted*, with all that they require, in order.
-
-    Args:
-        wanted: names.
-        carries: in a valid order: each after what it requires.
-    """
-    names = set(wanted)
-    for carry in reversed(carries):
-        if carry.name in names:
-            names.update(carry.spec.requires)
-    return tuple(carry for carry in carries if carry.name in names)
 
 
 def closed_subsets(carries: Sequence[Carry]) -> Iterator[Part]:
