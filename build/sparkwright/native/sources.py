@@ -86,8 +86,8 @@ def gather_sources(
     """Return the sources called *wanted*, fetched where they are missing; all of the lock's by default.
 
     The user's local copy, the store, a package and the git remote are tried in this order, and only the tree
-    that the lock pins is accepted. If none of them has it, the tree of the lock's candidate is taken, provided
-    that the local copy or the store has that one.
+    that the lock pins is accepted. If none of them has it, the tree of the lock's candidate is taken if the
+    local copy or the store has that one.
 
     Args:
         lock: the pin with its ``[native]`` tables.

@@ -63,7 +63,9 @@ class GatherSources:
             without_network = replace(job.access, settings=replace(job.access.settings, offline=True))
             found = {
                 # One that is here by now is the pin: a reason would make it a candidate.
-                name: msgspec.structs.replace(source, missing=source.missing and missing.get(name, source.missing))
+                name: msgspec.structs.replace(
+                    source, missing=source.missing and missing.get(name, source.missing)
+                )
                 for name, source in gather_sources(lock, without_network).items()
             }
         if found is None or (job.options.require_native and _lost(_pin(job), found)):

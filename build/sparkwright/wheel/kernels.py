@@ -107,7 +107,7 @@ class KernelsRecord(Model, frozen=True):
 
     @property
     def attested(self) -> dict[str, str]:
-        """Members compiled from a candidate instead of the pinned source, each with its attestation in words."""
+        """The attestation, in words, of each member that was compiled from a candidate."""
         return {member: one.because for member, one in self.compiled.items() if one.because}
 
 
