@@ -2,8 +2,9 @@
 
 Reads carries/NAME/mutations.toml. Each entry replaces one text in the merged tree of a series, and the
 carry's probe runs on the result: it must fail or break, unless the entry says in ``equal`` why nothing
-observable changes. A probe that is stopped at its limit of time or memory has not noticed anything, and a
-carry without mutations of the series is an error, but for those that change how kernels are compiled.
+observable changes. A probe that is stopped at its limit of time or memory has not noticed anything, nor has
+one whose tree changed while it ran. A carry without mutations of the series is an error, but for those that
+change how kernels are compiled. One run at a time uses a store.
 
     python scripts/mutations.py [--carry NAME …] [--series 0.24 …]
 """
@@ -21,6 +22,7 @@ from textwrap import shorten
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.base.events import Event, subscribe
 from sparkwright.carries import Carry
 from sparkwright.git import TreeEntry
 from sparkwright.merge import MergeReport, merge_patchset
@@ -77,19 +79,22 @@ class Result:
     def noticed(self) -> bool:
         """Return True if the probe passes on the merged tree, and fails or breaks on the mutated one."""
         without, mutated = self.proof.pristine, self.proof.merged
-        return without.verdict == "passes" and mutated.verdict != "passes" and not mutated.stopped
+        judged = not (mutated.stopped or mutated.disturbed)
+        return without.verdict == "passes" and mutated.verdict != "passes" and judged
 
     @property
     def word(self) -> str:
         """Return what became of it.
 
         *unjudged*: the probe does not pass on the merged tree itself. *limit*: it was stopped on the mutated
-        one, which may as well be the machine's load.
+        one, which may as well be the machine's load. *disturbed*: the mutated tree changed while it ran.
         """
         if self.proof.pristine.verdict != "passes":
             return "unjudged"
         if self.proof.merged.stopped:
             return "limit"
+        if self.proof.merged.disturbed:
+            return "disturbed"
         if self.mutation.equal:
             return "noticed, not equal" if self.noticed else "equal"
         return "noticed" if self.noticed else "survived"
@@ -97,7 +102,7 @@ class Result:
     @property
     def line(self) -> str:
         """Return one line about it."""
-        found = self.noticed or self.word == "limit"
+        found = self.noticed or self.word in {"limit", "disturbed"}
         message = self.proof.merged.message if found else self.mutation.equal
         said = (message.strip().splitlines() or [""])[-1 if self.proof.merged.verdict == "error" else 0]
         told = f" ({shorten(said, _SHOWN)})" if said else ""
@@ -138,7 +143,7 @@ def main() -> int:
     results: list[Result | Unbroken] = []
     try:
         for series in args.series:
-            with open_job(ROOT, BuildOptions(series=series)) as job:
+            with open_job(ROOT, BuildOptions(series=series)) as job, subscribe(_say_waiting):
                 for result in mutate(job, series, args.carry):
                     if isinstance(result, Result):
                         print(result.line, flush=True)
@@ -150,10 +155,18 @@ def main() -> int:
     return 0 if results and all(result.word in _PASSED for result in results) else 1
 
 
+def _say_waiting(event: Event) -> None:
+    if event.kind == "lock.waiting":
+        print(f"waiting for another run, which uses {event.data['what']}", file=sys.stderr)
+
+
 def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result | Unbroken]:
     """Yield the carries in *job*, or of *names*, without mutations, and what probes find of each mutation.
 
+    A second run on the same store waits: each removes the mutated trees that it has judged.
+
     Raises:
+        BusyError: another run holds the store for longer than an hour.
         CarryConflictError: a carry does not merge.
         ConfigError: a file of mutations is damaged, or its text does not occur once in the merged tree.
     """
@@ -181,19 +194,20 @@ def mutate(job: Job, series: str, names: Sequence[str] = ()) -> Iterator[Result 
         left.discard(tree)
         return Result(series, carry.name, mutation, proof)
 
-    try:
-        with ProbePool(job.store, most=2) as pool:
-            prover = replace(job.prover(report), pristine=report.tree, pool=pool)
-            for carry, mutation, tree in trees:
-                left.add(tree)
-                begun.append((carry, mutation, tree, begin(prover, tree, report, carry)))
-                if len(begun) == _BEGUN:
+    with job.store.lock("mutations", f"mutated trees in {job.store.home}"):
+        try:
+            with ProbePool(job.store, most=2) as pool:
+                prover = replace(job.prover(report), pristine=report.tree, pool=pool)
+                for carry, mutation, tree in trees:
+                    left.add(tree)
+                    begun.append((carry, mutation, tree, begin(prover, tree, report, carry)))
+                    if len(begun) == _BEGUN:
+                        yield end()
+                while begun:
                     yield end()
-            while begun:
-                yield end()
-    finally:  # when the pool's runs are over, which import from them
-        for tree in left:
-            forget_tree(job, tree)
+        finally:  # when the pool's runs are over, which import from them
+            for tree in left:
+                forget_tree(job, tree)
 
 
 def begin(prover: Prover, tree: str, report: MergeReport, carry: Carry) -> Callable[[], Proof]:

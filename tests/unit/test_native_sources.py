@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,7 +15,8 @@ from upstream_kit import make_access
 
 from sparkwright.base.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
 from sparkwright.lock.native import Candidate, SourcePin
-from sparkwright.native.sources import find_sources, gather_sources
+from sparkwright.native.sources import find_sources, gather_sources, keep_source, read_copy
+from sparkwright.pipeline.kernels import GatherSources
 
 pytest_plugins = ["package_access"]
 
@@ -266,6 +268,30 @@ def test_another_tree_than_the_candidates_is_refused(lock, access, candidate, ol
     with pytest.raises(DigestError, match=f"{candidate.tree}, not {'e' * 40}") as caught:
         cutlass(pin(lock, None, candidate=other), access, older)
     assert "check out v4.4.1 there" in caught.value.next_step
+
+
+def test_a_pin_that_arrived_meanwhile_is_no_candidate(lock, access, tree, tmp_path):
+    """Within the hour in which what is still missing is not asked for again."""
+    gone = SourcePin(ref="v1", tree="f" * 40, paths=PATHS, repository=(tmp_path / "gone").as_uri())
+    wanted = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
+    sources = {**wanted.native.sources, "quack": gone}
+    wanted = with_native(wanted, msgspec.structs.replace(wanted.native, sources=sources))
+    options = SimpleNamespace(require_native=False)
+    job = SimpleNamespace(
+        spec=SimpleNamespace(lock=wanted),
+        native=wanted.native,
+        access=access,
+        store=access.store,
+        options=options,
+    )
+    first, later = SimpleNamespace(), SimpleNamespace()
+    GatherSources().make(job, first)
+    assert not first.sources["cutlass"].at_hand
+    assert keep_source(access, read_copy(write(tmp_path / "copy", FILES), PATHS), "a copy") == tree
+    assert GatherSources().find(job, later)
+    assert later.sources["cutlass"].missing == ""
+    assert not later.sources["cutlass"].is_candidate
+    assert later.sources["quack"].missing == first.sources["quack"].missing
 
 
 # Stand-ins, the lock --------------------------------------------------------------

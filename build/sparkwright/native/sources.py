@@ -85,8 +85,9 @@ def gather_sources(
 ) -> dict[str, SourceTree]:
     """Return the sources called *wanted*, fetched where they are missing; all of the lock's by default.
 
-    The first origin that has it is used: the user's local copy, the store, a package, the git remote. The
-    result has to be the lock's tree; where none has it, that of the lock's candidate, if it is at hand.
+    The user's local copy, the store, a package and the git remote are tried in this order, and only the tree
+    that the lock pins is accepted. If none of them has it, the tree of the lock's candidate is taken if the
+    local copy or the store has that one.
 
     Args:
         lock: the pin with its ``[native]`` tables.

@@ -62,7 +62,10 @@ class GatherSources:
             # The sources that the store holds, and the earlier reasons for the others.
             without_network = replace(job.access, settings=replace(job.access.settings, offline=True))
             found = {
-                name: msgspec.structs.replace(source, missing=missing.get(name, source.missing))
+                # One that is here by now is the pin: a reason would make it a candidate.
+                name: msgspec.structs.replace(
+                    source, missing=source.missing and missing.get(name, source.missing)
+                )
                 for name, source in gather_sources(lock, without_network).items()
             }
         if found is None or (job.options.require_native and _lost(_pin(job), found)):

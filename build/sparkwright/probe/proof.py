@@ -24,6 +24,7 @@ from sparkwright.store import storing, write_atomically
 
 PROOF_FORMAT = 1
 STOPPED = "it was stopped: "  # what the message of a run begins with that was killed at a limit
+DISTURBED = "it wrote to the tree under test"  # the message of a run during which its tree changed
 _FOLDER = "proofs"
 
 
@@ -64,6 +65,11 @@ class ProbeRun(Model, frozen=True):
     def stopped(self) -> bool:
         """Return True for a run that was killed at its limit of time or memory: it judges no tree."""
         return self.verdict == "error" and self.message.startswith(STOPPED)
+
+    @property
+    def disturbed(self) -> bool:
+        """Return True for a run whose tree changed meanwhile, by the probe or by another run."""
+        return self.verdict == "error" and self.message == DISTURBED
 
 
 class Proof(Model, frozen=True):

@@ -18,7 +18,7 @@ from sparkwright.base.config import Model, decode_json
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec
 from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
-from sparkwright.probe.proof import STOPPED, ProbeRun
+from sparkwright.probe.proof import DISTURBED, STOPPED, ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME, ProbeInput
 from sparkwright.probe.trees import fingerprint, forget_bytecode
 from sparkwright.store import Store, remove_tree
@@ -131,7 +131,7 @@ def run_probe(
         except msgspec.MsgspecError as error:
             return _error(f"its report is damaged: {error}")
     if fingerprint(tree) != before:
-        return _error("it wrote to the tree under test")
+        return _error(DISTURBED)
     run = ProbeRun(verdict=found.verdict, message=_short(found.message, tree))
     return ProbeReport(run, frozenset(found.loaded), found.seconds)
 

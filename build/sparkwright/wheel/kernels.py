@@ -27,8 +27,8 @@ class BinaryKernels(Model, frozen=True):
         kernels: ``compiled`` for a natively built one, ``upstream`` for one out of upstream's wheel.
         key: the native key of a compiled one.
         asked: number of its units that are compiled for each device code: ``sm_121a``, ``compute_89``.
-        because: the reason to use upstream's although native inputs may have changed; of a compiled one,
-            what attests sources that are not the pinned ones.
+        because: the reason to use upstream's although native inputs may have changed; of a compiled
+            one, the attestation of a candidate that stood in for a pinned source.
     """
 
     member: str
@@ -107,7 +107,7 @@ class KernelsRecord(Model, frozen=True):
 
     @property
     def attested(self) -> dict[str, str]:
-        """What attests the sources of compiled binaries that are not the pinned ones, by member."""
+        """The attestation, in words, of each member that was compiled from a candidate."""
         return {member: one.because for member, one in self.compiled.items() if one.because}
 
 
@@ -128,7 +128,7 @@ def kernels_record(
         toolchain: key of the toolchain.
         compiled: the extensions compiled here, by member.
         upstream: the reason that each other binary is upstream's, by member.
-        attested: what attests compiled extensions whose sources are not the pinned ones, by member.
+        attested: the attestation of each extension that was compiled from a candidate, by member.
         left_out: the binaries that `plan_slim` leaves out.
         packages: SHA-256 of the toolchain's packages by file name.
     """

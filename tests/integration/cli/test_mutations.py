@@ -12,6 +12,7 @@ from tiny_release import CLAMPED
 from world import CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ConfigError
+from sparkwright.base.events import Event, subscribe
 from sparkwright.pipeline import open_job
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutations.py"
@@ -82,6 +83,33 @@ def test_an_interrupted_run_leaves_no_mutated_tree(
         assert len(laid_out() - others) == 2
         running.close()
     assert laid_out() == others
+
+
+def test_a_second_run_waits_for_the_first(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each removes mutated trees, which the other would read."""
+    first = world.store.lock("mutations", "the trees")
+
+    def end_the_first(event: Event) -> None:
+        script._say_waiting(event)
+        if event.kind == "lock.waiting":
+            first.__exit__(None, None, None)
+
+    first.__enter__()
+    with subscribe(end_the_first):
+        [result] = mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
+    assert result.word == "noticed"
+    assert capsys.readouterr().err.startswith("waiting for another run, which uses mutated trees")
+
+
+def test_a_tree_that_changes_while_its_probe_runs_was_not_noticed(
+    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = "__import__('os').chmod(__file__[:-9], 0o755) or open(__file__ + 'x', 'w')"
+    [result] = mutate(script, world, monkeypatch, entry("writes", "min(value, LIMIT)", f"{made} and value"))
+    assert (result.word, result.noticed) == ("disturbed", False)
+    assert "it wrote to the tree under test" in result.line
 
 
 @pytest.mark.parametrize(
