@@ -39,7 +39,6 @@ class Event:
 
 
 _LOG = logging.getLogger("sparkwright")
-Sink = "Callable[[Event], None]"
 _sinks: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("sinks", default=())
 
 

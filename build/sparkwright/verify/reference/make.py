@@ -28,7 +28,6 @@ TOKENS = 64
 """Tokens of each answer."""
 LEVELS = (1, 8)
 """Requests at a time: of the answers, and of those that show how far a server is from itself."""
-LEAST_PROMPTS = 12
 _LONG_TOKENS = (600, 1200, 2400)
 _MARGIN = 1.3  # documents are sized by an estimate
 _UNKNOWN_LENGTH = 4096
