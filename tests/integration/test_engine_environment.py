@@ -21,8 +21,8 @@ from sparkwright.engine.environment import (
     prepare,
     wheel_requirements,
 )
+from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
-from sparkwright.engine.server import find_installed
 from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.index import describe
@@ -117,7 +117,7 @@ def test_it_installs_exactly_what_is_locked_and_once(
     sources = Sources(store, patchsets)
     installed = prepare(wheel, RECIPE, sources, offline=True)
     assert installed.requirements.runtime == read_runtime(next(patchsets.iterdir())).digest
-    assert find_installed(installed.python).version == "0.24.0+spark.1"
+    assert read_installed(installed.python).version == "0.24.0+spark.1"
     packages = next(installed.python.parents[1].glob("lib/python*/site-packages"))
     assert sorted(path.name for path in packages.glob("*.dist-info")) == [
         "alpha-1.5.dist-info", "beta-2.0.dist-info", "gamma-1.0.dist-info", "vllm-0.24.0+spark.1.dist-info",
@@ -199,7 +199,7 @@ def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> Non
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: prepare(wheel, RECIPE, sources, offline=True), range(2)))
     assert found[0].python == found[1].python
-    assert find_installed(found[0].python).version == "0.24.0+spark.1"
+    assert read_installed(found[0].python).version == "0.24.0+spark.1"
     assert len(list(store.environments.glob("*/pyvenv.cfg"))) == 1
 
 

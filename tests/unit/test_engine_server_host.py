@@ -14,10 +14,9 @@ import pytest
 
 from sparkwright.base.card import _memory_total_gib, card_capability, card_memory_gib
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
+from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import host
 from sparkwright.engine.server.environment import (
-    Installed,
-    find_installed,
     prepare_requirement,
     prepare_wheel,
 )
@@ -186,28 +185,28 @@ def tiny_wheel(folder: Path, version: str, record: str = "", requires: str = "")
 def test_an_environment_is_made_once_for_the_same_wheel(tmp_path: Path) -> None:
     wheel = tiny_wheel(tmp_path, "0.24.0")
     python = prepare_wheel(wheel, tmp_path / "env")
-    assert find_installed(python) == Installed("0.24.0")
+    assert read_installed(python).version == "0.24.0"
     stamp = python.parent.parent / "ours"
     stamp.touch()
     assert prepare_wheel(wheel, tmp_path / "env") == python
     assert stamp.exists(), "it was taken as it is"
     prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
-    assert find_installed(python).version == "0.25.0"
+    assert read_installed(python).version == "0.25.0"
     assert not stamp.exists(), "it was made anew"
 
 
 def test_an_environment_for_a_requirement_is_made_once(tmp_path: Path) -> None:
     wanted = f"vllm @ {tiny_wheel(tmp_path, '0.24.0').as_uri()}"
     python = prepare_requirement(wanted, tmp_path / "env")
-    assert find_installed(python).version == "0.24.0"
+    assert read_installed(python).version == "0.24.0"
     stamp = tmp_path / "env" / "ours"
     stamp.touch()
     assert prepare_requirement(wanted, tmp_path / "env") == python
     assert stamp.exists(), "it was taken as it is"
     prepare_requirement(f"vllm @ {tiny_wheel(tmp_path, '0.25.0').as_uri()}", tmp_path / "env")
-    assert find_installed(python).version == "0.25.0"
+    assert read_installed(python).version == "0.25.0"
     assert not stamp.exists()
-    with pytest.raises(ServerError, match="no environment could be made with vllm @ file:///nowhere"):
+    with pytest.raises(ServerError, match="no environment could be made for vllm @ file:///nowhere"):
         prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
 
 
@@ -218,6 +217,32 @@ def test_an_environment_that_was_begun_and_not_finished_is_made_anew(tmp_path: P
     (tmp_path / "env" / "half").touch()
     assert prepare_wheel(wheel, tmp_path / "env") == python
     assert not (tmp_path / "env" / "half").exists()
+
+
+def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
+    assert python.exists()
+    stamp = tmp_path / "env" / "ours"
+    stamp.touch()
+    prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    assert not stamp.exists(), "what was half removed is not taken for finished"
+
+
+def test_a_finished_environment_needs_no_lock(tmp_path: Path) -> None:
+    wheel = tiny_wheel(tmp_path, "0.24.0")
+    python = prepare_wheel(wheel, tmp_path / "env")
+    lock = tmp_path / "env.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()  # cannot be opened, like any file on a read-only disk
+    assert prepare_wheel(wheel, tmp_path / "env") == python
 
 
 def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
@@ -244,7 +269,7 @@ def test_without_a_network_only_what_is_cached_is_installed(
         monkeypatch.setattr("sys.executable", sys._base_executable)  # type: ignore[attr-defined]
         monkeypatch.setenv("PATH", "/usr/bin:/bin")
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env", offline=True)
-    assert find_installed(python) == Installed("0.24.0")
+    assert read_installed(python).version == "0.24.0"
     needy = tiny_wheel(tmp_path, "0.25.0", requires="no-such-distribution==9")
     with pytest.raises(NotInStoreError) as caught:
         prepare_wheel(needy, tmp_path / "env", offline=True)
@@ -261,10 +286,10 @@ def test_an_interpreter_without_vllm_says_so(tmp_path: Path) -> None:
     from pathlib import Path as Place
 
     with pytest.raises(ServerError, match="has no vLLM") as caught:
-        find_installed(Place(sys.executable))
+        read_installed(Place(sys.executable))
     assert "vllm" in caught.value.because
     with pytest.raises(ServerError, match="has no vLLM"):
-        find_installed(tmp_path / "nothing")
+        read_installed(tmp_path / "nothing")
 
 
 def carried(**outcomes: str) -> str:
@@ -281,16 +306,16 @@ def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
         native_sm121a="left-out",
     )
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
-    assert find_installed(python) == Installed(
-        "0.24.0+spark.01234567", frozenset({"tie-weights", "uma-clamp"})
-    )
+    found = read_installed(python)
+    assert found.version == "0.24.0+spark.01234567"
+    assert found.carries == {"tie-weights", "uma-clamp"}
 
 
 @pytest.mark.parametrize("record", ["{", "[]", '{"carries": [{"name": "x"}]}'])
 def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> None:
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
     with pytest.raises(ServerError, match="cannot be read") as caught:
-        find_installed(python)
+        read_installed(python)
     assert caught.value.because
     assert "sparkwright audit" in caught.value.next_step
 

@@ -358,13 +358,13 @@ def _change(
     predict: bool = False,
 ) -> None:
     from sparkwright.base.card import card_capability
-    from sparkwright.engine.server import find_installed
+    from sparkwright.engine.installed import read_installed
     from sparkwright.recipes import check_compatible
     from sparkwright.serve import service
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
 
     def preflight(python: Path) -> None:
-        found = find_installed(python)
+        found = read_installed(python)
         check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
         environment = {**os.environ, "HF_HOME": record.models or str(places.models)}
         findings = run_preflight(PreflightRequest(recipe, python=python, environment=environment))

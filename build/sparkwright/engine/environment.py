@@ -104,10 +104,9 @@ class Environment:
 
     def server_variables(self, recipe: Recipe) -> dict[str, str]:
         """Return the variables of a server of *recipe* that follow from the environment."""
-        return {
-            **environment_path(self.python, {**os.environ, **recipe.environment}),
-            **self.variables,
-        }
+        path = environment_path(self.python, {**os.environ, **recipe.environment})
+        own = {name: value for name, value in self.variables.items() if name not in recipe.environment}
+        return {**path, **own}
 
 
 def prepare(
@@ -147,15 +146,17 @@ def prepare(
         )
     folder, requirements = planned.python.parents[1], planned.requirements
     with task(f"the environment of {offered.wheel.name}"):
-        prepare_wheel(
-            offered.wheel,
-            folder,
-            offline=offline,
-            requirements=requirements.text,
-            overrides=requirements.overrides,
-        )
-    if sources.folder is None:
-        sources.store.claim(folder)
+        while True:
+            prepare_wheel(
+                offered.wheel,
+                folder,
+                offline=offline,
+                requirements=requirements.text,
+                overrides=requirements.overrides,
+            )
+            # Pruned before it was claimed, it is made again.
+            if sources.folder is not None or sources.store.claim(folder):
+                break
     return planned
 
 

@@ -1,4 +1,4 @@
-"""What is concluded of a server: findings with their verdicts."""
+"""Findings and verdicts: the conclusions of checks about a server."""
 
 from __future__ import annotations
 

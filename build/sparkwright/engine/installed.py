@@ -1,4 +1,4 @@
-"""The vLLM that would serve: version, carries, kernels, known architectures. Nothing of it is imported."""
+"""Read a vLLM's version, carries, kernels and known architectures, without importing any of it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def read_installed(python: Path) -> EngineFacts:
     """Return the facts about the vLLM of the interpreter *python*.
 
     Raises:
-        ServerError: it has none, or cannot be run.
+        ServerError: it has none, cannot be run, or the wheel's record of carries is broken.
     """
     from sparkwright.base.process import run
 
@@ -113,11 +113,20 @@ def read_installed(python: Path) -> EngineFacts:
             because=because.strip().rpartition("\n")[2],
             next_step="name the interpreter of an environment that has it, or a wheel",
         ) from error
+    try:
+        listed = json.loads(found["carries"] or '{"carries": []}')["carries"]
+        carries = frozenset(str(one["name"]) for one in listed if one["outcome"] in _MERGED)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServerError(
+            f"the record of carries in vLLM's wheel at {python} cannot be read",
+            because=repr(error),
+            next_step="install the wheel again; `sparkwright audit` checks it",
+        ) from error
     companion = _parsed(found["companion"])
     return EngineFacts(
         version=str(found["version"]),
         machine=str(found["machine"]),
-        carries=_carries(_parsed(found["carries"])),
+        carries=carries,
         codes=_codes(_parsed(found["kernels"])),
         packages=found["packages"],
         architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),
@@ -190,11 +199,6 @@ def _parsed(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _carries(record: dict[str, Any]) -> frozenset[str]:
-    listed = record.get("carries", [])
-    return frozenset(str(one.get("name")) for one in listed if one.get("outcome") in _MERGED)
 
 
 def _codes(record: dict[str, Any]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What is seen of a server: replies, counters, the host and a start's facts; `cell` has the requests.
+"""Records of a measured server: its replies, counters, host and boot. `cell` has the requests.
 
 All times are nanoseconds of `time.perf_counter_ns` (monotonic, origin arbitrary) unless a name ends in
 ``_s``. Everything here goes into the journal as JSON and comes back the same.

@@ -1,4 +1,4 @@
-"""What a run measures: its arms, its checks, and their sizes."""
+"""The plan of a run: the servers that it starts, the checks that it makes, and their sizes."""
 
 from __future__ import annotations
 

@@ -31,8 +31,9 @@ from sparkwright.engine.capabilities import (
 )
 from sparkwright.engine.client import Endpoint, EndpointFacts, check_address, check_endpoint, open_session
 from sparkwright.engine.environment import Environment
+from sparkwright.engine.installed import read_installed
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import find_installed, start_server
+from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes import Recipe, load_recipe, variant
 from sparkwright.verify.capacity.check import CapacityCheck
@@ -417,7 +418,7 @@ def environment_of(
     path = Path(place)
     if path.suffix != ".whl":
         found = existing_environment(path, recipe)
-        return found, {name: f"vLLM {find_installed(path).version} of an environment"}
+        return found, {name: f"vLLM {read_installed(path).version} of an environment"}
     found = prepare(path, recipe, locked=locked, offline=offline)
     identity = {
         name: found.identity,

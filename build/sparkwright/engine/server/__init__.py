@@ -5,7 +5,7 @@ Read `launch` first: `start_server` takes a recipe. `lifecycle` runs a server, `
 """
 
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
-from sparkwright.engine.server.environment import Installed, find_installed, prepare_wheel
+from sparkwright.engine.server.environment import prepare_wheel
 from sparkwright.engine.server.failures import CAUSES, Cause, diagnose
 from sparkwright.engine.server.host import sample_host
 from sparkwright.engine.server.launch import BOOT_S, start_server
@@ -15,13 +15,11 @@ __all__ = [
     "BOOT_S",
     "CAUSES",
     "Cause",
-    "Installed",
     "ServerFailedError",
     "ServerProcess",
     "diagnose",
     "error_lines",
     "facts_from_metrics",
-    "find_installed",
     "prepare_wheel",
     "read_boot_log",
     "sample_host",

@@ -1,4 +1,4 @@
-"""The environment of vLLM: an existing one, or one created for a wheel."""
+"""Make an environment in a folder, once: of a wheel of vLLM, or of another package."""
 
 from __future__ import annotations
 
@@ -8,71 +8,23 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
 _INSTALL_S = 3600.0
-# Outcomes as wheels' records name them; the last one is what earlier wheels have for the second.
-_MERGED = {"applied", "conflict-in-tests-or-docs", "conflict-in-texts"}
 # Of uv and pip, where something is neither installed nor cached.
 _NOT_CACHED = re.compile("network was disabled|not found in the cache|No matching distribution found")
 _ADDRESS = re.compile(r" @ file://\S+")
-_ASK = """
-import json
-from importlib.metadata import distribution
-found = distribution("vllm")
-print(json.dumps({"version": found.version, "carries": found.read_text("sparkwright/carries.json")}))
-"""
 
 
 def vllm_command(python: Path) -> tuple[str, ...]:
     """Return the command ``vllm`` of the interpreter *python*, independent of its scripts' first lines."""
     return (str(python), "-m", "vllm.entrypoints.cli.main")
-
-
-@dataclass(frozen=True)
-class Installed:
-    """An installed vLLM.
-
-    Attributes:
-        version: local part included.
-        carries: names of the carries merged into it; none in a wheel that this project did not build.
-    """
-
-    version: str
-    carries: frozenset[str] = frozenset()
-
-
-def find_installed(python: Path) -> Installed:
-    """Return the vLLM of the interpreter *python*, from its metadata alone: nothing of it is imported.
-
-    Raises:
-        ServerError: there is none, *python* cannot be run, or the wheel's record of carries is broken.
-    """
-    from sparkwright.base.process import run
-
-    try:
-        found = json.loads(run([python, "-c", _ASK], timeout=60).text)
-        carries = json.loads(found["carries"] or '{"carries": []}')["carries"]
-        merged = frozenset(str(one["name"]) for one in carries if one["outcome"] in _MERGED)
-        return Installed(str(found["version"]), merged)
-    except (ProcessError, ToolError) as error:
-        raise ServerError(
-            f"{python} has no vLLM",
-            because=error.because.strip().rpartition("\n")[2],
-            next_step="name the interpreter of an environment that has it, or a wheel",
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ServerError(
-            f"the record of carries in vLLM's wheel at {python} cannot be read",
-            because=repr(error),
-            next_step="install the wheel again; `sparkwright audit` checks it",
-        ) from error
 
 
 def prepare_wheel(
@@ -100,34 +52,18 @@ def prepare_wheel(
         ServerError: it cannot be created, or *folder* holds something else.
         NotInStoreError: a requirement would have to be fetched, and the network is off.
     """
-    from filelock import FileLock
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(folder.name + ".lock")):
-        with wheel.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if requirements:
-            digest += "-" + content_of(requirements)
-        python = folder / "bin" / "python"
-        if python.exists() and _made_for(folder) == digest:
-            return python
-        _clear(folder)
-        try:
-            _make(folder, python, _wanted(folder, wheel, requirements), overrides, offline=offline)
-        except (ProcessError, ToolError) as error:
-            if offline and _NOT_CACHED.search(error.because):
-                raise NotInStoreError(
-                    f"no environment can be made for {wheel.name} without a network",
-                    because=error.because,
-                    next_step="run once without --offline, or give --python of an environment that has vLLM",
-                ) from error
-            raise ServerError(
-                f"no environment could be made for {wheel.name}",
-                because=f"{error.what}: {error.because}",
-                next_step="the wheel must be for this machine and Python, and what it requires reachable",
-            ) from error
-        (folder / _DONE).write_text(json.dumps({"wheel": wheel.name, "sha256": digest}), encoding="utf-8")
-    return python
+    digest = sha256_file(wheel)
+    if requirements:
+        digest += "-" + content_of(requirements)
+    return _make_once(
+        wheel.name,
+        folder,
+        digest,
+        lambda: _wanted(folder, wheel, requirements),
+        overrides,
+        offline=offline,
+        next_step="the wheel must be for this machine and Python, and what it requires reachable",
+    )
 
 
 def content_of(requirements: str) -> str:
@@ -147,26 +83,52 @@ def prepare_requirement(requirement: str, folder: Path, *, offline: bool = False
         ServerError: it cannot be created, or *folder* holds something else.
         NotInStoreError: the package would have to be fetched, and the network is off.
     """
+    return _make_once(
+        requirement,
+        folder,
+        sha256_bytes(requirement.encode()),
+        lambda: [requirement],
+        (),
+        offline=offline,
+        next_step="let it be fetched once, or name the interpreter of an environment that has it",
+    )
+
+
+def _make_once(
+    what: str,
+    folder: Path,
+    digest: str,
+    wanted: Callable[[], list[str | Path]],
+    overrides: Sequence[str],
+    *,
+    offline: bool,
+    next_step: str,
+) -> Path:
+    """Return the interpreter of the environment of *digest* in *folder*; make it unless it is finished."""
     from filelock import FileLock
 
+    python = folder / "bin" / "python"
+    if python.exists() and _made_for(folder) == digest:  # without the lock, which a read-only disk refuses
+        return python
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(folder.name + ".lock")):
-        digest, python = hashlib.sha256(requirement.encode()).hexdigest(), folder / "bin" / "python"
         if python.exists() and _made_for(folder) == digest:
             return python
         _clear(folder)
         try:
-            _make(folder, python, [requirement], (), offline=offline)
+            _make(folder, python, wanted(), overrides, offline=offline)
         except (ProcessError, ToolError) as error:
-            kind = NotInStoreError if offline and _NOT_CACHED.search(error.because) else ServerError
-            raise kind(
-                f"no environment could be made with {requirement}",
-                because=f"{error.what}: {error.because}",
-                next_step="let it be fetched once, or name the interpreter of an environment that has it",
+            because = f"{error.what}: {error.because}"
+            if offline and _NOT_CACHED.search(error.because):
+                raise NotInStoreError(
+                    f"no environment can be made for {what} without a network",
+                    because=because,
+                    next_step="run once without --offline, or give --python of an environment that has it",
+                ) from error
+            raise ServerError(
+                f"no environment could be made for {what}", because=because, next_step=next_step
             ) from error
-        (folder / _DONE).write_text(
-            json.dumps({"requirement": requirement, "sha256": digest}), encoding="utf-8"
-        )
+        (folder / _DONE).write_text(json.dumps({"for": what, "sha256": digest}), encoding="utf-8")
     return python
 
 
@@ -183,9 +145,15 @@ def _clear(folder: Path) -> None:
             because="it holds something else",
             next_step="name another folder",
         )
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / _BEGUN).touch()
+    # Killed meanwhile, it is still known as begun, and no more as finished.
+    (folder / _DONE).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _BEGUN:
+            path.unlink()
 
 
 def _wanted(folder: Path, wheel: Path, requirements: str) -> list[str | Path]:

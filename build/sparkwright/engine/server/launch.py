@@ -13,9 +13,10 @@ import msgspec
 from sparkwright.base.card import card_capability, card_memory_gib
 from sparkwright.base.ports import free_port
 from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.installed import read_installed
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.download import download_folders
-from sparkwright.engine.server.environment import find_installed, vllm_command
+from sparkwright.engine.server.environment import vllm_command
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
@@ -78,7 +79,7 @@ def start_server(
     port = port or free_port(host)
     if isinstance(what, Recipe):
         interpreter = (python or Path(sys.executable)).absolute()
-        installed = find_installed(interpreter)
+        installed = read_installed(interpreter)
         check_compatible(what, installed.version, capability=card_capability(), carries=installed.carries)
         recipe = _with_models(what, folder)
         argv = (*vllm_command(interpreter), *serve_arguments(recipe, host=host, port=port))

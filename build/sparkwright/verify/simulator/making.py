@@ -1,4 +1,4 @@
-"""The engine's request for the parameters of one, with the faults that change what it generates."""
+"""Turn an HTTP request's parameters into a request of the simulated engine; apply faults of its output."""
 
 from __future__ import annotations
 
