@@ -57,7 +57,17 @@ def test_machines_by_ssh():
         ("ssh://sp$(id)ark", "no name of a machine"),
         ("ssh://%2doption@spark", "no name of a user"),
         ("ssh://spark-1/folder", "no name of a machine"),
-        ("ssh://spark-1:port", "Port could not be cast"),
+        ("ssh://spark-1:port", "no name of a machine"),
+        ("ssh://spark-1:0", "no port"),
+        ("ssh://spark-1:65536", "no port"),
+        ("ssh://spark\n-1", "no name of a machine"),
+        ("ssh://spark-1\n", "no name of a machine"),
+        ("ssh://spark\t-1", "no name of a machine"),
+        ("ssh://spark 1", "no name of a machine"),
+        ("ssh://me\n@spark-1", "no name of a user"),
+        ("ssh://@spark-1", "no name of a user"),
+        ("ssh://[::1", "no name of a machine"),
+        ("ssh://me@spark-1,you@spark-1", "twice"),
     ],
 )
 def test_what_is_no_cluster(address, why):
@@ -66,7 +76,14 @@ def test_what_is_no_cluster(address, why):
     assert why in error.value.because
 
 
-@pytest.mark.parametrize("address", ["ssh://me:secret@spark-1", "tcp://me:secret@scheduler:8786"])
+def test_a_machine_keeps_the_case_of_its_alias_and_an_address_its_colons():
+    assert parse_host("Spark-1") == SshHost("Spark-1")
+    assert parse_host("me@[fe80::1%eth0]:22") == SshHost("fe80::1%eth0", "me", 22)
+
+
+@pytest.mark.parametrize(
+    "address", ["ssh://me:secret@spark-1", "ssh://me:secret,2@spark-1", "tcp://me:secret@scheduler:8786"]
+)
 def test_a_password_is_refused_and_not_shown(address):
     with pytest.raises(ConfigError) as error:
         parse_cluster(address)
