@@ -175,6 +175,18 @@ def test_a_machine_without_the_files_is_unfit(runner: TaskRunner, store: Store) 
     assert "shared store" in failed.next_step
 
 
+def test_a_damaged_file_is_no_input_of_a_task(runner: TaskRunner, store: Store) -> None:
+    """Its size is right, and so a look-up finds it."""
+    asked = made(store, "do", "it")
+    path = store.file_path(asked.files[0].sha256)
+    path.chmod(0o644)
+    path.write_text('"ti"')
+    failed = runner.run(asked)
+    assert isinstance(failed, Failed)
+    assert "no access" in failed.because
+    assert not path.exists(), "it was dropped, and can be brought again"
+
+
 def test_a_full_disk_is_named(runner: TaskRunner, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
