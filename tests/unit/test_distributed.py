@@ -20,6 +20,7 @@ from tiny_release import make_tiny
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, NotInStoreError, StorageError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
+from sparkwright.cli.main import main
 from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
 from sparkwright.distributed.cluster import ThisMachine, Workers, _taken
 from sparkwright.distributed.tasks import Failed, StoredFile
@@ -464,3 +465,49 @@ def test_a_task_for_the_memory_of_a_lost_machine_is_taken_by_one_with_less(
     assert cancelled == made[: len(again)]
     assert next(replies) is None
     assert len(client.submitted) == 1 + len(again)
+
+
+_TREE = "3" * 40
+_STEP = f'{{"tree":"{_TREE}","pristine":"{_TREE}","files":[],"words":["true"]}}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_json", "pack", "why"),
+    [
+        ("step", None, "", "No such file"),
+        ("step", b"{", "", "truncated"),
+        ("proof", b'{"name":"\xff"}', "", "utf-8"),
+        ("proof", b'{"carry":{"a":' + b"[" * 100_000, "", "recursion"),
+        ("proof", b'{"name":".."}', "", "regex"),
+        ("proof", b'{"name":"x","carry":{},"files":{"../evil":"YQ=="}}', "", "regex"),
+        ("step", _STEP.replace('"true"', "").encode(), "", "neither the file of a probe nor a command"),
+        ("step", _STEP.encode(), "0---help", "40 lower-case hex digits"),
+        ("step", _STEP.encode(), f"0-{_TREE}", "early EOF"),
+        ("step", _STEP.encode(), f"0-{_TREE}/folder", "Is a directory"),
+        ("step", _STEP.replace(_TREE, "--help").encode(), "", "40 lower-case hex digits"),
+    ],
+)
+def test_an_odd_folder_of_a_task_is_one_clear_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    request_json: bytes | None,
+    pack: str,
+    why: str,
+) -> None:
+    folder = tmp_path / "task"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "home"))
+    if request_json is not None:
+        (folder / "request.json").write_bytes(request_json)
+    if pack:
+        (folder / "packs" / pack).parent.mkdir(parents=True)
+        (folder / "packs" / pack).write_bytes(b"junk")
+    main(["task", kind])
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert why in error["because"]
+    assert error["kind"] in {"ConfigError", "ClusterError", "RefError"}
+    assert "Traceback" not in err
