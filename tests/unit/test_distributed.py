@@ -230,9 +230,10 @@ def test_a_result_of_another_form_or_content_is_not_taken(value: Any) -> None:
     assert _taken(lambda done: done.value["count"] == 3, Done("one", "there", 0.0, value)) is (
         value == {"count": 3}
     )
+    assert not _taken(lambda done: [][0], Done("one", "there", 0.0, value))
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x"])
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", ".", "a\0b"])
 def test_a_result_writes_nothing_outside_its_folder(store: Store, tmp_path: Path, path: str) -> None:
     file = share_json(store, 1)
     assert not bring_files(store, [file, structs.replace(file, path=path)], tmp_path / "back")

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base import errors
 from sparkwright.base.config import Model, convert
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
+from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError, error_class
 from sparkwright.base.events import emit
 from sparkwright.distributed import Done, Task, share_json
 from sparkwright.distributed.cluster import Cluster
@@ -205,13 +204,8 @@ class RemoteCompiler:
         log = self.logs / log_name(made.name)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(text)
-        found = getattr(errors, kind, CompileError)  # the name comes from another machine
-        if not (isinstance(found, type) and issubclass(found, SparkwrightError)):
-            found = CompileError
-        error: SparkwrightError = found(
-            what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step
-        )
-        return error
+        found = error_class(kind, CompileError)
+        return found(what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step)
 
 
 def _batches(units: Sequence[Unit], expected: Mapping[str, Cost]) -> Iterator[list[Unit]]:
