@@ -20,6 +20,7 @@ from tiny_release import make_tiny
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, NotInStoreError, StorageError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
+from sparkwright.cli.main import main
 from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
 from sparkwright.distributed.cluster import ThisMachine, Workers, _taken
 from sparkwright.distributed.tasks import Failed, StoredFile
@@ -57,7 +58,17 @@ def test_machines_by_ssh():
         ("ssh://sp$(id)ark", "no name of a machine"),
         ("ssh://%2doption@spark", "no name of a user"),
         ("ssh://spark-1/folder", "no name of a machine"),
-        ("ssh://spark-1:port", "Port could not be cast"),
+        ("ssh://spark-1:port", "no name of a machine"),
+        ("ssh://spark-1:0", "no port"),
+        ("ssh://spark-1:65536", "no port"),
+        ("ssh://spark\n-1", "no name of a machine"),
+        ("ssh://spark-1\n", "no name of a machine"),
+        ("ssh://spark\t-1", "no name of a machine"),
+        ("ssh://spark 1", "no name of a machine"),
+        ("ssh://me\n@spark-1", "no name of a user"),
+        ("ssh://@spark-1", "no name of a user"),
+        ("ssh://[::1", "no name of a machine"),
+        ("ssh://me@spark-1,you@spark-1", "twice"),
     ],
 )
 def test_what_is_no_cluster(address, why):
@@ -66,7 +77,14 @@ def test_what_is_no_cluster(address, why):
     assert why in error.value.because
 
 
-@pytest.mark.parametrize("address", ["ssh://me:secret@spark-1", "tcp://me:secret@scheduler:8786"])
+def test_a_machine_keeps_the_case_of_its_alias_and_an_address_its_colons():
+    assert parse_host("Spark-1") == SshHost("Spark-1")
+    assert parse_host("me@[fe80::1%eth0]:22") == SshHost("fe80::1%eth0", "me", 22)
+
+
+@pytest.mark.parametrize(
+    "address", ["ssh://me:secret@spark-1", "ssh://me:secret,2@spark-1", "tcp://me:secret@scheduler:8786"]
+)
 def test_a_password_is_refused_and_not_shown(address):
     with pytest.raises(ConfigError) as error:
         parse_cluster(address)
@@ -158,6 +176,18 @@ def test_a_machine_without_the_files_is_unfit(runner: TaskRunner, store: Store) 
     assert "shared store" in failed.next_step
 
 
+def test_a_damaged_file_is_no_input_of_a_task(runner: TaskRunner, store: Store) -> None:
+    """Its size is right, and so a look-up finds it."""
+    asked = made(store, "do", "it")
+    path = store.file_path(asked.files[0].sha256)
+    path.chmod(0o644)
+    path.write_text('"ti"')
+    failed = runner.run(asked)
+    assert isinstance(failed, Failed)
+    assert "no access" in failed.because
+    assert not path.exists(), "it was dropped, and can be brought again"
+
+
 def test_a_full_disk_is_named(runner: TaskRunner, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -200,9 +230,10 @@ def test_a_result_of_another_form_or_content_is_not_taken(value: Any) -> None:
     assert _taken(lambda done: done.value["count"] == 3, Done("one", "there", 0.0, value)) is (
         value == {"count": 3}
     )
+    assert not _taken(lambda done: done.value["count"]["of"], Done("one", "there", 0.0, value))
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x"])
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", ".", "a\0b"])
 def test_a_result_writes_nothing_outside_its_folder(store: Store, tmp_path: Path, path: str) -> None:
     file = share_json(store, 1)
     assert not bring_files(store, [file, structs.replace(file, path=path)], tmp_path / "back")
@@ -435,3 +466,49 @@ def test_a_task_for_the_memory_of_a_lost_machine_is_taken_by_one_with_less(
     assert cancelled == made[: len(again)]
     assert next(replies) is None
     assert len(client.submitted) == 1 + len(again)
+
+
+_TREE = "3" * 40
+_STEP = f'{{"tree":"{_TREE}","pristine":"{_TREE}","files":[],"words":["true"]}}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_json", "pack", "why"),
+    [
+        ("step", None, "", "No such file"),
+        ("step", b"{", "", "truncated"),
+        ("proof", b'{"name":"\xff"}', "", "utf-8"),
+        ("proof", b'{"carry":{"a":' + b"[" * 100_000, "", "recursion"),
+        ("proof", b'{"name":".."}', "", "regex"),
+        ("proof", b'{"name":"x","carry":{},"files":{"../evil":"YQ=="}}', "", "regex"),
+        ("step", _STEP.replace('"true"', "").encode(), "", "neither the file of a probe nor a command"),
+        ("step", _STEP.encode(), "0---help", "40 lower-case hex digits"),
+        ("step", _STEP.encode(), f"0-{_TREE}", "early EOF"),
+        ("step", _STEP.encode(), f"0-{_TREE}/folder", "Is a directory"),
+        ("step", _STEP.replace(_TREE, "--help").encode(), "", "40 lower-case hex digits"),
+    ],
+)
+def test_an_odd_folder_of_a_task_is_one_clear_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    request_json: bytes | None,
+    pack: str,
+    why: str,
+) -> None:
+    folder = tmp_path / "task"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "home"))
+    if request_json is not None:
+        (folder / "request.json").write_bytes(request_json)
+    if pack:
+        (folder / "packs" / pack).parent.mkdir(parents=True)
+        (folder / "packs" / pack).write_bytes(b"junk")
+    main(["task", kind])
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert why in error["because"]
+    assert error["kind"] in {"ConfigError", "ClusterError", "RefError"}
+    assert "Traceback" not in err

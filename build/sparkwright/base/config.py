@@ -100,10 +100,13 @@ def decode_json(data: bytes | str, model: Any) -> Any:
 
     Raises:
         msgspec.ValidationError: it does not match the model.
-        msgspec.DecodeError: it is not JSON.
+        msgspec.DecodeError: it is not JSON, is not UTF-8, or is nested too deeply.
     """
     _have_read(model)
-    return msgspec.json.decode(data, type=model)
+    try:
+        return msgspec.json.decode(data, type=model)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 @overload

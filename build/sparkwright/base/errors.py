@@ -30,6 +30,12 @@ class SparkwrightError(Exception):
         return f"{self.what}, because {self.because}" if self.because else self.what
 
 
+def error_class(name: str, otherwise: type[SparkwrightError]) -> type[SparkwrightError]:
+    """Return the class of errors called *name*, which another machine sent; *otherwise* if there is none."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, SparkwrightError) else otherwise
+
+
 class ConfigError(SparkwrightError):
     """A file of this project does not match its format, or an option cannot be used here."""
 

@@ -6,8 +6,9 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
 
+_PLACE = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?")
+_MOST_PORT = 65535
 _HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SSH = (
@@ -57,14 +58,18 @@ def parse_host(text: str) -> SshHost:
     Raises:
         ValueError: it is none, or holds a password; the text is the reason.
     """
-    parts = urlsplit(f"//{text}")
-    port, host, user = parts.port, parts.hostname or "", unquote(parts.username or "")
-    if parts.password is not None:
+    # Not urlsplit: it drops tabs and newlines, and takes the case from aliases.
+    user, at, place = text.rpartition("@")
+    if ":" in user:
         raise ValueError("it holds a password; ssh takes keys")
-    if parts.path or parts.query or parts.fragment:
-        raise ValueError(f"{text!r} is no name of a machine")
+    found = _PLACE.fullmatch(place)
+    if found is None:  # what follows may be a password with a comma in it
+        raise ValueError(f"{place.partition(':')[0]!r} is no name of a machine, or what follows is no port")
+    host = found[1] or found[2]
     if not _HOST.fullmatch(host):
         raise ValueError(f"{host!r} is no name of a machine")
-    if user and not _USER.fullmatch(user):
+    if at and not _USER.fullmatch(user):
         raise ValueError(f"{user!r} is no name of a user")
-    return SshHost(host, user, port or 0)
+    if found[3] and not 0 < int(found[3]) <= _MOST_PORT:
+        raise ValueError(f"{found[3]} is no port")
+    return SshHost(host, user, int(found[3] or 0))

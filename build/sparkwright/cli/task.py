@@ -1,4 +1,4 @@
-"""``sparkwright task``: the command line of a task that another machine asked for."""
+"""``sparkwright task``: the command line of a task that a worker runs for another machine."""
 
 from __future__ import annotations
 
@@ -78,10 +78,22 @@ def command(*, kind: str, cuda: Path | None) -> None:
     try:
         request: Any = decode_json(Path(REQUEST).read_bytes(), model)
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError("this folder holds no task", because=str(error)) from error
+        raise _no_task(error) from error
     settings = read_remote_settings("")
     store = open_store(remote=None if settings is None else RemoteTier(settings))
     with store.running(), contextlib.closing(open_repository(store.git)) as repository:
         unpack_all(repository)
-        result = work(Access(store, repository, read_settings(offline=False)), request)
+        access = Access(store, repository, read_settings(offline=False))
+        try:
+            result = work(access, request)
+        except (FileNotFoundError, msgspec.ValidationError) as error:
+            raise _no_task(error) from error
     print_json(to_builtins(result))
+
+
+def _no_task(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{Path.cwd()} holds no task of this kind",
+        because=str(error),
+        next_step="run 'sparkwright' with --cluster: it writes the folder, and runs this on each machine",
+    )

@@ -28,14 +28,15 @@ def parse_cluster(text: str) -> ClusterAddress:
         ConfigError: it is no address, names a machine twice, or holds a password.
     """
     scheme, _, rest = text.partition("://")
+    shown = text if "@" not in text else f"{scheme}://…"  # what stands before an @ may be a password
     if scheme != "ssh":
-        raise _no_cluster(text if "@" not in text else f"{scheme}://…", "its machines are not reached by ssh")
+        raise _no_cluster(shown, "its machines are not reached by ssh")
     try:
         hosts = tuple(parse_host(host) for host in rest.rstrip("/").split(","))
     except ValueError as error:
-        raise _no_cluster("ssh://…" if "password" in str(error) else text, str(error)) from error
-    if len(set(hosts)) < len(hosts):
-        raise _no_cluster(text, "it names a machine twice; a worker takes all cores of one")
+        raise _no_cluster(shown, str(error)) from error
+    if len({host.shown for host in hosts}) < len(hosts):  # it is also the name of a worker
+        raise _no_cluster(shown, "it names a machine twice; a worker takes all cores of one")
     return ClusterAddress(text, hosts)
 
 

@@ -20,12 +20,11 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.base import errors
 from sparkwright.base.config import decode_json
-from sparkwright.base.errors import ClusterError, SparkwrightError, ToolError
+from sparkwright.base.errors import ClusterError, SparkwrightError, ToolError, error_class
 from sparkwright.base.events import emit, task, warn
 from sparkwright.distributed.address import ClusterAddress
-from sparkwright.distributed.ssh import READY_S, start_workers
+from sparkwright.distributed.ssh import start_workers
 from sparkwright.distributed.tasks import Done, Failed, Reply, Task, TaskLostError
 from sparkwright.distributed.worker import MIB, QUIET, SLOT, TaskRunner, run_task
 from sparkwright.store import Store
@@ -92,7 +91,6 @@ class Cluster:
             warn(f"{why.what}: {why.because}; {why.next_step}")
         if len(refused) == len(self.address.hosts):
             raise refused[0]
-        client.wait_for_workers(len(self.address.hosts) - len(refused), timeout=READY_S)
         emit("cluster.opened", name=workers.name, slots=workers.slots, machines=len(workers.connected()))
         return workers
 
@@ -180,7 +178,7 @@ class ThisMachine:
 def _taken(take: Callable[[Done], bool], done: Done) -> bool:
     try:
         return take(done)
-    except (msgspec.ValidationError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return False
 
 
@@ -417,12 +415,8 @@ def _executing(dask_scheduler: Any) -> list[tuple[str, str, float]]:
 
 def _error(failed: Failed) -> SparkwrightError:
     """Return the error of a task, with the machine's name."""
-    kind = getattr(errors, failed.kind, ClusterError)  # the name comes from another machine
-    if not (isinstance(kind, type) and issubclass(kind, SparkwrightError)):
-        kind = ClusterError
-    because = f"on {failed.machine}: {failed.because}"
-    found: SparkwrightError = kind(failed.what, because=because, next_step=failed.next_step)
-    return found
+    kind = error_class(failed.kind, ClusterError)
+    return kind(failed.what, because=f"on {failed.machine}: {failed.because}", next_step=failed.next_step)
 
 
 def _require_library() -> tuple[Any, Any]:

@@ -47,12 +47,12 @@ def shared(store: Store, name: str, sha256: str, size: int) -> StoredFile:
 def bring_files(store: Store, files: Iterable[StoredFile], folder: Path) -> bool:
     """Write *files* of the store below *folder*; return false, and write none, if one is not there.
 
-    A path that would lead out of *folder* counts as not there.
+    A path that names no file below *folder* counts as not there.
     """
     wanted = tuple(files)
     for one in wanted:
         path = PurePosixPath(one.path)
-        if path.is_absolute() or ".." in path.parts:
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in one.path:
             return False
         if store.find_file(one.sha256, size=one.size, fresh=True) is None:
             return False

@@ -23,8 +23,7 @@ _START = (
     'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; exec sparkwright worker'
 )
 _NOT_FOUND, _OF_SSH = 127, 255
-READY_S = 90.0
-"""Seconds in which a worker has to be ready."""
+_READY_S = 90.0  # in which a worker has to be ready
 _POLL_S = 0.1
 _PORTS = (20_000, 32_000)
 _TRIES = 4
@@ -115,7 +114,7 @@ def start_workers(
 
     waiting = [start(host) for host in hosts]
     refused: dict[SshHost, ClusterError | ToolError] = {}
-    end = time.monotonic() + READY_S
+    end = time.monotonic() + _READY_S
     while waiting and time.monotonic() < end:
         time.sleep(_POLL_S)
         ready = connected()
@@ -126,13 +125,13 @@ def start_workers(
                 again = start(one.host)
                 again.tried = one.tried + 1
                 waiting.append(again)
-                end = time.monotonic() + READY_S
+                end = time.monotonic() + _READY_S
             else:
                 refused[one.host] = _refusal(one)
     for one in waiting:
         refused[one.host] = ClusterError(
             f"{one.host.host} does not answer",
-            because=f"its worker was not ready within {READY_S:g} s",
+            because=f"its worker was not ready within {_READY_S:g} s",
             next_step="check the machine, and what its shell does at a login",
         )
     return [refused[host] for host in hosts if host in refused]

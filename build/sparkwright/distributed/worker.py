@@ -100,8 +100,10 @@ class TaskRunner:
     def _lay_out(self, task: Task, folder: Path) -> Failed | None:
         """Write the files of *task* below *folder*; return the failure if the store lacks one."""
         (folder / OUT).mkdir()
+        find = self.store.find_file
         for one in task.files:
-            if self.store.find_file(one.sha256, size=one.size) is None:
+            # `link` reads no bytes. A damaged file is dropped here, and the second look-up brings it again.
+            if not (self.store.find_intact(one.sha256, size=one.size) or find(one.sha256, size=one.size)):
                 return Failed(
                     task.name, self.machine, "machine", "ClusterError", f"{task.name} cannot be begun",
                     "its store has no access to the files of the task",
@@ -163,14 +165,14 @@ def serve(
         slots: tasks that this machine runs at once.
         mib: memory in MiB that these may take together.
         offers: what tasks may need of it.
-        told: input that ends with the command that asks.
+        told: input that ends with the command that sent the settings.
 
     Raises:
-        ToolError: the program that asks is another one.
+        ToolError: the program that sent the settings is another one.
     """
     if settings.code != own_code():
         raise ToolError(
-            "this machine cannot work for the one that asks",
+            "this machine cannot work for the one that started it",
             because="sparkwright is another state here",
             next_step="install the same commit on both",
         )

@@ -46,7 +46,6 @@ from sparkwright.native.units import UnitFiles, find_object, missing_units, reco
 from sparkwright.native.workspace import Workspace, native_tree, open_workspace
 from sparkwright.store import Store
 
-_LINK = "120000"
 _LOOK_UPS = 8
 _LONGEST = 200
 """Characters of a log's name without its ending; file systems take 255 bytes in all."""
@@ -143,9 +142,7 @@ def configured(builder: Builder, inputs: Inputs) -> Configured:
 
 def _configured(builder: Builder, tree: str, configuration: Configuration) -> Configured:
     whole = with_generated(builder.repository, tree, configuration)
-    entries = builder.repository.files(whole)
-    blobs = {path: entry.blob for path, entry in entries.items() if entry.mode != _LINK}
-    return Configured(configuration, whole, UnitFiles(blobs))
+    return Configured(configuration, whole, UnitFiles.of(builder.repository, whole))
 
 
 def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
@@ -263,7 +260,7 @@ def _compile(
             known.files,
             inputs.toolchain.key,
             reader=reader,
-            depfile=_depfile(work, unit),
+            depfile=depfile_of(work, unit),
             object_path=output,
             cost=finished.cost,
         )
@@ -301,8 +298,20 @@ def _sizes(work: Workspace, units: Sequence[Unit]) -> dict[str, int]:
     return {unit.source: (work.root / unit.source).stat().st_size for unit in units}
 
 
-def _depfile(work: Workspace, unit: Unit) -> Path:
+def depfile_of(work: Workspace, unit: Unit) -> Path:
+    """Return the dependency file that `compile_job` has the compiler write."""
     return work.root / f"{unit.output}.d"
+
+
+def compile_job(
+    work: Workspace, unit: Unit, env: Mapping[str, str], *, prefix: Sequence[str], log: Path, expected: Cost
+) -> CompileJob:
+    """Return the call of the compiler for *unit* in *work*, with the folder of its output made."""
+    output = work.root / unit.output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    dependencies = ["-MD", "-MF", str(depfile_of(work, unit)), "-MT", "object"]
+    argv = (*prefix, *work.expand(unit.argv), *dependencies)
+    return CompileJob(unit.name, argv, work.build, env, output, log, expected)
 
 
 def log_name(unit: str) -> str:
@@ -324,23 +333,13 @@ def _jobs(
     expected: Mapping[str, Cost],
     env: Mapping[str, str],
 ) -> list[CompileJob]:
-    jobs = []
-    for unit in units:
-        output = work.root / unit.output
-        output.parent.mkdir(parents=True, exist_ok=True)
-        dependencies = ["-MD", "-MF", str(_depfile(work, unit)), "-MT", "object"]
-        jobs.append(
-            CompileJob(
-                name=unit.name,
-                argv=(*builder.isolation, *work.expand(unit.argv), *dependencies),
-                cwd=work.build,
-                env=env,
-                output=output,
-                log=builder.logs / log_name(unit.name),
-                expected=expected[unit.name],
-            )
+    return [
+        compile_job(
+            work, unit, env,
+            prefix=builder.isolation, log=builder.logs / log_name(unit.name), expected=expected[unit.name],
         )
-    return jobs
+        for unit in units
+    ]  # fmt: skip
 
 
 def link_objects(

@@ -34,7 +34,7 @@ from pathlib import Path
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import emit, warn
-from sparkwright.git import blob_id
+from sparkwright.git import Repository, blob_id
 from sparkwright.native.depfile import read_depfile
 from sparkwright.native.model import WORK, Cost, Unit
 from sparkwright.native.toolchain_paths import Reader
@@ -45,6 +45,7 @@ _RULES = 2
 _KIND = "unit"
 _MOST_MANIFESTS = 4
 _MOST_STATES = 16
+_LINK = "120000"
 
 _ASKED = re.compile(rb"has_include\w*\s*\(\s*[<\"]([^>\"\n]+)[>\"]", re.IGNORECASE)
 _EMBEDS = (b".incbin", b"#embed")
@@ -60,6 +61,12 @@ class UnitFiles:
     """
 
     blobs: Mapping[str, str]
+
+    @classmethod
+    def of(cls, repository: Repository, tree: str) -> UnitFiles:
+        """Return the files of *tree*, git's id of one with ``source`` and ``deps``."""
+        entries = repository.files(tree)
+        return cls({path: entry.blob for path, entry in entries.items() if entry.mode != _LINK})
 
     @cached_property
     def roots(self) -> frozenset[str]:

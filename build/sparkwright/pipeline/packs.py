@@ -9,7 +9,7 @@ from sparkwright.base.errors import ClusterError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.distributed import StoredFile
 from sparkwright.distributed.inputs import share_file, shared
-from sparkwright.git import Repository, pack_tree, unpack_tree
+from sparkwright.git import Repository, check_object_id, pack_tree, unpack_tree
 from sparkwright.store import Store
 
 _KIND = "tree-pack"
@@ -42,12 +42,14 @@ def unpack_all(repository: Repository) -> None:
 
     Raises:
         ClusterError: a pack is damaged.
+        RefError: a pack is not named after a tree.
     """
     for path in sorted(Path(_FOLDER).glob("*-*")):
-        tree = path.name.partition("-")[2]
+        tree = check_object_id(path.name.partition("-")[2])
         if repository.has(tree):
             continue
         try:
             unpack_tree(repository, path, tree)
-        except ProcessError as error:
-            raise ClusterError("the pack of a tree is damaged", because=error.because) from error
+        except (ProcessError, OSError) as error:
+            because = error.because if isinstance(error, ProcessError) else str(error)
+            raise ClusterError("the pack of a tree is damaged", because=because) from error

@@ -10,6 +10,7 @@ from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import emit
 from sparkwright.carries import Carry, CarrySpec
+from sparkwright.carries.model import FileName, Name
 from sparkwright.distributed import Done, Task, share_json
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.pipeline.packs import packed
@@ -35,9 +36,9 @@ class ProofRequest(Model, frozen=True):
         environment: key of the environment for probes.
     """
 
-    name: str
+    name: Name
     carry: dict[str, Any]
-    files: dict[str, bytes]
+    files: dict[FileName, bytes]
     pristine: str
     merged: str
     version: str

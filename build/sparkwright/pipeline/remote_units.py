@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base import errors
 from sparkwright.base.config import Model, convert
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
+from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError, error_class
 from sparkwright.base.events import emit
 from sparkwright.distributed import Done, Task, share_json
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import CUDA
 from sparkwright.git import Repository
 from sparkwright.lock import Lock
-from sparkwright.native.build import Configured, log_name
-from sparkwright.native.compile import CompileJob, Finished, run_jobs
+from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
+from sparkwright.native.compile import Finished, run_jobs
 from sparkwright.native.isolation import isolated
 from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
@@ -35,7 +34,6 @@ from sparkwright.native.workspace import Workspace, open_workspace
 from sparkwright.pipeline.packs import packed
 from sparkwright.upstream import Access
 
-_LINK = "120000"
 _BATCH_S = 90.0  # of CPU time: a batch lays the sources out once
 
 
@@ -205,13 +203,8 @@ class RemoteCompiler:
         log = self.logs / log_name(made.name)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(text)
-        found = getattr(errors, kind, CompileError)  # the name comes from another machine
-        if not (isinstance(found, type) and issubclass(found, SparkwrightError)):
-            found = CompileError
-        error: SparkwrightError = found(
-            what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step
-        )
-        return error
+        found = error_class(kind, CompileError)
+        return found(what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step)
 
 
 def _batches(units: Sequence[Unit], expected: Mapping[str, Cost]) -> Iterator[list[Unit]]:
@@ -242,8 +235,7 @@ def compile_units(request: UnitsRequest, access: Access, cuda: Path | None) -> l
             because=parts,
             next_step="install the compiler and the Python of the machine that asks there",
         )
-    entries = access.repository.files(request.tree)
-    files = UnitFiles({path: entry.blob for path, entry in entries.items() if entry.mode != _LINK})
+    files = UnitFiles.of(access.repository, request.tree)
     with open_workspace(access.store, access.repository, request.tree, chain) as work:
         env = configure_environment(chain, target, work.root, request.lock)
         return [
@@ -262,13 +254,8 @@ def _compiled(  # noqa: PLR0917
     unit: Unit,
     expected: Cost,
 ) -> UnitResult:
-    output, log = work.root / unit.output, Path("log-of-unit")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    depfile = work.root / f"{unit.output}.d"
-    flags = ("-MD", "-MF", str(depfile), "-MT", "object")
-    prefix = isolated(()) if request.isolate else ()
-    argv = (*prefix, *work.expand(unit.argv), *flags)
-    job = CompileJob(unit.name, argv, work.build, env, output, log.absolute(), expected)
+    log, prefix = Path("log-of-unit").absolute(), isolated(()) if request.isolate else ()
+    job = compile_job(work, unit, env, prefix=prefix, log=log, expected=expected)
     done: list[Finished] = []
     try:
         # How many run at once is the scheduler's business: it knows what each one takes.
@@ -277,10 +264,11 @@ def _compiled(  # noqa: PLR0917
         text = log.read_text(errors="replace")
         parts = (type(error).__name__, error.what, error.because, error.next_step, text)
         return UnitResult(name=unit.name, error=parts)
-    store, size = access.store, output.stat().st_size
+    store, output, size = access.store, job.output, job.output.stat().st_size
     sha256 = record_object(
         store, unit, files, chain.key,
-        reader=Reader(work.root, chain), depfile=depfile, object_path=output, cost=done[0].cost,
+        reader=Reader(work.root, chain), depfile=depfile_of(work, unit),
+        object_path=output, cost=done[0].cost,
     )  # fmt: skip
     record = None if sha256 is None else unit_record(store, unit_key(unit, files, chain.key))
     if sha256 is None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 CHANNEL_TYPE = "application/vnd.sparkwright.channel+json"
 TRUST_TYPE = "application/vnd.sparkwright.trust+json"
 STATEMENT_TYPE = "application/vnd.in-toto+json"
-MODES = ("local", "sigstore", "none")
 _BUNDLE = "sigstoreBundle"
 
 

@@ -66,6 +66,11 @@ class StepRequest(Model, frozen=True):
     wheel: str = ""
     timeout_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse a request of neither a probe nor a command."""
+        if not (self.files if self.spec is not None else self.words):
+            raise ValueError("it names neither the file of a probe nor a command")
+
 
 class CommandRan(Model, frozen=True):
     """The exit status of a command and the end of its output, or the limit that it passed."""

@@ -434,7 +434,7 @@ def _decoded(data: bytes, model: type[T]) -> T | None:
 
     try:
         return decode_json(data, model)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None
 
 
