@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from unit_kit import make_toolchain
 
 from sparkwright.base.errors import CompanionError, NativeBuildError
 from sparkwright.companion.asking import (
+    Command,
     DescribedModule,
     Description,
     GeneratorSite,
@@ -23,7 +25,6 @@ from sparkwright.companion.asking import (
     find_modules,
 )
 from sparkwright.companion.compiling import Places, compile_modules, configure_modules
-from sparkwright.companion.ninja import NinjaCommand, read_ninja
 from sparkwright.companion.tree import source_tree
 from sparkwright.git import Repository
 from sparkwright.native.model import Inputs, Target, Toolchain
@@ -31,7 +32,8 @@ from sparkwright.store import Store
 from sparkwright.upstream import Access, IndexSettings
 
 GXX = Path("/usr/bin/g++")
-# A FlashInfer in miniature. Its compiler is g++ under nvcc's rule, so that its sources are C++.
+NINJA = Path(sysconfig.get_path("scripts")) / "ninja"
+# A FlashInfer in miniature, of C++ alone.
 CORE = '''
 import os, pathlib, sys
 BASE = pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer" / "1.2.3" / "x"
@@ -65,7 +67,7 @@ build {out}/sampling.so: link {out}/s.o {out}/made.o
 
 @pytest.fixture
 def toolchain(tmp_path: Path) -> Toolchain:
-    return replace(make_toolchain(tmp_path / "chain"), cxx=GXX)
+    return replace(make_toolchain(tmp_path / "chain"), cxx=GXX, ninja=NINJA)
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def site(tmp_path: Path) -> GeneratorSite:
     )
 
 
-def described(*commands: NinjaCommand) -> list[DescribedModule]:
+def described(*commands: Command) -> list[DescribedModule]:
     return [DescribedModule("m", commands)]
 
 
@@ -150,14 +152,13 @@ def places(site: GeneratorSite, toolchain: Toolchain) -> Places:
 
 
 def test_flashinfers_commands_keep_their_words(site: GeneratorSite, toolchain: Toolchain) -> None:
-    data = f"{site.flashinfer}/flashinfer/data"
-    text = (
-        f"rule cuda_compile\n  command = {toolchain.cuda}/bin/nvcc --generate-dependencies-with-compile "
-        f"-MF $out.d -gencode=arch=compute_121a,code=sm_121a -isystem /env/tvm_ffi/include -c $in -o $out\n"
-        f"build {site.workspace}/.cache/flashinfer/1/x/cached_ops/m/a.o: cuda_compile {data}/csrc/a.cu\n"
-    )
-    (site.workspace / ".cache/flashinfer/1/x/cached_ops").mkdir(parents=True)
-    (unit,) = configure_modules(described(*read_ninja(text, "m")), places(site, toolchain), GXX).units
+    source = f"{site.flashinfer}/flashinfer/data/csrc/a.cu"
+    ops = site.workspace / ".cache/flashinfer/1/x/cached_ops"
+    ops.mkdir(parents=True)
+    words = f"{toolchain.cuda}/bin/nvcc --generate-dependencies-with-compile -MF {ops}/m/a.o.d"
+    words += " -gencode=arch=compute_121a,code=sm_121a -isystem /env/tvm_ffi/include"
+    command = Command(source, f"{ops}/m/a.o", (*words.split(), "-c", source, "-o", f"{ops}/m/a.o"))
+    (unit,) = configure_modules(described(command), places(site, toolchain), GXX).units
     assert unit.argv == (
         "{work}/cuda/bin/nvcc", "-gencode=arch=compute_121a,code=sm_121a", "-isystem",
         "{work}/deps/tvm-ffi/include", "-c", "{work}/source/data/csrc/a.cu", "-o", "{work}/build/m/a.o",
@@ -167,22 +168,37 @@ def test_flashinfers_commands_keep_their_words(site: GeneratorSite, toolchain: T
 
 
 def test_nvcc_that_links_gets_the_targets_compiler(site: GeneratorSite, toolchain: Toolchain) -> None:
-    command = NinjaCommand(
-        "nvcc_link", ("/b/a.o",), "/b/m.so", ("nvcc", "-shared", "/b/a.o", "-o", "/b/m.so")
-    )
-    (link,) = configure_modules(described(command), places(site, toolchain), GXX).links
+    compiled = Command("/s/a.cu", "/b/a.o", ("nvcc", "-c", "/s/a.cu", "-o", "/b/a.o"))
+    linked = Command("/b/a.o", "/b/m.so", ("nvcc", "-shared", "/b/a.o", "-o", "/b/m.so"))
+    (link,) = configure_modules(described(compiled, linked), places(site, toolchain), GXX).links
     assert link.argv[1:5] == ("-Xlinker=--strip-all", "-Xlinker=--no-as-needed", "-ccbin", str(GXX))
+    assert link.objects == ("/b/a.o",)
 
 
-def test_an_unknown_step_and_an_unknown_path_are_refused(site: GeneratorSite, toolchain: Toolchain) -> None:
-    known = places(site, toolchain)
-    step = NinjaCommand("embed_cubin", (), "/b/a.o", ("python", "-m", "embed"))
+@pytest.mark.parametrize(
+    ("source", "output"), [("", "/b/a.o"), ("/s/a.ptx", "/b/a.o"), ("/s/a.cu", "/b/a.h")]
+)
+def test_an_unknown_step_is_refused(
+    site: GeneratorSite, toolchain: Toolchain, source: str, output: str
+) -> None:
+    step = Command(source, output, ("python", "-m", "embed"))
     with pytest.raises(NativeBuildError, match="cannot be compiled ahead of time") as caught:
-        configure_modules(described(step), known, GXX)
-    assert "embed_cubin" in caught.value.because
-    foreign = NinjaCommand("compile", ("/a.cpp",), "/b/a.o", ("c++", f"-I{site.flashinfer}/flashinfer/jit"))
+        configure_modules(described(step), places(site, toolchain), GXX)
+    assert output in caught.value.because
+
+
+def test_a_path_of_this_machine_is_refused(site: GeneratorSite, toolchain: Toolchain) -> None:
+    foreign = Command("/a.cpp", "/b/a.o", ("c++", f"-I{site.flashinfer}/flashinfer/jit"))
     with pytest.raises(NativeBuildError, match="cannot be repeated elsewhere"):
-        configure_modules(described(foreign), known, GXX)
+        configure_modules(described(foreign), places(site, toolchain), GXX)
+
+
+def test_a_build_file_that_ninja_refuses_is_named(site: GeneratorSite, toolchain: Toolchain) -> None:
+    core = site.flashinfer / "flashinfer" / "jit" / "core.py"
+    core.write_text(core.read_text().replace("rule link", "rule other"))
+    with pytest.raises(NativeBuildError, match="module sampling cannot be read") as caught:
+        describe_modules(kit.SPEC, ["sampling"], site, Target(HERE, "12.1a"), toolchain)
+    assert "link" in caught.value.because
 
 
 def test_an_answer_of_another_flashinfer_is_refused(site: GeneratorSite, toolchain: Toolchain) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +11,9 @@ import pytest
 from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, QWEN_35B
 from msgspec import structs
 
-from sparkwright.base.errors import ConfigError, NativeBuildError, UnknownNameError
+from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.companion.build import CompiledKernels
 from sparkwright.companion.model import CompanionSpec, load_companion
-from sparkwright.companion.ninja import read_ninja
 from sparkwright.companion.wheel import record_of
 from sparkwright.native.model import Configuration, Target
 from sparkwright.recipes.recipe import Recipe, load_recipe, recipes
@@ -212,70 +211,3 @@ def test_a_list_is_refused_that_is_missing_or_names_an_unknown_module(tmp_path: 
         load_companion(tmp_path / "none.toml")
     with pytest.raises(UnknownNameError, match="is incomplete"):
         written(tmp_path, LIST.replace('["two"]', '["two", "four"]'))
-
-
-# Build files ------------------------------------------------------------------------------
-
-NINJA = """\
-ninja_required_version = 1.3
-cuda = /cuda
-nvcc = $cuda/bin/nvcc
-launcher =
-common = -DA=1 $
-    -I/data
-cuda_cflags = $common $
-    -O3
-
-rule cuda_compile
-  command = $launcher $nvcc -MF $out.d $cuda_cflags -c $in -o $out
-  depfile = $out.d
-  deps = gcc
-
-rule link
-  command = c++ $in -L$cuda/lib64 -o $out
-
-# a comment
-build /b/a.o: cuda_compile /s/a.cu
-build /b/b.o: cuda_compile /s/b.cu
-  cuda_cflags = ${common} -O1
-build /b/m.so: link /b/a.o /b/b.o
-default /b/m.so
-"""
-
-
-def commands(text: str = NINJA) -> Iterator[str]:
-    return (" ".join(one.argv) for one in read_ninja(text, "m"))
-
-
-def test_commands_are_those_that_ninja_would_run() -> None:
-    assert list(commands()) == [
-        "/cuda/bin/nvcc -MF /b/a.o.d -DA=1 -I/data -O3 -c /s/a.cu -o /b/a.o",
-        "/cuda/bin/nvcc -MF /b/b.o.d -DA=1 -I/data -O1 -c /s/b.cu -o /b/b.o",
-        "c++ /b/a.o /b/b.o -L/cuda/lib64 -o /b/m.so",
-    ]
-    assert [(one.rule, one.inputs, one.output) for one in read_ninja(NINJA, "m")][2] == (
-        "link",
-        ("/b/a.o", "/b/b.o"),
-        "/b/m.so",
-    )
-
-
-def test_a_dollar_and_a_quoted_word_stay_what_they_are() -> None:
-    text = NINJA.replace("-DA=1", "'-DA=x y' -DB=$$C")
-    assert read_ninja(text, "m")[0].argv[3:5] == ("-DA=x y", "-DB=$C")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "because"),
-    [
-        ("build /b/a.o: cuda_compile", "build /b/a.o: unknown", "unknown /s/a.cu"),
-        ("/s/a.cu\n", "/s/a.cu | /s/a.h\n", "/s/a.h"),
-        ("default /b/m.so", "include other.ninja", "include other.ninja"),
-        ("common = -DA=1", "common = $cuda_cflags", "name each other"),
-    ],
-)
-def test_what_is_not_understood_is_refused(old: str, new: str, because: str) -> None:
-    assert old in NINJA
-    with pytest.raises(NativeBuildError, match="module m cannot be read") as caught:
-        list(commands(NINJA.replace(old, new)))
-    assert because in caught.value.because

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,12 +15,25 @@ from sparkwright.base.errors import CompanionError, NativeBuildError, ProcessErr
 from sparkwright.base.events import task
 from sparkwright.base.process import run
 from sparkwright.companion.model import CompanionSpec
-from sparkwright.companion.ninja import NinjaCommand, read_ninja
 from sparkwright.native.model import Target, Toolchain
 
 _LIMIT_S = 900.0
 # Variables that change an answer of FlashInfer's, or the compiler's.
 _DECIDING = ("FLASHINFER_", "CUDA_", "NVCC_", "PYTHON", "TORCH_CUDA_ARCH_LIST")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the build file that FlashInfer writes for ninja.
+
+    Attributes:
+        source: the first file that it reads.
+        output: the file that it writes.
+    """
+
+    source: str
+    output: str
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,7 @@ class DescribedModule:
     """
 
     name: str
-    commands: tuple[NinjaCommand, ...]
+    commands: tuple[Command, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ def describe_modules(
             because=f"{answer['version']} answered, and the list is for {spec.version}",
             next_step="run with an interpreter whose environment sets no other FlashInfer in front",
         )
-    modules = tuple(_described(name, one) for name, one in answer["modules"].items())
+    modules = tuple(_described(name, one, toolchain.ninja) for name, one in answer["modules"].items())
     return Description(modules, answer["include"], answer["tvm_ffi"])
 
 
@@ -181,11 +195,20 @@ def _ask(
     return answer
 
 
-def _described(name: str, answer: Mapping[str, Any]) -> DescribedModule:
+def _described(name: str, answer: Mapping[str, Any], ninja: Path) -> DescribedModule:
     if answer["embeds"]:
         raise NativeBuildError(
             f"the module {name} cannot be compiled ahead of time",
             because="it embeds device code that FlashInfer makes by other means",
             next_step="take it out of the list",
         )
-    return DescribedModule(answer["name"], tuple(read_ninja(answer["ninja"], name)))
+    try:
+        listed = json.loads(run([ninja, "-f", answer["ninja"], "-t", "compdb"]).text)
+    except ProcessError as error:
+        raise NativeBuildError(
+            f"the build file of FlashInfer's module {name} cannot be read",
+            because=error.because,
+            next_step="take the module out of the list",
+        ) from error
+    commands = (Command(one["file"], one["output"], tuple(shlex.split(one["command"]))) for one in listed)
+    return DescribedModule(answer["name"], tuple(commands))

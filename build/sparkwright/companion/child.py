@@ -4,7 +4,7 @@ Read from standard input: ``{"describe": bool, "modules": {name: [generator, arg
 last line: FlashInfer's version, the folders of this interpreter's headers and of tvm_ffi, the architecture
 that the installed companion is for (empty without one that states it), and for each name the module's own
 name and the finished file that FlashInfer would load (empty where it would compile). Where it is to be
-described also its build file for ninja, and if it embeds something that is made by other means.
+described also the path of its build file for ninja, and if it embeds something that is made by other means.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _answer(parts: list[Any], describe: bool) -> dict[str, Any]:  # noqa: FBT001
     answer: dict[str, Any] = {"name": spec.name, "found": str(path) if spec.is_aot and path.is_file() else ""}
     if describe:
         spec.write_ninja()
-        answer["ninja"] = spec.ninja_path.read_text(encoding="utf-8")
+        answer["ninja"] = str(spec.ninja_path)
         answer["embeds"] = getattr(spec, "embedded_cubin_factory", None) is not None
     return answer
 

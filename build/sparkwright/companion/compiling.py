@@ -11,17 +11,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from sparkwright.base.errors import NativeBuildError
-from sparkwright.companion.asking import DescribedModule, Description, GeneratorSite
-from sparkwright.companion.ninja import NinjaCommand
+from sparkwright.companion.asking import Command, DescribedModule, Description, GeneratorSite
 from sparkwright.companion.tree import DATA, GENERATED, HEADERS, SOURCES, generated_folder
 from sparkwright.native.build import Builder, Configured, compile_units, link_objects
 from sparkwright.native.model import WORK, Configuration, Inputs, Link, Toolchain, Unit
 from sparkwright.native.units import UnitFiles
 
-_COMPILES = {"cuda_compile": "CUDA", "compile": "CXX"}
-_LINKS = frozenset({"link", "nvcc_link"})
+_LANGUAGES: dict[str, Literal["CUDA", "CXX"]] = {".cu": "CUDA", ".cpp": "CXX", ".cc": "CXX"}
 _DEPFILE = frozenset({"-MMD", "--generate-dependencies-with-compile"})
 _MAP = f"-ffile-prefix-map={WORK}=/sparkwright"
 _CODE = re.compile(r"\bcode=\[?([\w,]+)\]?")
@@ -98,27 +97,28 @@ def configure_modules(modules: Iterable[DescribedModule], places: Places, cxx: P
     links: list[Link] = []
     for module in modules:
         for command in module.commands:
-            if command.rule in _COMPILES:
-                units.append(_unit(module.name, command, places))
-            elif command.rule in _LINKS:
-                links.append(_link(module.name, command, places, cxx))
+            kind, language = Path(command.output).suffix, _LANGUAGES.get(Path(command.source).suffix)
+            if kind == ".o" and language is not None:
+                units.append(_unit(module.name, command, language, places))
+            elif kind == ".so":
+                links.append(_link(module, command, places, cxx))
             else:
                 raise NativeBuildError(
                     f"the module {module.name} cannot be compiled ahead of time",
-                    because=f"its build has a step of the kind {command.rule}",
+                    because=f"its build makes {command.output} of {command.source or 'nothing'}",
                     next_step="take it out of the list",
                 )
     return Configuration(units=tuple(units), links=tuple(links), generated={})
 
 
-def _unit(module: str, command: NinjaCommand, places: Places) -> Unit:
-    cuda = _COMPILES[command.rule] == "CUDA"
+def _unit(module: str, command: Command, language: Literal["CUDA", "CXX"], places: Places) -> Unit:
     argv = tuple(places.abstract(word) for word in _without_depfile(command.argv))
+    cuda = language == "CUDA"
     return Unit(
         target=module,
-        source=places.relative(command.inputs[0]),
+        source=places.relative(command.source),
         output=places.relative(command.output),
-        language="CUDA" if cuda else "CXX",
+        language=language,
         argv=(*argv, f"-Xcompiler={_MAP}" if cuda else _MAP),
         arches=tuple(dict.fromkeys(code for word in argv for code in _codes(word))) if cuda else (),
     )
@@ -140,16 +140,17 @@ def _without_depfile(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def _link(module: str, command: NinjaCommand, places: Places, cxx: Path) -> Link:
+def _link(module: DescribedModule, command: Command, places: Places, cxx: Path) -> Link:
     argv = [places.abstract(word) for word in command.argv]
     options = ["-Wl,--strip-all", "-Wl,--no-as-needed"]
-    if command.rule == "nvcc_link":
+    if Path(argv[0]).name == "nvcc":
         options = [f"-Xlinker={option.removeprefix('-Wl,')}" for option in options]
         options += ["-ccbin", str(cxx)]
+    objects = [one.output for one in module.commands if one is not command and one.output in command.argv]
     return Link(
-        target=module,
+        target=module.name,
         output=places.relative(command.output),
-        objects=tuple(places.relative(path) for path in command.inputs),
+        objects=tuple(places.relative(path) for path in objects),
         argv=(argv[0], *options, *argv[1:]),
     )
 
