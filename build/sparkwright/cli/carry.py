@@ -109,7 +109,7 @@ def new(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the user says of a pull request to carry."""
+    """The options of a pull request to carry."""
 
     name: str
     pull: str

@@ -12,7 +12,7 @@ from sparkwright.base.config import Model
 from sparkwright.base.errors import ClusterError
 
 CUDA, GPU, GB10 = "cuda", "gpu", "gb10"
-"""What a task may need of a machine: an installed CUDA toolkit; a card of NVIDIA's; one like GB10's.
+"""Needs that only some machines meet: an installed CUDA toolkit; a card of NVIDIA's; one like GB10's.
 
 A card serves one task at a time. A kind of machine is a need, too, such as ``machine-aarch64``.
 """

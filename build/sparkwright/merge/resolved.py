@@ -62,7 +62,7 @@ class _Scope:
 
 @dataclass
 class _File:
-    """What one file says of callees.
+    """The calls, imports and bases in one file.
 
     Attributes:
         calls: its calls, of those that it names beyond doubt.

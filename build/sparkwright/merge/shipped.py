@@ -1,4 +1,4 @@
-"""What a git tree can say and a wheel cannot: links, submodules, modes, names, files that no audit reads."""
+"""Find what a wheel cannot have of a git tree: links, submodules, modes, names, files that no audit reads."""
 
 from __future__ import annotations
 

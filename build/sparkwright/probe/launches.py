@@ -63,7 +63,7 @@ class KernelLaunch(Model, frozen=True):
 
     @property
     def of_test(self) -> bool:
-        """Whether upstream's tests alone launch it, whose shapes need not be those of a recipe."""
+        """Tell if upstream's tests alone launch it, whose shapes need not be those of a recipe."""
         return self.origin.startswith("upstream's ")
 
 

@@ -72,7 +72,7 @@ _REASONS = (
 
 
 class UpstreamTest(Model, frozen=True):
-    """What became of a test, and the end of what it said."""
+    """The outcome of a test, and the end of its output."""
 
     outcome: str
     said: str = ""
@@ -84,7 +84,7 @@ class _Results(Model, frozen=True):
 
 @dataclass(frozen=True)
 class _File:
-    """What a file shows: its tests on the pristine tree, and those that differ on the merged one."""
+    """The tests of a file: outcomes on the pristine tree, and those that differ on the merged one."""
 
     before: dict[str, UpstreamTest]
     regressions: dict[str, str]
@@ -92,7 +92,7 @@ class _File:
 
 
 class UpstreamTests(Model, frozen=True):
-    """What upstream's tests show of a merged tree.
+    """The result of upstream's tests on a merged tree.
 
     Attributes:
         format: version of the file's format.

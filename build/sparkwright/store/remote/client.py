@@ -27,7 +27,7 @@ _CAUSES = {
     "invalid peer certificate": "its certificate is not accepted",
     "error sending request": "it cannot be reached",
 }
-"""What a failure means, by a part of obstore's text."""
+"""Causes of failures, by a part of obstore's message."""
 _PATIENT = 6  # times as long, since a server may answer a large file after it has stored it all
 _RETRY = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=1), "base": 2}
 
