@@ -259,6 +259,7 @@ def test_a_candidate_is_left_alone_where_the_pin_can_be_had(lock, access, tree, 
     assert cutlass(pin(lock, None, candidate=candidate), access, older).is_candidate
     found = cutlass(pin(lock, tree, candidate=candidate), access)
     assert (found.tree, found.is_candidate, found.missing) == (tree, False, "")
+    assert pin(lock, tree, candidate=candidate).native.sources["cutlass"].trees == (tree, candidate.tree)
     with pytest.raises(DigestError, match="not the source that the lock pins"):
         cutlass(pin(lock, tree, candidate=candidate), access, older)
 
