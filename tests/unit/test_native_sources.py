@@ -244,7 +244,8 @@ def older(tmp_path):
 
 def test_a_candidate_is_taken_where_the_pin_cannot_be_had(lock, access, candidate, older, tmp_path):
     wanted = pin(lock, None, candidate=candidate)
-    assert not cutlass(wanted, access).at_hand  # neither fetched nor in the store
+    assert not cutlass(wanted, access).at_hand  # its remote does not answer
+    assert find_sources(wanted, access, environment=NOBODY) is None
     found = cutlass(wanted, access, older)
     assert (found.tree, found.is_candidate) == (candidate.tree, True)
     assert found.missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
@@ -259,8 +260,28 @@ def test_a_candidate_is_left_alone_where_the_pin_can_be_had(lock, access, tree, 
     assert cutlass(pin(lock, None, candidate=candidate), access, older).is_candidate
     found = cutlass(pin(lock, tree, candidate=candidate), access)
     assert (found.tree, found.is_candidate, found.missing) == (tree, False, "")
+    assert pin(lock, tree, candidate=candidate).native.sources["cutlass"].trees == (tree, candidate.tree)
     with pytest.raises(DigestError, match="not the source that the lock pins"):
         cutlass(pin(lock, tree, candidate=candidate), access, older)
+
+
+@pytest.mark.parametrize(
+    ("attested", "content", "fetched"),
+    [((2, 2), OLDER, True), ((1, 2), OLDER, False), ((2, 2), {"include/a.h": "// another\n"}, False)],
+    ids=["whole", "not whole", "another tree"],
+)
+def test_a_candidate_is_fetched_if_all_units_of_an_extension_are_attested(
+    lock, access, remote, candidate, attested, content, fetched
+):
+    remote.commit("Older", content)
+    remote.git("tag", "v4.4.1")
+    wanted = pin(lock, None, candidate=msgspec.structs.replace(candidate, attested={"_C": attested}))
+    assert (find_sources(wanted, access, environment=NOBODY) is None) == (attested == (2, 2))
+    found = cutlass(wanted, access)
+    assert (found.is_candidate, found.at_hand) == (fetched, fetched)
+    assert found.missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
+    if fetched:
+        assert (found.tree, read_tree(access.repository, found.tree)) == (candidate.tree, OLDER)
 
 
 def test_another_tree_than_the_candidates_is_refused(lock, access, candidate, older):

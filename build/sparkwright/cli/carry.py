@@ -234,14 +234,14 @@ def _change(job: Job, carry: Carry) -> CarryChange:
 
     lock = job.spec.lock
     if carry.spec.source is not None:
-        pin = None if lock.native is None else lock.native.sources.get(carry.spec.source)
-        if pin is None or pin.tree is None or not job.repository.has(pin.tree):
+        tree = job.source_tree(carry.spec.source)
+        if tree is None:
             raise NotInStoreError(
                 f"the change of {carry.name} cannot be shown with context",
                 because=f"the source of {carry.spec.source} is not in the store",
                 next_step=f"read the patches in {carry.folder}; building native kernels fetches the source",
             )
-        return source_change(job.repository, carry, pin.tree, version=lock.release.version)
+        return source_change(job.repository, carry, tree, version=lock.release.version)
     (ready,) = prepare(
         job.repository,
         [carry],

@@ -118,6 +118,14 @@ class SourcePin(Model, frozen=True):
     trust: Literal["", "plain-files"] = ""
     candidate: Candidate | None = None
 
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """Trees that extensions are compiled from: the pin's, and a candidate's that is attested for one."""
+        trees = [] if self.tree is None else [self.tree]
+        if (other := self.candidate) is not None and any(map(other.covers, other.attested)):
+            trees.append(other.tree)
+        return tuple(trees)
+
 
 class ExtensionSpec(Model, frozen=True):
     """An extension that native builds compile.

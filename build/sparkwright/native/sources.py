@@ -86,8 +86,8 @@ def gather_sources(
     """Return the sources called *wanted*, fetched where they are missing; all of the lock's by default.
 
     The user's local copy, the store, a package and the git remote are tried in this order, and only the tree
-    that the lock pins is accepted. If none of them has it, the tree of the lock's candidate is taken if the
-    local copy or the store has that one.
+    that the lock pins is accepted. If none of them has it, the tree of the lock's candidate is looked for in
+    the same way.
 
     Args:
         lock: the pin with its ``[native]`` tables.
@@ -125,9 +125,11 @@ def find_sources(
     found: dict[str, SourceTree] = {}
     for source in _wanted(lock, wanted):
         here = _from_folder(access, source, environment) or _from_store(access, source)
-        if here is None and source.pin.tree is not None:
+        if here is None and source.pin.tree is None:
+            here = _candidate(access, source, environment, source.unknown)
+        if here is None and source.pin.trees:
             return None
-        found[source.name] = here or _instead(access, source, environment, source.unknown)
+        found[source.name] = here or _stand_in(access, source, source.unknown)
     return found
 
 
@@ -149,33 +151,39 @@ def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> 
     found = _from_folder(access, source, environment) or _from_store(access, source)
     if found is not None:
         return found
-    if source.pin.tree is None:
-        return _instead(access, source, environment, source.unknown)
-    failures: list[str] = []
-    for bring in (_from_package, _from_git):
+    failures: list[str] = [source.unknown] if source.pin.tree is None else []
+    for bring in (_from_package, _from_git) if source.pin.tree is not None else ():
         try:
             return bring(access, source)
         except _UnavailableError as error:
             failures += [str(error)] if str(error) else []
         except SparkwrightError as error:
             failures.append(str(error))
-    if source.override:
+    if source.override and source.pin.tree is not None:
         failures.append(f"{source.override} names no local copy")
-    return _instead(access, source, environment, "; ".join(failures))
+    why = "; ".join(failures)
+    return _candidate(access, source, environment, why, fetching=True) or _stand_in(access, source, why)
 
 
-def _instead(access: Access, source: _Wanted, environment: Mapping[str, str], why: str) -> SourceTree:
-    """Return the candidate for a source that cannot be had, if it is here, or an empty stand-in.
+def _candidate(
+    access: Access, source: _Wanted, environment: Mapping[str, str], why: str, *, fetching: bool = False
+) -> SourceTree | None:
+    """Return the candidate for a source that is missing for the reason *why*.
 
-    It is never fetched: where its remote answers, so does the pin's.
+    It is fetched only if an extension can be compiled from it.
     """
-    if (candidate := source.pin.candidate) is not None:
-        pin = structs.replace(source.pin, ref=candidate.ref, tree=candidate.tree)
-        other = replace(source, pin=pin)
-        found = _from_folder(access, other, environment) if source.pin.tree is None else None
-        if found := found or _from_store(access, other):
-            return structs.replace(found, missing=why)
-    return _stand_in(access, source, why)
+    candidate = source.pin.candidate
+    if candidate is None:
+        return None
+    other = replace(source, pin=structs.replace(source.pin, ref=candidate.ref, tree=candidate.tree))
+    found = _from_folder(access, other, environment) if source.pin.tree is None else None
+    found = found or _from_store(access, other)
+    if found is None and fetching and candidate.tree in source.pin.trees:
+        try:
+            found = _from_git(access, other)
+        except (_UnavailableError, SparkwrightError) as error:
+            emit("source.missing", name=source.name, why=f"its candidate {candidate.ref}: {error}")
+    return None if found is None else structs.replace(found, missing=why)
 
 
 def _stand_in(access: Access, source: _Wanted, why: str) -> SourceTree:

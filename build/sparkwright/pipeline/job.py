@@ -158,14 +158,18 @@ class Job:
 
     @property
     def available_sources(self) -> dict[str, str]:
-        """Ids of the pinned trees that carries change and the store holds, by the sources' names."""
-        pins = {} if self.native is None else self.native.sources
-        wanted = {carry.spec.source for carry in self.spec.deciding}
-        return {
-            name: pin.tree
-            for name, pin in pins.items()
-            if name in wanted and pin.tree is not None and self.repository.has(pin.tree)
-        }
+        """Ids of the trees that carries change, by the sources' names; those that the store holds."""
+        if self.native is None:
+            return {}
+        wanted = sorted({carry.spec.source for carry in self.spec.deciding if carry.spec.source is not None})
+        found = {name: self.source_tree(name) for name in wanted}
+        return {name: tree for name, tree in found.items() if tree is not None}
+
+    def source_tree(self, name: str) -> str | None:
+        """Return the id of the dependency's tree that the store holds: the pin's, or else its candidate's."""
+        native = self.spec.lock.native
+        pin = None if native is None else native.sources.get(name)
+        return None if pin is None else next(filter(self.repository.has, pin.trees), None)
 
     def prover(self, report: MergeReport, *, pristine_alone: bool = False) -> Prover:
         """Return the prover for the trees of *report*, or for its pristine one alone."""

@@ -136,7 +136,9 @@ def _claim(native: NativePin, source: str, extension: str) -> str:
     # Part of the record in the wheel.
     pin = native.sources[source]
     candidate = require(pin.candidate)
-    return f"{source} {candidate.ref[:12]} in place of {pin.ref[:12]} is {candidate.claim(extension)}"
+    # The ref of a pin without a tree can be a guess: that of the candidate.
+    instead = "" if candidate.ref == pin.ref else f" in place of {pin.ref[:12]}"
+    return f"{source} {candidate.ref[:12]}{instead} is {candidate.claim(extension)}"
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,22 @@ class TestNative:
         assert f"quack:{LISTS}" in out
         assert source["tree"] in out
 
+    @pytest.mark.parametrize(("attested", "kind"), [((2, 2), "applied"), ((1, 2), "left-out")])
+    def test_a_candidate_is_changed_if_anything_is_compiled_from_it(
+        self, compiling: World, attested: tuple[int, int], kind: str
+    ) -> None:
+        tree, lock = bring(compiling), compiling.release.lock
+        assert lock.native is not None
+        candidate = Candidate(ref="v1", tree=tree, attested={"_duck": attested})
+        quack = msgspec.structs.replace(lock.native.sources["quack"], tree=None, candidate=candidate)
+        native = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "quack": quack})
+        compiling.pin(dataclasses.replace(compiling.release, lock=with_native(lock, native)))
+        told = compiling.good("merge", "--kernels", "native", "--json").json
+        (feed,) = [outcome for outcome in told["outcomes"] if outcome["carry"] == "feed"]
+        changed = [(source["name"], source["pristine"]) for source in told["sources"]]
+        assert (feed["kind"], changed) == (kind, [("quack", tree)] if kind == "applied" else [])
+        assert (compiling.call("carry", "show", "feed").status == 0) == (kind == "applied")
+
     def test_on_another_release_nobody_knows_the_sources(self, compiling: World) -> None:
         from tiny_release import make_tiny
 
@@ -194,11 +210,16 @@ class TestNative:
             assert next_step in ran.err
 
     @pytest.mark.parametrize(
-        ("attested", "says"),
-        [((2, 2), ""), ((1, 2), "is attested for 1 of 2 units"), (None, "is not attested")],
+        ("ref", "attested", "says"),
+        [
+            ("v4.4.1", (2, 2), ""),
+            ("v4.4.1", (1, 2), "cutlass v4.4.1 in place of v4.4.2 is attested for 1 of 2 units"),
+            ("v4.4.2", (1, 2), "cutlass v4.4.2 is attested for 1 of 2 units"),
+            ("v4.4.1", None, "is not attested"),
+        ],
     )
     def test_an_extension_with_an_unattested_unit_stays_upstreams(
-        self, compiling: World, tmp_path: Path, attested: tuple[int, int] | None, says: str
+        self, compiling: World, tmp_path: Path, ref: str, attested: tuple[int, int] | None, says: str
     ) -> None:
         (tmp_path / "older" / "include").mkdir(parents=True)
         (tmp_path / "older" / "include" / "a.h").write_text("// older")
@@ -206,7 +227,7 @@ class TestNative:
         tree = make_tree(scratch, {"include/a.h": "// older"})
         scratch.close()
         compiling.environment["VLLM_CUTLASS_SRC_DIR"] = str(tmp_path / "older")
-        candidate = Candidate(ref="v4.4.1", tree=tree, attested={"_C": attested} if attested else {})
+        candidate = Candidate(ref=ref, tree=tree, attested={"_C": attested} if attested else {})
         lock = compiling.release.lock
         assert lock.native is not None
         points, unproved = [], ("--allow-unproved", "card", "--allow-unproved", "feed")
