@@ -35,8 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented, wrong_bytes
-from nvfp4.rig import say
-from nvfp4.timing import Clock
+from nvfp4.timing import Clock, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
