@@ -39,7 +39,7 @@ from typing import Any
 from pair import install
 from pair.install import Check
 from pair.models import write_models
-from serve_pair import BAD_SIGNS, RUNNERS, Run, environment, run_engine, say
+from serve_pair import BAD_SIGNS, RUNNERS, Run, environment, read_lines, run_engine, say
 
 CASES = ["alone", "shared", "crowded", "at-the-end", "planted"]
 RUNS = ["v1-eager", "v2-eager", "v1-graphs", "v2-graphs"]
@@ -154,14 +154,6 @@ def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[C
         Check("log", not bad, bad[0] if bad else "no sign of a fault"),
         Check("came to its end", ended and status == 0, f"exit status {status}"),
     ]
-
-
-def read_lines(out: Path) -> list[dict[str, Any]]:
-    """Return what all runs wrote."""
-    file = out / "lines.jsonl"
-    return (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    )
 
 
 def table(lines: list[dict[str, Any]]) -> str:

@@ -25,15 +25,9 @@ from pair.sessions import session
 
 COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "nvlink"})
 POLL_S = 0.02
-# Each arm: name, companion, sampler of FlashInfer, attention backend. The first one only fills the caches of
-# others: files in memory, Triton's kernels.
-ARMS = (
-    ("warm-up", False, False, ""),
-    ("with", True, True, ""),
-    ("without", False, True, ""),
-    ("with-again", True, True, ""),
-    ("attention-without", False, True, "FLASHINFER"),
-)
+# Each arm: name, companion, sampler of FlashInfer. The first one only fills the caches of others: files in
+# memory, Triton's kernels.
+ARMS = {"warm-up": (False, False), "with": (True, True), "without": (False, True), "with-again": (True, True)}
 
 
 def main() -> int:
@@ -44,7 +38,7 @@ def main() -> int:
     parser.add_argument("--companion", type=Path, required=True, help="the wheel")
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--limit", type=float, default=320.0, help="seconds for all arms together")
-    parser.add_argument("--arms", nargs="*", default=[arm[0] for arm in ARMS])
+    parser.add_argument("--arms", nargs="*", default=[*ARMS])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     site = Path(tempfile.mkdtemp(prefix="companion-"))
@@ -53,14 +47,13 @@ def main() -> int:
     models = Path(tempfile.mkdtemp(prefix="models-"))
     write_model(models)
     began, results = time.monotonic(), []
-    for name, companion, sampler, attention in ARMS:
+    for name, (companion, sampler) in ARMS.items():
         left = arguments.limit - (time.monotonic() - began)
         if name not in arguments.arms or left < 20:
             continue
-        arm = Arm(name, site if companion else None, attention, sampler=sampler)
-        result = run_arm(arm, models, arguments.out, left)
-        results.append(result)
-        sys.stdout.write(json.dumps({key: one for key, one in result.items() if key != "files"}) + "\n")
+        arm = Arm(name, site if companion else None, sampler=sampler)
+        results.append(run_arm(arm, models, arguments.out, left))
+        sys.stdout.write(json.dumps(results[-1]) + "\n")
         sys.stdout.flush()
         (arguments.out / "first_token.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     kept = [one for one in results if one["companion"]]
@@ -77,17 +70,16 @@ def write_model(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Arm:
-    """One engine: its name, the unpacked companion, the attention backend, and if FlashInfer samples."""
+    """One engine: its name, the unpacked companion, and if FlashInfer samples."""
 
     name: str
     site: Path | None
-    attention: str
     sampler: bool
 
 
 def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
     """Return times, compilers and new files of one engine."""
-    name, site, attention, sampler = arm.name, arm.site, arm.attention, arm.sampler
+    name, site, sampler = arm.name, arm.site, arm.sampler
     cache = Path(tempfile.mkdtemp(prefix=f"flashinfer-{name}-"))
     environment = {
         **os.environ,
@@ -98,7 +90,7 @@ def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
     }
     if site is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    spec = {"model": str(models / "target"), "attention": attention, "result": str(cache / "result.json")}
+    spec = {"model": str(models / "target"), "result": str(cache / "result.json")}
     words = [sys.executable, __file__, "--engine", json.dumps(spec)]
     began = time.monotonic()
     seen: dict[int, str] = {}
@@ -114,11 +106,11 @@ def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
     files = sorted(str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file())
     shutil.rmtree(cache, ignore_errors=True)
     return {
-        "arm": name, "companion": site is not None, "sampler": sampler, "attention": attention,
+        "arm": name, "companion": site is not None, "sampler": sampler,
         "ok": status == 0 and bool(times), "status": status, "seconds": round(took, 2), **times,
         "compilers": {one: list(seen.values()).count(one) for one in sorted(set(seen.values()))},
         "modules": sorted({Path(file).stem for file in files if file.endswith(".so")}),
-        "new_files": len(files), "files": files,
+        "new_files": len(files),
     }  # fmt: skip
 
 
@@ -145,11 +137,10 @@ def engine(spec: dict[str, Any]) -> None:
     from vllm.inputs import TokensPrompt
 
     imported = time.monotonic()
-    options: dict[str, Any] = {"attention_backend": spec["attention"]} if spec["attention"] else {}
     llm = LLM(
         model=spec["model"], skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", seed=0,
         max_model_len=2048, max_num_seqs=8, gpu_memory_utilization=0.3, enforce_eager=True,
-        enable_flashinfer_autotune=False, **options,
+        enable_flashinfer_autotune=False,
     )  # fmt: skip
     started = time.monotonic()
     prompt = TokensPrompt(prompt_token_ids=list(range(3, 51)))

@@ -37,7 +37,7 @@ from typing import Any
 from pair.models import write_models, write_window_drafter
 from pair.scoring import CASES, LosslessCase, Score, scored, shortfalls
 from pair.sessions import engines_end_on_sigterm
-from serve_pair import BAD_SIGNS, Run, environment, run_engine, say, say_faults
+from serve_pair import BAD_SIGNS, Run, environment, read_lines, run_engine, say, say_faults
 
 LEVELS = [1, 2, 3, 8, 17, 33, 64]
 WINDOW = 64
@@ -174,7 +174,7 @@ def main() -> int:
         write_window_drafter(drafter, "window", WINDOW)
         with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
             statuses = list(pool.map(lambda case: execute(case, cases, args, scratch), cases))
-    lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(args.out)
     found = {
         case.name: judge(case, status, lines, args) for case, status in zip(cases, statuses, strict=True)
     }

@@ -17,8 +17,8 @@ What is checked, and fails the script:
 
 - the installed files are the wheel's, by its ``RECORD``; its carries are those named; the engine's process
   imports exactly these files, and `vllm.__version__` is the wheel's;
-- the binaries that are not upstream's are those named, the engine's process has exactly these files mapped,
-  and what a few of their kernels compute is what torch computes;
+- the binaries that are not upstream's are those named, and the engine's process has exactly these files
+  mapped (what they compute is compared by ``sparkwright verify NATIVE.whl --against UPSTREAM.whl``);
 - the model runner, drafter and rejection sampler that ran are those asked for, and CUDA graphs are captured
   and replayed, or, eager, never;
 - at each level c: every request gives exactly the tokens asked for, ended by length; c requests ran at once;
@@ -28,8 +28,8 @@ What is checked, and fails the script:
 - with ``--cards 2``: two workers booted alike, on two different cards of this host. Custom all-reduce, which
   two hosts never use, is off: with it 0.24.0 fails while graphs are captured, stock and patched.
 
-``OUT`` receives ``lines.jsonl`` (one line a boot, level and end), ``kernels.jsonl``, ``report.json``,
-``table.txt`` and each run's log. The exit status is 0 when everything passed, 1 otherwise.
+``OUT`` receives ``lines.jsonl`` (one line a boot, level and end), ``report.json``, ``table.txt`` and each
+run's log. The exit status is 0 when everything passed, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,6 @@ RUNNERS = {
     ),
 }
 RUNS = [f"{runner}-{mode}" for runner in RUNNERS for mode in ("eager", "graphs")]
-KERNEL_SECONDS = 300
 WINDOW = 64
 ALIKE = ("runner", "drafter", "rejection_sampler", "attention", "cudagraph_mode", "capture_sizes", "captured")
 BAD_SIGNS = re.compile(
@@ -143,10 +141,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run_engine(module: str, spec: Path, log: Path, env: dict[str, str], seconds: float) -> int | None:
-    """Run ``python -m module spec`` with its output in *log*; return its exit status, `None` after *seconds*.
-
-    All processes of its session end with it, and with this script if it gets SIGTERM.
-    """
+    """Run ``python -m module spec`` with output in *log*; return its exit status, `None` after *seconds*."""
     with (
         session([sys.executable, "-m", module, str(spec)], log, env) as child,
         contextlib.suppress(subprocess.TimeoutExpired),
@@ -193,7 +188,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: install.Installed) -> int | None:
-    """Run one engine to its end, passing its lines on; return its exit status, or None after a time-out."""
+    """Run one engine to its end; return its exit status, or None after a time-out."""
     spec = {
         "run": run.name,
         "eager": run.eager,
@@ -209,19 +204,10 @@ def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: instal
     }
     file = scratch / f"{run.name}.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
-    deadline = time.monotonic() + args.boot_seconds + 20 * len(args.levels)
-    lines = args.out / "lines.jsonl"
-    lines.touch()
-    words = [sys.executable, "-m", "pair.engine", str(file)]
+    seconds = args.boot_seconds + 20 * len(args.levels)
     log = args.out / f"{run.name}.log"
-    with lines.open(encoding="utf-8") as stream:
-        stream.seek(0, os.SEEK_END)
-        with session(words, log, environment(run, scratch) | CALM) as child:
-            while (status := child.poll()) is None and time.monotonic() < deadline:
-                time.sleep(0.2)
-                sys.stdout.write(stream.read())
-                sys.stdout.flush()
-        sys.stdout.write(stream.read())
+    status = run_engine("pair.engine", file, log, environment(run, scratch) | CALM, seconds)
+    say(f"{run.name}: exit status {status}")
     return status
 
 
@@ -293,42 +279,11 @@ def _mapped_check(binaries: dict[str, Any], installed: install.Installed) -> Che
     return Check("native binaries mapped", files == expected and bool(served) == bool(expected), detail)
 
 
-def compute(out: Path, scratch: Path) -> int | None:
-    """Let kernels compute in a process of their own; return its exit status, or None after a time-out."""
-    file = out / "kernels.jsonl"
-    file.write_text("", encoding="utf-8")
-    with (out / "kernels.log").open("wb") as log:
-        command = [sys.executable, "-m", "pair.kernels", str(file)]
-        env = environment(Run("v1-eager"), scratch)
-        try:
-            done = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=env, timeout=KERNEL_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return None
-    return done.returncode
-
-
-def kernel_checks(file: Path, status: int | None) -> list[Check]:
-    """Judge what kernels computed, by the lines in *file*."""
-    lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
-    checks = [
-        Check(
-            line["kernel"],
-            line["error"] <= line["allowed"],  # not a number is no less than anything
-            line["fault"] or f"error {line['error']:.2e}, allowed {line['allowed']:.2e}",
-        )
-        for line in lines
-    ]
-    return [*checks, Check("came to its end", status == 0 and bool(lines), f"exit status {status}")]
-
-
 def run_checks(
     run: Run, status: int | None, args: argparse.Namespace, installed: install.Installed
 ) -> list[Check]:
     """Judge one run by the lines and the log that it left."""
-    texts = (args.out / "lines.jsonl").read_text(encoding="utf-8").splitlines()
-    lines = [line for line in map(json.loads, texts) if line["run"] == run.name]
+    lines = [line for line in read_lines(args.out) if line["run"] == run.name]
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("boot", "level", "end")}
     checks = [check for line in by_kind["boot"] for check in boot_checks(run, line, args, installed)]
     levels = {line["c"]: line for line in by_kind["level"]}
@@ -345,6 +300,13 @@ def run_checks(
         Check("log", not bad, bad[0] if bad else "no sign of a fault"),
         Check("came to its end", ended and status == 0, f"exit status {status}"),
     ]
+
+
+def read_lines(out: Path) -> list[dict[str, Any]]:
+    """Return what all engines wrote."""
+    file = out / "lines.jsonl"
+    texts = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [json.loads(line) for line in texts]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -382,17 +344,10 @@ def main() -> int:
         scratch = Path(folder)
         _, drafter = write_models(scratch)
         write_window_drafter(drafter, "windows", WINDOW)
-        if args.native:
-            checks["kernels"] = kernel_checks(args.out / "kernels.jsonl", compute(args.out, scratch))
         for run in map(Run, args.runs):
             status = execute(run, args, scratch, installed)
             checks[run.name] = run_checks(run, status, args, installed)
-    lines = args.out / "lines.jsonl"
-    records = (
-        [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-        if lines.exists()
-        else []
-    )
+    records = read_lines(args.out)
     (args.out / "table.txt").write_text(table(records) + "\n", encoding="utf-8")
     report = {
         "version": args.version,

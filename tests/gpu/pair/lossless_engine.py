@@ -71,13 +71,6 @@ def fill(worker: Any) -> dict[str, Any]:
             for name, layer in layers.items()
             if hasattr(layer, "attn_backend")
         },
-        "windows": [str(getattr(layers[name], "sliding_window", None)) for name in layers],
-        "groups": [
-            [type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size, len(group.layer_names)]
-            for group in runner.kv_cache_config.kv_cache_groups
-        ],
-        "weights": len(seen),
-        "cudagraph_mode": str(worker.vllm_config.compilation_config.cudagraph_mode),
     }
 
 
