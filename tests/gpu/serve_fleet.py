@@ -36,9 +36,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet import judge, matrix
 from fleet.load import LEVELS
@@ -47,9 +48,6 @@ from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of, speculative
 from fleet.tensors import kept_checkpoint
 from pair.sessions import engines_end_on_sigterm
 from serve_pair import Run, environment, on_cpu, run_engine, say
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
 TAIL = 6000  # characters of a log that are kept

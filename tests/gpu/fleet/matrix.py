@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from fleet.shapes import DRAFTERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 USUAL = ("none", "dflash", "windows", "eagle3", "ngram")

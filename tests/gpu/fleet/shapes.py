@@ -11,17 +11,14 @@ whose sizes the shape gives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from pair.load import ACCEPTED, DRAFTED
 from pair.models import VOCABULARY
 
 from fleet.tensors import HEAD, MATRIX, TIED_NORM, Checkpoint, Tensor, kept_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
 
 MAX_MODEL_LEN, HIDDEN, EXPERTS, WINDOW = 2048, 512, 8, 64
 DRAFTERS = ("none", "dflash", "windows", "mtp", "eagle3", "ngram")

@@ -13,13 +13,10 @@ import math
 import threading
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pair.scoring import TOKENS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 MATRIX, EMBED, HEAD, TIED = "matrix", "embed", "head", "tied"
 ROUTER, EXPERT = "router", "expert"

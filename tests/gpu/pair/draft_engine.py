@@ -12,10 +12,11 @@ import random
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -30,9 +31,6 @@ from pair.caches import sides, some_skipped
 from pair.draft_compare import POISON, Verdict, compare
 from pair.load import DRAFTED
 from pair.models import VOCABULARY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_MODEL_LEN = 1024  # a multiple of 128, where the block table ends with the longest request
 STEP_TOKENS = 2048

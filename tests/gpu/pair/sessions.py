@@ -10,12 +10,8 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a script that SIGTERM ended."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.judge import ALLOWED, compared, outcome, reason, too_many
 
 from trained.cells import DRAFTS, Cell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 SAME = 0.15
 """Tokens a step by which two means may differ where nothing should: answers part at near ties."""

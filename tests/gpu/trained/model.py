@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from trained.cells import DRAFTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 BLOCK = DRAFTS + 1
 """Tokens of a block: one confirmed, seven drafted."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 import inspect
 import os
 import random
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from typing import Any
 
 LONGEST, SHORTEST = 1400, 48
 """Tokens of a training prompt."""

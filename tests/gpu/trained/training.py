@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from serve_pair import say
@@ -16,11 +18,6 @@ from torch.nn.functional import cross_entropy, linear
 
 from trained.model import BLOCK, Drafter, export, shape_of
 from trained.texts import lessons
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 FADE = 0.8
 """Weight of a drafted place to the one before it."""
