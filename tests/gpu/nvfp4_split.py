@@ -37,8 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from collections.abc import Callable
 
 from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented, wrong_bytes
-from nvfp4.rig import say
-from nvfp4.timing import Clock
+from nvfp4.timing import Clock, say
 
 LIMIT = 4e-3  # RMS of the error in terms of the output's, bfloat16
 FA2_HEADS = (128, 256)  # the sizes that it is timed with: the driver compiles each for minutes

@@ -14,13 +14,9 @@ each rounded to nearest, ties to even. Where a value is not a number, the group'
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-
-from nvfp4.rig import Shape
-
-__all__ = ["Packed", "decode", "encode", "places"]
 
 GROUP = 16
 NAN_SCALE = 0x7F
@@ -75,16 +71,6 @@ def encode(x: torch.Tensor, scale: float) -> Packed:
     return Packed(codes, torch.where(undefined, NAN_SCALE, code).to(torch.uint8), undefined)
 
 
-def decode(packed: Packed, scale: float) -> torch.Tensor:
-    """Return the values that the bytes mean (… x head size, float64)."""
-    values = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=torch.float64)
-    values = values.to(packed.codes.device)
-    steps = torch.tensor([*SCALES, float("nan")] * 2, dtype=torch.float64, device=packed.codes.device)
-    pairs = torch.stack([packed.codes & 15, packed.codes >> 4], dim=-1).flatten(-2)
-    groups = values[pairs.long()].unflatten(-1, (-1, GROUP))
-    return (groups * steps[packed.scales.long()][..., None]).flatten(-2) * scale
-
-
 class Places(NamedTuple):
     """Byte offsets in a page, of every slot and head: slots x heads x bytes (int64)."""
 
@@ -92,7 +78,7 @@ class Places(NamedTuple):
     scales: torch.Tensor
 
 
-def places(shape: Shape, side: int) -> Places:
+def places(shape: Any, side: int) -> Places:
     """Return where a page has its keys (*side* 0) or values (1): all codes of a side, then all its scales."""
     slots, heads = shape.block, shape.kv_heads
     slot, head = torch.arange(slots)[:, None], torch.arange(heads)[None, :]
@@ -104,15 +90,8 @@ def places(shape: Shape, side: int) -> Places:
     return Places(codes, scales)
 
 
-def read(pages: torch.Tensor, shape: Shape, side: int, scale: float) -> torch.Tensor:
-    """Return keys or values of all slots (slots of all pages x heads x head size, float64) out of *pages*."""
-    where = places(shape, side)
-    codes, scales = (pages[:, some.to(pages.device)].flatten(0, 1) for some in where)
-    return decode(Packed(codes, scales, scales == NAN_SCALE), scale)
-
-
 def write(
-    pages: torch.Tensor, packed: Packed, slots: torch.Tensor, shape: Shape, side: int
+    pages: torch.Tensor, packed: Packed, slots: torch.Tensor, shape: Any, side: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Put *packed* (tokens x heads x …) into *pages* at *slots* (negative: nowhere), in place.
 
