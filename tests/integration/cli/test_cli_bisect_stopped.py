@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bisect_kit import DOUBLED, JUDGE, judge, patch_twice
 from http_index import Fault
-from killed import starve
+from killed import in_child, starve
 from kit import small_disk
 from tiny_release import CLAMP, make_tiny
 from world import World, finish, wait_until
@@ -59,13 +59,14 @@ def test_a_search_that_is_killed_at_every_step_ends_with_the_same_answer(patched
     words = (*ENDS, "--deterministic", "--judge", judge(patched, text))
     kept: list[dict[str, Any]] = []
     for kills in range(20):  # noqa: B007 - the number of kills is what counts
-        ran = finish(patched.start(*words))
+        status = in_child(lambda: patched.call(*words).status)
         now = journal(patched)
         assert now[: len(kept)] == kept, "nothing that was written is lost or changed"
         kept = now
-        if ran.status != -signal.SIGKILL:
+        if status != -signal.SIGKILL:
             break
-    assert (ran.status, ran.json["changes"]) == (0, ["doubled:added"])
+    ran = patched.good(*words)
+    assert (status, ran.json["changes"]) == (0, ["doubled:added"])
     asked = evaluated(kept)
     assert len(asked) == len(set(asked)) == kills == len(ran.json["steps"])
 
