@@ -118,7 +118,7 @@ test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test
 test-integration: $(VENV)/.ready-test ## Run the integration tests that are not slow
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'not slow and not walk' tests/integration $(ARGS)
 
-test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, every probe, the fault matrix, more seeds
+test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, a few probes, the fault matrix, more seeds
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
 
 # Types are checked on one core and documents built while tests begin; tests do not begin where either fails at once.
@@ -130,7 +130,7 @@ test: $(VENV)/.ready-test $(VENV)/.ready-docs ## Lint, build the documents, and 
 test-all: $(VENV)/.ready-test
 	$(BIN)/pytest $(PARALLEL) $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
-test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
+test-prefixes: $(VENV)/.ready-test ## Prove every carry again, alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
 test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in every order of steps, real engines that end, more seeds, and others
