@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,16 @@ def search(judged: str) -> tuple[str, ...]:
 
 
 def stable(result: dict[str, Any]) -> dict[str, Any]:
-    """An answer without times and places of logs."""
-    steps = [
-        {**step, "evaluation": {**step["evaluation"], "seconds": 0, "evidence": ""}}
-        for step in result["steps"]
-    ]
+    """An answer without times, and without places of logs and programs."""
+    steps = []
+    for step in result["steps"]:
+        found = step["evaluation"]
+        steps.append({
+            **step,
+            "evaluation": {
+                **found, "seconds": 0, "evidence": "", "detail": re.sub(r"/\S+", "/", found["detail"])
+            },
+        })  # fmt: skip
     return {key: value for key, value in result.items() if key != "machines"} | {"steps": steps}
 
 
