@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import zlib
 from dataclasses import replace
@@ -195,15 +196,16 @@ def require_proof(job, carry, report, *, anew=False):
     assert proof.verdict is ProbeVerdict.PROVED, f"{proof.pristine}\n{proof.merged}"
 
 
-@pytest.mark.parametrize("part", PREFIXES, ids=last_of)
-def test_every_prefix_merges_into_files_that_compile(job, part):
-    report = merge_part(job, part)
-    assert [outcome.carry for outcome in report.outcomes] == [carry.name for carry in part]
-    require_merged(job, report)
-    for path, content in job.changes(report).items():
-        if path.endswith(".py"):
-            assert content is not None, f"{path} is gone"
-            compile(content, path, "exec", dont_inherit=True)
+def test_every_prefix_merges_into_files_that_compile(job, merged):
+    """A merge of them all has the tree of each prefix: a carry is a commit on those before it."""
+    require_merged(job, merged)
+    commits = job.repository.command("log", "--reverse", "--format=%H", merged.commit).text.split()
+    assert len(commits) == 1 + sum(carry.spec.source is None for carry in CARRIES)
+    for before, after in itertools.pairwise(map(job.repository.tree_of, commits)):
+        for path, (_, new) in job.repository.changed(before, after).items():
+            if path.endswith(".py"):
+                assert new is not None, f"{path} is gone"
+                compile(job.repository.blob(new.blob), path, "exec", dont_inherit=True)
 
 
 @pytest.mark.walk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,16 +54,11 @@ def search(judged: str) -> tuple[str, ...]:
 
 
 def stable(result: dict[str, Any]) -> dict[str, Any]:
-    """An answer without times, and without places of logs and programs."""
-    steps = []
-    for step in result["steps"]:
-        found = step["evaluation"]
-        steps.append({
-            **step,
-            "evaluation": {
-                **found, "seconds": 0, "evidence": "", "detail": re.sub(r"/\S+", "/", found["detail"])
-            },
-        })  # fmt: skip
+    """An answer without times and places of logs."""
+    steps = [
+        {**step, "evaluation": {**step["evaluation"], "seconds": 0, "evidence": ""}}
+        for step in result["steps"]
+    ]
     return {key: value for key, value in result.items() if key != "machines"} | {"steps": steps}
 
 
@@ -88,9 +82,8 @@ def script_file(world: World) -> str:
     A shell, so that what is good ends before the time-out on a busy machine too.
     """
     script = world.folder / "judge.sh"
-    script.write_text(
-        '#!/bin/sh\npwd\n! grep -q -f "$1" "$SPARKWRIGHT_TREE/vllm/clamp.py" || exec sleep 60\n'
-    )
+    bad = 'grep -q -f "$1" "$SPARKWRIGHT_TREE/vllm/clamp.py"'
+    script.write_text(f"#!/bin/sh\npwd\necho judged\n! {bad} || exec sleep 60\n")
     script.chmod(0o755)
     (world.folder / "pattern").write_text("value \\* 2\n")
     return f"run {script} {world.folder / 'pattern'}"
@@ -108,7 +101,9 @@ def test_two_machines_give_the_answer_of_one(patched: World, hosts: list[Host], 
     assert used <= {host.shown for host in hosts}
     assert set(ran.json["machines"]) == used
     assert sum(did["steps"] for did in ran.json["machines"].values()) == len(steps)
-    logs = [Path(step["evaluation"]["evidence"]).read_text() for step in ran.json["steps"]]
+    evidence = [step["evaluation"]["evidence"] for step in ran.json["steps"]]
+    logs = [Path(path).read_text() for path in evidence if path]
+    assert logs
     if kind == "run":
         assert ran.json["calibration"]["signature"] == "timeout"
         assert all("host " in log for log in logs), "it ran in a folder of a worker's store"
