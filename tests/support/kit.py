@@ -263,6 +263,17 @@ def _mounted(mount: str, folder: Path) -> tuple[str, ...]:
     return prefix
 
 
+def load_file(path: Path) -> Any:
+    """Return the module in *path*, where no search finds it."""
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module  # dataclasses and models look it up there
+    found.loader.exec_module(module)
+    return module
+
+
 def seed_environment(store: Store, requirements: str) -> Path:
     """Pretend that the environment for probes was made: this interpreter, without torch."""
     key = digest_of([requirements, sys.version, sysconfig.get_platform()])[:16]
