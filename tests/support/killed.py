@@ -11,12 +11,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from world import World, clean_environment
+from world import Ran, World, clean_environment
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import Event, subscribe
@@ -104,7 +103,7 @@ def at_call(
 # Runs where a small disk is mounted at argv[1], which it fills but for some bytes.
 _STARVED = """
 import json, pathlib, shutil, subprocess, sys
-disk, sizes, kept, command = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], sys.argv[4:]
+disk, sizes, command = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
 ballast, found = disk / "ballast", []
 for free in sizes:
     ballast.unlink(missing_ok=True)
@@ -112,42 +111,25 @@ for free in sizes:
         with ballast.open("wb") as file:
             file.write(bytes(max(0, shutil.disk_usage(disk).free - free)))
     done = subprocess.run(command, capture_output=True, text=True)
-    texts = [path.read_text() for path in disk.glob(kept)] if kept else []
-    found.append([done.returncode, done.stdout, done.stderr, texts])
+    found.append([done.returncode, done.stdout, done.stderr])
 print(json.dumps(found))
 """
 
 
-@dataclass(frozen=True)
-class Starved:
-    """A command that ended, and the files that were looked for on the disk."""
-
-    status: int
-    out: str
-    err: str
-    kept: list[str]
-
-
 def starve(
-    world: World, prefix: tuple[str, ...], disk: Path, free: Sequence[int | None], *words: str, kept: str = ""
-) -> list[Starved]:
+    world: World, prefix: tuple[str, ...], disk: Path, free: Sequence[int | None], *words: str
+) -> list[Ran]:
     """Run a command of *world* once for each number of bytes that are *free* on *disk*; None: all.
 
-    Args:
-        world: in which it runs.
-        prefix: words by which the disk is mounted, see `kit.small_disk`.
-        disk: where.
-        free: bytes.
-        words: the command.
-        kept: pattern of files on the disk whose text is returned after each run.
+    *prefix* are the words by which the disk is mounted, see `kit.small_disk`.
     """
     command = [sys.executable, "-m", "sparkwright", *words]
     done = subprocess.run(
-        [*prefix, sys.executable, "-c", _STARVED, str(disk), json.dumps(free), kept, *command],
+        [*prefix, sys.executable, "-c", _STARVED, str(disk), json.dumps(free), *command],
         cwd=world.root,
         env={**clean_environment(), **world.environment},
         check=True,
         capture_output=True,
         text=True,
     )
-    return [Starved(*one) for one in json.loads(done.stdout)]
+    return [Ran(*one) for one in json.loads(done.stdout)]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import load_file
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    return load_file(ROOT / "scripts" / "recipes_page.py")
+    found = importlib.util.spec_from_file_location("recipes_page", ROOT / "scripts" / "recipes_page.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def test_the_repositorys_page_is_what_the_script_writes(script: Any) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from bisect_kit import DOUBLED, JUDGE, judge, patch_twice
 from http_index import Fault
-from killed import in_child, starve
 from kit import small_disk
 from tiny_release import CLAMP, make_tiny
-from world import World, finish, wait_until
+from world import World, clean_environment, finish, wait_until
 
 from sparkwright.base.errors import BusyError, FetchError, NotInStoreError, StorageError
 
@@ -59,14 +60,13 @@ def test_a_search_that_is_killed_at_every_step_ends_with_the_same_answer(patched
     words = (*ENDS, "--deterministic", "--judge", judge(patched, text))
     kept: list[dict[str, Any]] = []
     for kills in range(20):  # noqa: B007 - the number of kills is what counts
-        status = in_child(lambda: patched.call(*words).status)
+        ran = finish(patched.start(*words))
         now = journal(patched)
         assert now[: len(kept)] == kept, "nothing that was written is lost or changed"
         kept = now
-        if status != -signal.SIGKILL:
+        if ran.status != -signal.SIGKILL:
             break
-    ran = patched.good(*words)
-    assert (status, ran.json["changes"]) == (0, ["doubled:added"])
+    assert (ran.status, ran.json["changes"]) == (0, ["doubled:added"])
     asked = evaluated(kept)
     assert len(asked) == len(set(asked)) == kills == len(ran.json["steps"])
 
@@ -114,6 +114,21 @@ def test_two_searches_of_different_pairs_run_beside_each_other(patched: World) -
     assert len({one.json["id"] for one in ran}) == 2
 
 
+# Runs in a mount namespace of its own, with a small disk at argv[1] that it fills but for some pages.
+STARVED = """
+import json, pathlib, shutil, subprocess, sys
+disk, command = pathlib.Path(sys.argv[1]), sys.argv[2:]
+ballast, found = disk / "ballast", []
+for pages in (0, 6, 9, None):
+    ballast.unlink(missing_ok=True)
+    if pages is not None:
+        with ballast.open("wb") as file:
+            file.write(bytes(shutil.disk_usage(disk).free - 4096 * pages))
+    done = subprocess.run(command, capture_output=True, text=True)
+    journals = [path.read_text() for path in disk.glob("*/journal.jsonl")]
+    found.append([done.returncode, done.stdout, done.stderr, journals])
+print(json.dumps(found))
+"""
 # The last line of its output goes into the journal.
 TALKING = "print('so much to say ' * 200)\n"
 
@@ -124,13 +139,20 @@ def test_a_search_on_a_full_disk_stops_and_goes_on_once_there_is_space(patched: 
     disk = patched.root / ".sparkwright" / "bisect"
     prefix = small_disk(disk, "400k")
     words = (*ENDS, "--deterministic", "--judge", judge(patched, TALKING + JUDGE))
-    free = (0, 6 * 4096, 9 * 4096, None)
-    *full, last = starve(patched, prefix, disk, free, *words, kept="*/journal.jsonl")
-    assert [ran.status for ran in full] == [StorageError.exit_code] * len(full), full
-    assert (last.status, json.loads(last.out)["changes"]) == (0, ["doubled:added"]), last.err
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", STARVED, str(disk), sys.executable, "-m", "sparkwright", *words],
+        cwd=patched.root,
+        env={**clean_environment(), **patched.environment},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    *full, (status, out, err, (whole,)) = json.loads(done.stdout)
+    assert [one[0] for one in full] == [StorageError.exit_code] * len(full), full
+    assert (status, json.loads(out)["changes"]) == (0, ["doubled:added"]), err
     kept: list[dict[str, Any]] = []
     lengths = []
-    for text in [text for ran in (*full, last) for text in ran.kept]:
+    for text in [*(text for _, _, _, journals in full for text in journals), whole]:
         lines = text.splitlines(keepends=True)
         now = records("".join(line for line in lines if line.endswith("\n")))
         assert now[: len(kept)] == kept, "nothing that was written is lost or changed"
@@ -138,7 +160,7 @@ def test_a_search_on_a_full_disk_stops_and_goes_on_once_there_is_space(patched: 
         lengths.append(len(evaluated(now)))
     assert 0 < lengths[-2] < lengths[-1], "one ran full after some evaluations"
     asked = evaluated(kept)
-    assert len(asked) == len(set(asked)) == len(json.loads(last.out)["steps"])
+    assert len(asked) == len(set(asked)) == len(json.loads(out)["steps"])
 
 
 def offer_later_releases(world: World) -> None:
