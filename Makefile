@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion publish status doctor mutations releases safety-net bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion publish status doctor mutations releases safety-net bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -118,15 +118,19 @@ test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test
 test-integration: $(VENV)/.ready-test ## Run the integration tests that are not slow
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'not slow and not walk' tests/integration $(ARGS)
 
-test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, every probe, the fault matrix, more seeds
+test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, a few probes, the fault matrix, more seeds
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
+
+# Types are checked on one core and documents built while tests begin; tests do not begin where either fails at once.
+test: $(VENV)/.ready-test $(VENV)/.ready-docs ## Lint, build the documents, and all tests but the longest: units, slow ones, real sdists and wheels, probes
+	@$(MAKE) --no-print-directory --jobs 2 lint docs test-all
 
 # Tests start servers, machines and compilers, three at a time on two cores, beside whatever else a machine runs. What fails
 # there is run once more, alone, and has failed if it fails again. Both runs are in the output.
-test: lint docs ## Lint, build the documents, then all tests but the longest: units, slow ones, real sdists and wheels, probes
+test-all: $(VENV)/.ready-test
 	$(BIN)/pytest $(PARALLEL) $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
-test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
+test-prefixes: $(VENV)/.ready-test ## Prove every carry again, alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
 test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in every order of steps, real engines that end, more seeds, and others

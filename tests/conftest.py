@@ -43,6 +43,20 @@ settings.register_profile(
 )
 settings.load_profile("sparkwright")
 
+_MEMORY = Path("/dev/shm")
+_LARGE = {"image", "native", "systemd"}
+"""Folders of tests whose files would fill the memory."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep temporary folders in memory where there is room: stores and journals are synced at every step."""
+    if not _MEMORY.is_dir() or _LARGE & {part for word in config.args for part in Path(word).parts}:
+        return
+    state = os.statvfs(_MEMORY)
+    if state.f_bavail * state.f_frsize > 8 << 30 and not state.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+
 _MATRIX = "test_verify_faults.py"
 _UNITS = "unit"
 # Tests that share what takes long to set up: the matrix, environments, a configured build, a server, imports.

@@ -23,7 +23,7 @@ for; a target's block that differs; a drafter's block that differs where none ma
 not found.
 ``at-the-end`` on V1 must find blocks without context unless the carry ``dflash-context-store`` is named.
 
-``OUT`` receives ``lines.jsonl``, ``report.json``, ``table.md`` and a log for each run.
+``OUT`` receives ``lines.jsonl``, ``report.json``, ``table.txt`` and a log for each run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pair import install
 from pair.install import Check
 from pair.models import write_models
-from serve_pair import BAD_SIGNS, RUNNERS, Run, environment, read_lines, run_engine, say
+from serve_pair import RUNNERS, Run, conclude, end_checks, environment, read_lines, run_engine
 
 CASES = ["alone", "shared", "crowded", "at-the-end", "planted"]
 RUNS = ["v1-eager", "v2-eager", "v1-graphs", "v2-graphs"]
@@ -146,14 +145,8 @@ def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[C
     for name in args.only:
         line = cases.get(name, {"run": run, "case": name, "fault": "never served"})
         checks += case_checks(line, args.carries)
-    log = (args.out / f"{run}.log").read_text(encoding="utf-8", errors="replace")
-    bad = [text.strip()[:200] for text in log.splitlines() if BAD_SIGNS.search(text)]
     ended = any(line["kind"] == "end" for line in lines)
-    return [
-        *checks,
-        Check("log", not bad, bad[0] if bad else "no sign of a fault"),
-        Check("came to its end", ended and status == 0, f"exit status {status}"),
-    ]
+    return checks + end_checks(args.out / f"{run}.log", status, ended=ended)
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -197,17 +190,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "lines.jsonl").unlink(missing_ok=True)
     checks = judge(args)
-    text = table(read_lines(args.out))
-    (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
-    report = {run: [asdict(one) for one in some] for run, some in checks.items()}
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    say(text)
-    for run, some in checks.items():
-        for check in some:
-            say(f"{'ok  ' if check.ok else 'FAIL'} {run}: {check.name}: {check.detail}")
-    failed = sum(not check.ok for some in checks.values() for check in some)
-    say(f"{sum(map(len, checks.values())) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    return conclude(args.out, table(read_lines(args.out)), checks)
 
 
 if __name__ == "__main__":

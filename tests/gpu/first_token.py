@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pair.models import write_models
 from pair.sessions import session
 
 COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "nvlink"})
@@ -45,7 +46,7 @@ def main() -> int:
     with zipfile.ZipFile(arguments.companion) as wheel:
         wheel.extractall(site)
     models = Path(tempfile.mkdtemp(prefix="models-"))
-    write_model(models)
+    write_models(models)
     began, results = time.monotonic(), []
     for name, (companion, sampler) in ARMS.items():
         left = arguments.limit - (time.monotonic() - began)
@@ -58,14 +59,6 @@ def main() -> int:
         (arguments.out / "first_token.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     kept = [one for one in results if one["companion"]]
     return 0 if kept and all(one["ok"] and not one["modules"] for one in kept) else 1
-
-
-def write_model(folder: Path) -> None:
-    """Write the tiny target that `sparkwright.engine.tiny` describes."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
-    from sparkwright.engine.tiny.models import write_tiny_models
-
-    write_tiny_models(folder, max_model_len=4096)
 
 
 @dataclass(frozen=True)

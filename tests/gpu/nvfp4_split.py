@@ -37,8 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from collections.abc import Callable
 
 from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented, wrong_bytes
-from nvfp4.rig import say
-from nvfp4.timing import Clock
+from nvfp4.timing import Clock, say
 
 LIMIT = 4e-3  # RMS of the error in terms of the output's, bfloat16
 FA2_HEADS = (128, 256)  # the sizes that it is timed with: the driver compiles each for minutes
@@ -84,7 +83,7 @@ def check(reader: Any, kv: Any, seed: int) -> int:
         layer = Layer(reader, kv, case, blocks, plain=False, seed=seed + index)
         step = Step(case, blocks, seed + index)
         wanted = expected(layer, case, step)
-        if bad := wrong_bytes(layer, case):
+        if bad := wrong_bytes(layer):
             faults += 1
             say(f"FAIL {case}: {bad} bytes of the cache are not the coder's")
         limit = {torch.float16: 2e-3, torch.float32: 2e-3}.get(case.dtype, LIMIT)

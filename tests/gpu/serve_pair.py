@@ -290,14 +290,32 @@ def run_checks(
         checks.append(
             Check(f"c={level}", not line["faults"], "; ".join(line["faults"][:8]) or "as predicted")
         )
-    log = (args.out / f"{run.name}.log").read_text(encoding="utf-8", errors="replace")
-    bad = [text.strip()[:200] for text in log.splitlines() if BAD_SIGNS.search(text)]
     ended = len(by_kind["boot"]) == len(by_kind["end"]) == 1 and not by_kind["end"][0]["errored"]
+    return checks + end_checks(args.out / f"{run.name}.log", status, ended=ended)
+
+
+def end_checks(log: Path, status: int | None, *, ended: bool) -> list[Check]:
+    """Judge how a run ended, by its log, its exit status, and whether it said itself that it *ended*."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    bad = [line.strip()[:200] for line in text.splitlines() if BAD_SIGNS.search(line)]
     return [
-        *checks,
         Check("log", not bad, bad[0] if bad else "no sign of a fault"),
         Check("came to its end", ended and status == 0, f"exit status {status}"),
     ]
+
+
+def conclude(out: Path, text: str, checks: Mapping[str, Sequence[Check]]) -> int:
+    """Write the table *text* and the checks of each run to *out*, and print them; return the exit status."""
+    (out / "table.txt").write_text(text + "\n", encoding="utf-8")
+    report = {run: [asdict(one) for one in some] for run, some in checks.items()}
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    say(text)
+    for name, some in checks.items():
+        for check in some:
+            say(f"{'ok  ' if check.ok else 'FAIL'} {name}: {check.name}: {check.detail}")
+    failed = sum(not check.ok for some in checks.values() for check in some)
+    say(f"{sum(map(len, checks.values())) - failed} passed, {failed} failed")
+    return 1 if failed else 0
 
 
 def read_lines(out: Path) -> list[dict[str, Any]]:
@@ -345,20 +363,7 @@ def main() -> int:
         for run in map(Run, args.runs):
             status = execute(run, args, scratch, installed)
             checks[run.name] = run_checks(run, status, args, installed)
-    records = read_lines(args.out)
-    (args.out / "table.txt").write_text(table(records) + "\n", encoding="utf-8")
-    report = {
-        "version": args.version,
-        "checks": {run: [asdict(one) for one in some] for run, some in checks.items()},
-    }
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    say(table(records))
-    for name, some in checks.items():
-        for check in some:
-            say(f"{'ok  ' if check.ok else 'FAIL'} {name}: {check.name}: {check.detail}")
-    failed = sum(not check.ok for some in checks.values() for check in some)
-    say(f"{sum(map(len, checks.values())) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    return conclude(args.out, table(read_lines(args.out)), checks)
 
 
 if __name__ == "__main__":

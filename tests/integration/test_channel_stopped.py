@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import posixpath
 import re
 import shutil
 import signal
-import sys
 import threading
-import traceback
-import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
+from killed import at_call, in_child
 
 from sparkwright.base.errors import LostRaceError, ReplayedChannelError
 from sparkwright.publish.channel import decode_state
@@ -36,43 +32,6 @@ def world(tmp_path: Path) -> ChannelWorld:
     world.pin()
     world.wheel("2")
     return world
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run *work* in a process of its own; return its exit status, or minus the signal that killed it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the test runner has threads
-        child = os.fork()
-    if not child:
-        status = 1
-        try:
-            work()
-            status = 0
-        except LostRaceError as error:
-            status = error.exit_code
-        except BaseException:  # noqa: BLE001
-            traceback.print_exc(file=sys.__stderr__)
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_before(write: int, work: Callable[[], object]) -> Callable[[], object]:
-    """Return *work*, killed when file number *write* is complete but has no name yet."""
-
-    def run() -> None:
-        count, real = 0, os.fsync
-
-        def fsync(handle: int) -> None:
-            nonlocal count
-            count += 1
-            if count == write:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(handle)
-
-        os.fsync = fsync
-        work()
-
-    return run
 
 
 def pages_of(folder: Path) -> dict[str, set[str]]:
@@ -108,7 +67,7 @@ def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: P
         copy = ChannelWorld(tmp_path / str(write))
         shutil.copytree(world.folder, copy.folder)
         wheel = copy.dist / "vllm-2-py3-none-any.whl"
-        status = in_child(killed_before(write, lambda copy=copy, wheel=wheel: copy.promote_file(wheel)))
+        status = in_child(lambda copy=copy, wheel=wheel: copy.promote_file(wheel), at_call(["fsync"], write))
         listed, promised = pages_of(copy.published), pointed(copy.published)
         assert promised in ({"1"}, {"1", "2"})
         assert all({"1"} <= versions <= promised for versions in listed.values())
@@ -140,7 +99,7 @@ def test_a_killed_rollback_is_finished_by_the_next_one(world: ChannelWorld, tmp_
         shutil.copytree(world.folder, copy.folder)
         publisher = copy.publisher()
         roll = lambda publisher=publisher: publisher.rollback("nightly", POLICY, now(), to=1, reason="x")  # noqa: E731
-        status = in_child(killed_before(write, roll))
+        status = in_child(roll, at_call(["fsync"], write))
         before = pointed(copy.published)
         assert before in ({"1"}, {"1", "2"})
         roll()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import pytest
-from cluster_kit import SUPPORT, Home, Host, make_home
+from cluster_kit import SUPPORT, Home, make_home
 from kit import Recorder, small_disk
 from native_kit import HERE
 from small_extension import build, compiled
@@ -48,27 +48,29 @@ def one_unit_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkwright.pipeline.remote_units._BATCH_S", 0.0)
 
 
-def shown(host: Host) -> str:
-    """The machine as it is named here."""
-    return f"127.0.0.1:{host.sshd.port}"
-
-
-def here(tmp_path) -> str:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> str:
     """The SHA-256 of the extension that this machine compiles by itself."""
-    alone = make_home(tmp_path / "alone", "", [])
+    alone = make_home(tmp_path_factory.mktemp("alone") / "home", "", [])
     return build(alone.builder, alone.inputs)[0].sha256
 
 
-def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
+def test_two_machines_give_the_same_file_as_one_and_leave_nothing(tmp_path, url, hosts, here, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for host in hosts:
+        host.install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
     home: Home = make_home(tmp_path / "home", url, hosts)
     heard = Recorder()
     with subscribe(heard):
         built, started = build(home.builder, home.inputs)
-    assert built.sha256 == here(tmp_path)
+    assert built.sha256 == here
     assert started == [], "no compiler ran here"
-    assert {event["machine"] for event in heard.of("compile.finished")} == {shown(host) for host in hosts}
+    assert {event["machine"] for event in heard.of("compile.finished")} == {host.shown for host in hosts}
     assert compiled(home.builder, home.inputs) == (12, [])
     assert not [process for host in hosts for process in host.workers()]
+    assert list(folder.iterdir()) == []
 
 
 def test_a_worker_whose_ports_others_have_is_started_with_others(tmp_path, url, hosts, monkeypatch):
@@ -87,7 +89,7 @@ def test_a_worker_whose_ports_others_have_is_started_with_others(tmp_path, url, 
         monkeypatch.setattr(ssh, "_choose_ports", lambda: choose(3))
         cluster = Cluster(address=address, store=make_home(tmp_path / "home", url, []).builder.store)
         with cluster.open() as workers:
-            assert workers.machines() == {shown(hosts[0])}
+            assert workers.machines() == {hosts[0].shown}
         assert len(chosen) == 4
         chosen.clear()
         monkeypatch.setattr(ssh, "_choose_ports", lambda: choose(99))
@@ -96,28 +98,28 @@ def test_a_worker_whose_ports_others_have_is_started_with_others(tmp_path, url, 
         assert len(chosen) == 4
 
 
-def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):
+def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts, here):
     """The first one is killed by its own unit, as the kernel does when memory runs out."""
     hosts[0].install(extra=KILL)
     home = make_home(tmp_path / "home", url, hosts)
-    assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
+    assert build(home.builder, home.inputs)[0].sha256 == here
 
 
-def test_no_machine_is_left(tmp_path, url, hosts):
+def test_no_machine_is_left(tmp_path, url, hosts, here):
     for host in hosts:
         host.install(extra=KILL)
     home = make_home(tmp_path / "home", url, hosts)
     with pytest.raises(ClusterError, match="lost"):
         build(home.with_cluster(patience_s=5).builder, home.inputs)
     healthy = make_home(tmp_path / "again", "", [])
-    assert build(healthy.builder, healthy.inputs)[0].sha256 == here(tmp_path)
+    assert build(healthy.builder, healthy.inputs)[0].sha256 == here
 
 
-def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts):
+def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts, here):
     """The worker lives on: it is the task's own process that is killed."""
     hosts[0].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
     home = make_home(tmp_path / "home", url, hosts)
-    assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
+    assert build(home.builder, home.inputs)[0].sha256 == here
     hosts[1].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
     again = make_home(tmp_path / "again", url, hosts)
     with pytest.raises(TaskLostError, match="did not arrive") as error:
@@ -125,13 +127,13 @@ def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url,
     assert "status -9" in error.value.because
 
 
-def test_a_machine_with_another_toolchain_compiles_nothing(tmp_path, url, hosts, recwarn):
+def test_a_machine_with_another_toolchain_compiles_nothing(tmp_path, url, hosts, here, recwarn):
     hosts[0].install(key="another")
     home = make_home(tmp_path / "home", url, hosts)
     heard = Recorder()
     with subscribe(heard):
         built, _ = build(home.builder, home.inputs)
-    assert built.sha256 == here(tmp_path)
+    assert built.sha256 == here
     hosts[1].install(key="another")
     alone = make_home(tmp_path / "other", url + "/elsewhere", hosts)
     with pytest.raises(ClusterError, match="toolchain is another one") as error:
@@ -149,37 +151,33 @@ def test_a_machine_with_another_program_is_refused_before_it_compiles(tmp_path, 
     assert "another state" in error.value.because
 
 
-def test_an_object_that_is_not_there_is_compiled_again_elsewhere_and_then_is_an_error(tmp_path, url, hosts):
-    lying = """
+_LYING = """
 from msgspec.structs import replace as other
 honest = remote_units._compiled
-remote_units._compiled = lambda *given: other(honest(*given), sha256="0" * 64)
-"""
-    for host in hosts:
-        host.install(extra=lying)
-    home = make_home(tmp_path / "home", url, hosts)
-    with pytest.raises(ClusterError, match="did not arrive"):
-        build(home.builder, home.inputs)
-
-
-def test_a_record_of_other_files_is_not_taken(tmp_path, url, hosts):
-    """The object is there, and the worker says that it read other files than those here."""
-    lying = """
-from msgspec.structs import replace as other
-honest = remote_units._compiled
+def states(manifest):
+    return tuple(other(state, state="0" * 64) for state in manifest.states)
 def lie(*given):
     made = honest(*given)
-    manifests = tuple(
-        other(one, states=tuple(other(state, state="0" * 64) for state in one.states))
-        for one in made.record.manifests
-    )
-    return other(made, record=other(made.record, manifests=manifests))
+    manifests = tuple(other(one, states=states(one)) for one in made.record.manifests)
+    return other(made, {lie})
 remote_units._compiled = lie
 """
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param('sha256="0" * 64', id="an object that is not there"),
+        pytest.param("record=other(made.record, manifests=manifests)", id="a record of other files"),
+    ],
+)
+def test_what_a_lying_machine_sends_is_compiled_again_elsewhere_and_then_is_an_error(
+    tmp_path, url, hosts, lie
+):
     for host in hosts:
-        host.install(extra=lying)
+        host.install(extra=_LYING.format(lie=lie))
     home = make_home(tmp_path / "home", url, hosts)
-    with pytest.raises(ClusterError, match="did not arrive"):
+    with pytest.raises(TaskLostError):
         build(home.builder, home.inputs)
 
 
@@ -189,18 +187,18 @@ def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts)
     inputs = replace(home.inputs, tree=patch_tree(home.repository, home.inputs.tree, wrong))
     with pytest.raises(CompileError, match=r"ops\.c was not compiled") as error:
         build(home.builder, inputs)
-    assert any(f"on {shown(host)}:" in error.value.because for host in hosts)
+    assert any(f"on {host.shown}:" in error.value.because for host in hosts)
     (log,) = (tmp_path / "home" / "logs").glob("*ops.c.log")
     assert "expected" in log.read_text()
 
 
-def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
+def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts, here):
     hosts[0].sshd.install_on_path("exit 127\n")
     home = make_home(tmp_path / "home", url, hosts)
     heard = Recorder()
     with subscribe(heard):
         built = build_extension(home.builder, home.inputs, "_C")
-    assert built.sha256 == here(tmp_path)
+    assert built.sha256 == here
     assert any("has no sparkwright" in event["message"] for event in heard.of("warning"))
     hosts[1].sshd.install_on_path("exit 1\n")
     gone = make_home(tmp_path / "gone", url, hosts)
@@ -256,17 +254,17 @@ remote_units.record_object = full
 """
 
 
-def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts):
+def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts, here):
     hosts[0].install(extra=_FULL, prefix=small_disk(hosts[0].folder / "store", "1m"))
     home = make_home(tmp_path / "home", url, hosts)
     with pytest.raises(StorageError, match="no space left") as error:
         build(home.builder, home.inputs)
-    assert f"on {shown(hosts[0])}: " in error.value.because
+    assert f"on {hosts[0].shown}: " in error.value.because
     again = make_home(tmp_path / "again", url, hosts[1:])
-    assert build(again.builder, again.inputs)[0].sha256 == here(tmp_path)
+    assert build(again.builder, again.inputs)[0].sha256 == here
 
 
-def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts):
+def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts, here):
     """Its connection of ssh is neither closed nor does anything come over it."""
     for host in hosts:
         host.install(extra=_SLOW)
@@ -275,7 +273,7 @@ def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, ur
 
     def stall(event: Event) -> None:
         running = [part["machine"] for part in event.data.get("running", ())]
-        if shown(hosts[0]) in running and not stopped:
+        if hosts[0].shown in running and not stopped:
             stopped.extend(hosts[0].sshd.sessions())
             for process in stopped:
                 process.suspend()
@@ -287,19 +285,8 @@ def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, ur
         for process in stopped:
             process.resume()
     assert stopped, "progress named the machine"
-    assert built.sha256 == here(tmp_path)
+    assert built.sha256 == here
     wait_until(lambda: not hosts[0].workers())
-
-
-def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, url, hosts, monkeypatch):
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    for host in hosts:
-        host.install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
-    home = make_home(tmp_path / "home", url, hosts)
-    build(home.builder, home.inputs)
-    assert list(folder.iterdir()) == []
 
 
 def test_a_worker_removes_the_folder_of_a_killed_one(tmp_path, url, hosts):
@@ -380,7 +367,7 @@ class StallingProxy:
 
 
 @pytest.mark.parametrize("stalls", [True, False])
-def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, stalls):
+def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, here, stalls):
     """Sources have arrived when it stalls; what that machine compiles afterwards does not."""
     place = urlsplit(url)
     heard = Recorder()
@@ -394,16 +381,16 @@ def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_pa
         home: Home = make_home(tmp_path / "home", url, hosts)
 
         def stall(event: Event) -> None:
-            if shown(hosts[0]) in [part["machine"] for part in event.data.get("running", ())] and stalls:
+            if hosts[0].shown in [part["machine"] for part in event.data.get("running", ())] and stalls:
                 threading.Timer(0.5, proxy.stalled.set).start()
 
         with subscribe(heard), subscribe(stall):
             built, started = build(home.builder, home.inputs)
-    assert (built.sha256, started) == (here(tmp_path), [])
+    assert (built.sha256, started) == (here, [])
     machines = {event["machine"] for event in heard.of("compile.finished")}
     if stalls:
-        assert machines == {shown(hosts[1])}
-        assert [one for one in heard.warnings if shown(hosts[0]) in one]
+        assert machines == {hosts[1].shown}
+        assert [one for one in heard.warnings if hosts[0].shown in one]
     else:
-        assert machines == {shown(host) for host in hosts}
+        assert machines == {host.shown for host in hosts}
         assert not heard.of("cluster.result-refused")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
@@ -25,8 +27,9 @@ from sparkwright.probe.upstream_tests import read_record, record_path
 pytestmark = pytest.mark.upstream
 
 ROOT = Path(__file__).parents[2]
-CARRIES = open_checkout(ROOT, "0.24").build_spec().carries
-CURRENT = [one for one in open_checkout(ROOT, "0.33").build_spec().carries if one.spec.scope == "runtime"]
+SPECS = {series: open_checkout(ROOT, series).build_spec() for series in ("0.24", "0.33")}
+CARRIES = SPECS["0.24"].carries
+CURRENT = [one for one in SPECS["0.33"].carries if one.spec.scope == "runtime"]
 PREFIXES = list(prefixes(CARRIES))
 SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
 PAGE = run_path(str(ROOT / "scripts" / "upstream_releases.py"))
@@ -46,10 +49,22 @@ def needs(carry):
 # Probes that call CMake for each architecture take minutes, and so do Triton's kernels for NVFP4 in its
 # interpreter: anew with those on prefixes. Their recorded proofs are held against what is merged now.
 LONGEST = {"nvfp4-kv-triton", *(carry.name for carry in CARRIES if needs(carry))}
-PROVED_ANEW = [
-    pytest.param(carry, id=carry.name, marks=pytest.mark.walk if carry.name in LONGEST else ())
-    for carry in CARRIES
-]
+FEW = 4
+
+
+def proved_anew(series, carries):
+    """The carries to prove anew: a few now, which the build spec's digest draws, and the others as walks.
+
+    A proof takes ten seconds of both cores, and it is recorded for these very files. What changes
+    the patchset draws others.
+    """
+    digest = SPECS[series].digest
+    quick = [carry for carry in carries if carry.name not in LONGEST]
+    drawn = sorted(map(by_name, quick), key=lambda name: zlib.crc32(f"{digest} {name}".encode()))[:FEW]
+    return [
+        pytest.param(carry, id=carry.name, marks=() if carry.name in drawn else pytest.mark.walk)
+        for carry in carries
+    ]
 
 
 def last_of(part):
@@ -141,7 +156,8 @@ def test_upstreams_tests_find_what_no_probe_sees_and_leave_the_patchset_alone():
         new = old.replace("or self.cache", "or self.mamba_block_size or self.cache")
         blob = objects.write("blob", text.replace(old, new).encode())
         planted = replace(gate, merged=objects.edit(report.tree, {code: TreeEntry(entry.mode, blob)}))
-        assert (len(planted.run([tests]).regressions), planted.run([tests]).passed) == (40, 8)
+        found = planted.run([tests])
+        assert (len(found.regressions), found.passed) == (40, 8)
 
 
 @pytest.mark.slow
@@ -180,15 +196,16 @@ def require_proof(job, carry, report, *, anew=False):
     assert proof.verdict is ProbeVerdict.PROVED, f"{proof.pristine}\n{proof.merged}"
 
 
-@pytest.mark.parametrize("part", PREFIXES, ids=last_of)
-def test_every_prefix_merges_into_files_that_compile(job, part):
-    report = merge_part(job, part)
-    assert [outcome.carry for outcome in report.outcomes] == [carry.name for carry in part]
-    require_merged(job, report)
-    for path, content in job.changes(report).items():
-        if path.endswith(".py"):
-            assert content is not None, f"{path} is gone"
-            compile(content, path, "exec", dont_inherit=True)
+def test_every_prefix_merges_into_files_that_compile(job, merged):
+    """A merge of them all has the tree of each prefix: a carry is a commit on those before it."""
+    require_merged(job, merged)
+    commits = job.repository.command("log", "--reverse", "--format=%H", merged.commit).text.split()
+    assert len(commits) == 1 + sum(carry.spec.source is None for carry in CARRIES)
+    for before, after in itertools.pairwise(map(job.repository.tree_of, commits)):
+        for path, (_, new) in job.repository.changed(before, after).items():
+            if path.endswith(".py"):
+                assert new is not None, f"{path} is gone"
+                compile(job.repository.blob(new.blob), path, "exec", dont_inherit=True)
 
 
 @pytest.mark.walk
@@ -232,7 +249,7 @@ def test_every_recorded_proof_is_of_what_is_merged_now(job, merged, carry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carry", PROVED_ANEW)
+@pytest.mark.parametrize("carry", proved_anew("0.24", CARRIES))
 def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
     skip_what_cannot_be_proved(job, carry)
     proof = job.prover(merged).prove(carry, merged.outcome(carry.name).paths)
@@ -281,11 +298,16 @@ def test_a_changed_byte_is_found_in_0_33(tmp_path, changed, before, after):
         assert set(map(by_name, CURRENT)) - held(job) == {changed.split("/")[0]}
 
 
+@pytest.fixture(scope="module")
+def merged_current(current):
+    return merge_patchset(
+        current.repository, current.merge_request(current.pristine, current.spec.lock.release.version)
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("carry", CURRENT, ids=by_name)
-def test_every_carry_of_0_33_is_proved_anew_and_as_recorded(current, carry):
-    release = current.spec.lock.release.version
-    report = merge_patchset(current.repository, current.merge_request(current.pristine, release))
-    proof = current.prover(report).prove(carry, report.outcome(carry.name).paths)
-    recorded = read_proof(carry.folder, release)
+@pytest.mark.parametrize("carry", proved_anew("0.33", CURRENT))
+def test_every_carry_of_0_33_is_proved_anew_and_as_recorded(current, merged_current, carry):
+    proof = current.prover(merged_current).prove(carry, merged_current.outcome(carry.name).paths)
+    recorded = read_proof(carry.folder, current.spec.lock.release.version)
     assert (recorded.key, recorded.verdict) == (proof.key, ProbeVerdict.PROVED), f"{proof.merged}"

@@ -125,13 +125,6 @@ class Page:
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
-    async def shoot(self) -> bytes:
-        """Return a picture of the whole page (PNG)."""
-        size = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        said = await self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        return base64.b64decode(said["data"])
-
     async def print(self) -> bytes:
         """Return the page on paper (PDF)."""
         await self.send("Emulation.setEmulatedMedia", media="", features=[])

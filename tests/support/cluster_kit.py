@@ -80,6 +80,11 @@ class Host:
         program = shlex.join([*prefix, sys.executable, str(script)])
         self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs {slots}\n')
 
+    @property
+    def shown(self) -> str:
+        """The machine as messages and events name it."""
+        return f"127.0.0.1:{self.sshd.port}"
+
     def workers(self) -> list[psutil.Process]:
         """Return the processes of its workers and what they started."""
         found = []
@@ -149,6 +154,11 @@ def two_hosts(
         for process in host.workers():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def cluster(hosts: list[Host]) -> tuple[str, str]:
+    """Return the words that ask for *hosts*."""
+    return "--cluster", "ssh://" + ",".join(host.sshd.host for host in hosts)
 
 
 def card(host: Host, capability: str) -> None:

@@ -247,11 +247,31 @@ def finish(process: subprocess.Popen[str]) -> str:
 def small_disk(folder: Path, size: str) -> tuple[str, ...]:
     """Return a command prefix that mounts a disk of *size* at *folder*; skip where that is denied."""
     folder.mkdir()
-    mount = f'mount -t tmpfs -o size={size} tmpfs "$1" && shift && exec "$@"'
-    words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(folder))
-    if run([*words, "true"], accept=range(256)).status:
-        pytest.skip("this machine lets nobody mount a small disk")
-    return words
+    return _mounted(f'mount -t tmpfs -o size={size} tmpfs "$1"', folder)
+
+
+def read_only(folder: Path) -> tuple[str, ...]:
+    """Return a command prefix for which nothing in *folder*, where it runs, can be written."""
+    return _mounted('mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && cd "$1"', folder)
+
+
+def _mounted(mount: str, folder: Path) -> tuple[str, ...]:
+    words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mount} && shift && exec "$@"')
+    prefix = (*words, "sh", str(folder))
+    if run([*prefix, "true"], accept=range(256)).status:
+        pytest.skip("this machine lets nobody mount")
+    return prefix
+
+
+def load_file(path: Path) -> Any:
+    """Return the module in *path*, where no search finds it."""
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module  # dataclasses and models look it up there
+    found.loader.exec_module(module)
+    return module
 
 
 def seed_environment(store: Store, requirements: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -122,15 +122,3 @@ def make_wheel(machine: str, filename: str, version: str, tree: dict[str, bytes]
     ).encode()
     with tempfile.TemporaryDirectory() as folder:
         return wheelkit.pack(Path(folder, filename), wheelkit.with_record(files, info)).read_bytes()
-
-
-def with_lock(release: TinyRelease, **changes: object) -> TinyRelease:
-    """*release* with another `Lock.release`."""
-    import msgspec
-
-    return replace(
-        release,
-        lock=msgspec.structs.replace(
-            release.lock, release=msgspec.structs.replace(release.lock.release, **changes)
-        ),
-    )

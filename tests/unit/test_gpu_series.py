@@ -1,16 +1,13 @@
-"""What the scripts for a GPU take from two series of vLLM: forms of caches, backends."""
+"""What the scripts for a GPU take from two series of vLLM: forms of caches."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-import nvfp4_kv
-from nvfp4 import serve
 from pair import caches
 
 
@@ -72,39 +69,3 @@ def test_a_planted_fault_skips_rows_of_one_mapping_or_of_each() -> None:
     assert some[0].row == [-1, 2, 3, 4, 5]
     assert some[1] is None
     assert caches.some_skipped(None, 2) is None
-
-
-def test_parts_that_a_series_lacks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    command = ["nvfp4_kv.py", "--out", str(tmp_path), "--series", "0.33", "--only"]
-    monkeypatch.setattr(sys, "argv", [*command, "serve,quality"])
-    assert isinstance(nvfp4_kv.arguments(), argparse.Namespace)
-    monkeypatch.setattr(sys, "argv", [*command, "serve,pack"])
-    with pytest.raises(SystemExit):
-        nvfp4_kv.arguments()
-
-
-LAYERS = {
-    "model.layers.0.self_attn.attn": {"dtype": "nvfp4", "backend": "TRITON_ATTN"},
-    "model.layers.7.self_attn.attn": {"dtype": "bfloat16", "backend": "FLASH_ATTN"},
-}
-
-
-def odd(changes: dict[str, dict[str, str]]) -> list[str]:
-    spec = {
-        "cache": "nvfp4",
-        "backend": "TRITON_ATTN",
-        "layers": 7,
-        "speculative_extra": {"kv_cache_dtype": "bfloat16", "attention_backend": "FLASH_ATTN"},
-    }
-    return serve.odd_layers(spec, {name: layer | changes.get(name, {}) for name, layer in LAYERS.items()})
-
-
-def test_layers_that_are_as_asked_are_not_odd() -> None:
-    assert odd({}) == []
-    assert odd({"model.layers.7.self_attn.attn": {"dtype": "auto"}}) == []
-
-
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("change", [{"dtype": "fp8"}, {"backend": "FLEX_ATTENTION"}])
-def test_a_layer_over_another_cache_or_backend_is_odd(name: str, change: dict[str, str]) -> None:
-    assert odd({name: change}) == [name]

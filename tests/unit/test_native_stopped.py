@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit import finish, python, small_disk
-from world import wait_until
+from world import ended, wait_until
 
 HEAD = """
 import os, sys, time
@@ -69,15 +69,11 @@ def pids(folder: Path) -> list[int]:
     return wait_until(found)
 
 
-def is_dead(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def begin(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     build = python(HEAD + ENDLESS, folder)
     running = [*pids(folder), *(child.pid for child in psutil.Process(build.pid).children())]
     assert len(running) == 6
-    assert not any(map(is_dead, running))
+    assert not any(map(ended, running))
     assert sorted(os.listdir(folder / "kept")) == ["a", "b"]  # noqa: PTH208 - names are all that is wanted
     return build, running
 
@@ -86,7 +82,7 @@ def test_an_interrupt_kills_every_compiler_and_leaves_no_part(tmp_path: Path) ->
     build, running = begin(tmp_path)
     build.send_signal(signal.SIGINT)
     assert finish(build) == "interrupted\n"
-    assert all(map(is_dead, running)), "gone before the build says so"
+    assert all(map(ended, running)), "gone before the build says so"
     assert list(tmp_path.glob("*.o")) == []
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a", "b"]
     assert not (tmp_path / "e.log").exists()
@@ -98,7 +94,7 @@ def test_killed_it_takes_every_compiler_along_and_loses_only_what_ran(tmp_path: 
     build.send_signal(number)
     build.communicate(timeout=60)
     assert build.returncode == -number
-    wait_until(lambda: all(map(is_dead, running)))
+    wait_until(lambda: all(map(ended, running)))
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a", "b"]
     time.sleep(0.2)
     assert not (tmp_path / "e.log").exists(), "nothing goes on"

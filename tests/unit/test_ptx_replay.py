@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import load_file
 
-FILE = Path(__file__).resolve().parents[2] / "carries" / "nvfp4-kv-triton" / "ptx.py"
-SPEC = importlib.util.spec_from_file_location("ptx_replay", FILE)
-assert SPEC is not None
-assert SPEC.loader is not None
-ptx = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = ptx
-SPEC.loader.exec_module(ptx)
+ptx = load_file(Path(__file__).resolve().parents[2] / "carries" / "nvfp4-kv-triton" / "ptx.py")
 
 F16, BF16 = ptx.Formats.f16x2, ptx.Formats.bf16x2
 FORMATS = pytest.mark.parametrize("number", [F16, BF16], ids=["f16", "bf16"])

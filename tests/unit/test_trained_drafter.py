@@ -40,13 +40,13 @@ HEALTHY = {"cold": wave(GOOD), "warm": wave(GOOD, cached=64), "beside": wave(GOO
 
 def line(**waves: Any) -> dict[str, Any]:
     layer = {"backend": "TRITON_ATTN", "cache": "auto", "window": None}
-    layers = [{**layer, "draft": False}, {**layer, "draft": True}, {**layer, "draft": True}]
+    layers = {name: {**layer, "draft": name != "target"} for name in ("target", "one", "two")}
     seen = {"stage": "end", "view": {"layers": layers}, "waves": waves}
     return copy.deepcopy({"status": 0, "seconds": 1.0, "tail": "", "seen": seen})
 
 
 RIGHT = line(cold=wave(GOOD))
-del RIGHT["seen"]["view"]["layers"][1:]  # without a drafter
+RIGHT["seen"]["view"]["layers"] = {"target": RIGHT["seen"]["view"]["layers"]["target"]}
 
 
 def found(cell: Cell, record: dict[str, Any], *, foreseen: Any = GOOD, windows: Any = (None, None)) -> Any:
@@ -81,7 +81,7 @@ def test_acceptance_that_is_not_the_foreseen_one_is_found() -> None:
 )
 def test_a_drafter_that_is_not_served_as_it_was_asked_for_is_found(change: Any, words: str) -> None:
     record = line(**HEALTHY)
-    record["seen"]["view"]["layers"][1] |= change
+    record["seen"]["view"]["layers"]["one"] |= change
     assert found(Cell("full"), record) == [words]
 
 
@@ -102,7 +102,7 @@ def test_counters_answers_and_the_prefix_cache_are_looked_at() -> None:
 
 def test_answers_over_a_rounded_format_are_not_compared() -> None:
     record = line(**HEALTHY)
-    for layer in record["seen"]["view"]["layers"]:
+    for layer in record["seen"]["view"]["layers"].values():
         layer["cache"] = "nvfp4"
     for row in record["seen"]["waves"]["cold"]["rows"]:
         row["tokens"][0] = 98

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import load_file
 from packaging.specifiers import SpecifierSet
 
 from sparkwright.pipeline import open_checkout
@@ -24,12 +24,7 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    found = importlib.util.spec_from_file_location("releases", ROOT / "scripts" / "upstream_releases.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "scripts" / "upstream_releases.py")
 
 
 def test_tables_are_read_as_they_were_written(script: Any) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 from fault_matrix import CASES, Case, Outcome, seeds
+from kit import load_file
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.simulator.faults import FAULTS
@@ -18,13 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("verify_faults", ROOT / "scripts" / "verify_faults.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script() -> Any:
+    return load_file(ROOT / "scripts" / "verify_faults.py")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +33,7 @@ def script() -> ModuleType:
         ("POST /v1/completions is 2 / 3 of it", "POST /v1/completions is 2 / 3 of it"),
     ],
 )
-def test_what_is_of_here_and_now_alone_is_left_out(script: ModuleType, said: str, left: str) -> None:
+def test_what_is_of_here_and_now_alone_is_left_out(script: Any, said: str, left: str) -> None:
     assert script.impersonal(said) == left
 
 
@@ -46,7 +41,7 @@ def seen(case: Case, verdict: Verdict, cause: str) -> tuple[Case, Outcome]:
     return case, Outcome(verdict, (cause,), (), {case.check: verdict}, 1)
 
 
-def test_the_page_names_faults_and_checks_that_no_row_shows(script: ModuleType) -> None:
+def test_the_page_names_faults_and_checks_that_no_row_shows(script: Any) -> None:
     rows = [
         seen(case, case.verdict, "fail status 500 gap leave the other server's")
         for case in CASES
@@ -63,7 +58,7 @@ def test_the_page_names_faults_and_checks_that_no_row_shows(script: ModuleType) 
     assert "| `lossy` | speculation accepts wrong tokens at this rate | parity |" in script.not_shown(missed)
 
 
-def test_a_part_of_the_faults_can_be_run(script: ModuleType) -> None:
+def test_a_part_of_the_faults_can_be_run(script: Any) -> None:
     chosen = script._chosen(["lossy", "inert"], 2)
     assert {case.fault for case in chosen} == {"lossy", "inert", ""}
     assert {case.check for case in chosen if not case.fault} == {"parity"}

@@ -9,6 +9,16 @@ def _name(thing: object) -> str:
     return "" if thing is None else f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
+def _window(impl: object) -> int | None:
+    """Return the places that a layer's kernel sees, its own included; None for all.
+
+    Kernels have a pair of places to the left and to the right, without their own; -1 is all.
+    """
+    told = getattr(impl, "sliding_window", None)
+    left = told[0] if isinstance(told, (tuple, list)) else told
+    return None if left is None or left < 0 else int(left) + 1
+
+
 class FleetView:
     """A method that `collective_rpc` can call; vLLM allows no name that its worker has already."""
 
@@ -16,11 +26,12 @@ class FleetView:
     vllm_config: Any
 
     def fleet_view(self) -> dict[str, Any]:
-        """Return what booted: runner, drafter, backends and caches of layers, captured graphs."""
+        """Return what booted: runner, drafter, captured graphs; of each layer backend, cache, window."""
         from vllm.compilation.counter import compilation_counter
 
         runner, config = self.model_runner, self.vllm_config
         drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        own = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
         layers = {}
         for name, layer in config.compilation_config.static_forward_context.items():
             if not hasattr(layer, "attn_backend"):
@@ -32,6 +43,8 @@ class FleetView:
                 "kind": _name(layer).rpartition(".")[2],
                 "size": getattr(layer, "head_size", None),
                 "sinks": getattr(impl, "sinks", None) is not None,
+                "draft": name in own,
+                "window": _window(impl),
             }
         return {
             "runner": _name(runner),

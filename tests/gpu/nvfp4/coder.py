@@ -9,7 +9,7 @@ A group of 16 values x with the tensor's scale g is written as
     t = max |x| / fl(6 g)        scale = E4M3(min(t, 448)), at least 2^-9 unless all are zero
     r = 1 / fl(scale g)          code  = E2M1(min(|x| r, 6)), with the sign of x
 
-each rounded to nearest, ties to even. Where a value is not a number, the group's scale is not a number.
+each rounded to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from nvfp4.rig import Shape
-
-__all__ = ["Packed", "decode", "encode", "places"]
-
 GROUP = 16
-NAN_SCALE = 0x7F
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -37,14 +32,10 @@ SCALES = tuple(e4m3(code) for code in range(127))
 
 
 class Packed(NamedTuple):
-    """A tensor (… x head size) in NVFP4: codes (… x half, uint8) and scales (… x sixteenth, uint8).
-
-    ``undefined`` (like scales, bool): groups with a value that is not a number, whose codes mean nothing.
-    """
+    """A tensor (… x head size) in NVFP4: codes (… x half, uint8) and scales (… x sixteenth, uint8)."""
 
     codes: torch.Tensor
     scales: torch.Tensor
-    undefined: torch.Tensor
 
 
 def nearest(x: torch.Tensor, values: tuple[float, ...]) -> torch.Tensor:
@@ -59,8 +50,7 @@ def nearest(x: torch.Tensor, values: tuple[float, ...]) -> torch.Tensor:
 def encode(x: torch.Tensor, scale: float) -> Packed:
     """Write *x* (… x head size, 16 or 32 bits) with the tensor's *scale*."""
     groups = x.float().unflatten(-1, (-1, GROUP))
-    unknown = groups.isnan()
-    size = groups.abs().masked_fill(unknown, 0.0)
+    size = groups.abs()
     largest = size.amax(-1)
     whole = torch.tensor(scale, dtype=torch.float32, device=x.device)
     quotient = largest / (6.0 * whole)
@@ -71,62 +61,27 @@ def encode(x: torch.Tensor, scale: float) -> Packed:
     magnitude = nearest((size * inverse[..., None]).clamp(max=6.0), MAGNITUDES)
     nibbles = (magnitude + 8 * groups.signbit().long()).flatten(-2)
     codes = (nibbles[..., 0::2] + 16 * nibbles[..., 1::2]).to(torch.uint8)
-    undefined = unknown.any(-1)
-    return Packed(codes, torch.where(undefined, NAN_SCALE, code).to(torch.uint8), undefined)
+    return Packed(codes, code.to(torch.uint8))
 
 
-def decode(packed: Packed, scale: float) -> torch.Tensor:
-    """Return the values that the bytes mean (… x head size, float64)."""
-    values = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=torch.float64)
-    values = values.to(packed.codes.device)
-    steps = torch.tensor([*SCALES, float("nan")] * 2, dtype=torch.float64, device=packed.codes.device)
-    pairs = torch.stack([packed.codes & 15, packed.codes >> 4], dim=-1).flatten(-2)
-    groups = values[pairs.long()].unflatten(-1, (-1, GROUP))
-    return (groups * steps[packed.scales.long()][..., None]).flatten(-2) * scale
+def places(block: int, heads: int, size: int, side: int) -> Packed:
+    """Return where a page of *block* tokens has keys (*side* 0) or values (1): all codes, then all scales.
 
-
-class Places(NamedTuple):
-    """Byte offsets in a page, of every slot and head: slots x heads x bytes (int64)."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-
-def places(shape: Shape, side: int) -> Places:
-    """Return where a page has its keys (*side* 0) or values (1): all codes of a side, then all its scales."""
-    slots, heads = shape.block, shape.kv_heads
-    slot, head = torch.arange(slots)[:, None], torch.arange(heads)[None, :]
-    row = slot * heads + head if shape.layout == "NHD" else head * slots + slot
-    widths = shape.head // 2, shape.head // GROUP
-    begin = side * slots * heads * sum(widths)
-    codes = begin + row[..., None] * widths[0] + torch.arange(widths[0])
-    scales = begin + slots * heads * widths[0] + row[..., None] * widths[1] + torch.arange(widths[1])
-    return Places(codes, scales)
-
-
-def read(pages: torch.Tensor, shape: Shape, side: int, scale: float) -> torch.Tensor:
-    """Return keys or values of all slots (slots of all pages x heads x head size, float64) out of *pages*."""
-    where = places(shape, side)
-    codes, scales = (pages[:, some.to(pages.device)].flatten(0, 1) for some in where)
-    return decode(Packed(codes, scales, scales == NAN_SCALE), scale)
-
-
-def write(
-    pages: torch.Tensor, packed: Packed, slots: torch.Tensor, shape: Shape, side: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put *packed* (tokens x heads x …) into *pages* at *slots* (negative: nowhere), in place.
-
-    Returns the flat offsets of the code bytes that mean nothing, and those of their groups' scales.
+    Offsets of bytes: slots x heads x bytes (int64).
     """
-    where = places(shape, side)
-    kept = slots >= 0
-    slots = slots[kept]
-    base = (slots // shape.block * pages.shape[1])[:, None, None]
-    within = slots % shape.block
-    codes_at = base + where.codes.to(pages.device)[within]
-    scales_at = base + where.scales.to(pages.device)[within]
+    row = torch.arange(block)[:, None] * heads + torch.arange(heads)[None, :]
+    widths = size // 2, size // GROUP
+    begin = side * block * heads * sum(widths)
+    codes = begin + row[..., None] * widths[0] + torch.arange(widths[0])
+    scales = begin + block * heads * widths[0] + row[..., None] * widths[1] + torch.arange(widths[1])
+    return Packed(codes, scales)
+
+
+def write(pages: torch.Tensor, packed: Packed, slots: torch.Tensor, block: int, side: int) -> None:
+    """Put *packed* (tokens x heads x …) into *pages* of *block* tokens at *slots*, in place."""
+    where = places(block, packed.codes.shape[1], 2 * packed.codes.shape[2], side)
+    base = (slots // block * pages.shape[1])[:, None, None]
+    within = slots % block
     flat = pages.view(-1)
-    flat[codes_at] = packed.codes[kept]
-    flat[scales_at] = packed.scales[kept]
-    undefined = packed.undefined[kept]
-    return codes_at.unflatten(-1, (-1, GROUP // 2))[undefined].flatten(), scales_at[undefined]
+    flat[base + where.codes.to(pages.device)[within]] = packed.codes
+    flat[base + where.scales.to(pages.device)[within]] = packed.scales

@@ -206,15 +206,14 @@ class Step:
             taken += count
 
 
-def wrong_bytes(layer: Layer, case: Case) -> int:
+def wrong_bytes(layer: Layer) -> int:
     """Count the bytes of the written blocks that are not those of a coder that looks values up in tables."""
     some, sides = layer.written
-    shape: Any = types.SimpleNamespace(kv_heads=case.kv_heads, head=case.size, block=BLOCK, layout="NHD")
     written = layer.pages[:some].flatten(1)
     wanted = torch.full_like(written, 0x7F)
     slots = torch.arange(some * BLOCK, device="cuda")
     for side, (x, scale) in enumerate(zip(sides, layer.scales, strict=True)):
-        coder.write(wanted, coder.encode(x, float(scale)), slots, shape, side)
+        coder.write(wanted, coder.encode(x, float(scale)), slots, BLOCK, side)
     return int((wanted != written).sum())
 
 

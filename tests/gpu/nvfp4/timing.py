@@ -7,12 +7,11 @@ compared is timed in turn, round after round: drift of the clocks meets all alik
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-__all__ = ["Clock", "Times", "copy_bandwidth"]
 
 L2_BYTES = 512 << 20  # several times any card's L2
 
@@ -82,8 +81,6 @@ class Clock:
         }
 
 
-def copy_bandwidth(clock: Clock) -> float:
-    """Return bytes a second that a copy within the device moves, those read and those written counted."""
-    source, target = (torch.empty(2 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    taken = clock.times({"copy": lambda: target.copy_(source)}, 10, 1.0)["copy"]
-    return 2 * source.numel() / taken.median * 1e6
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

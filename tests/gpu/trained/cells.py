@@ -89,7 +89,7 @@ def specification(
         "kv_cache_memory_bytes": 1 << (30 if device == "cpu" else 32),
         "enable_prefix_caching": True,
         "disable_log_stats": False,
-        "worker_extension_cls": "trained.view.TrainedView",
+        "worker_extension_cls": "fleet.view.FleetView",
     }
     if device == "cuda":
         engine |= {"gpu_memory_utilization": 0.08, "enable_flashinfer_autotune": False}

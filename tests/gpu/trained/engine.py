@@ -91,7 +91,7 @@ def main(spec: dict[str, Any]) -> None:
 
     engine = vllm.LLM(**spec["engine"])
     seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
-    seen |= {"view": engine.collective_rpc("trained_view")[0], "stage": "boot"}
+    seen |= {"view": engine.collective_rpc("fleet_view")[0], "stage": "boot"}
     out.write_text(json.dumps(seen), encoding="utf-8")
     asking, first = Asking(engine, spec), spec["prompts"][:BESIDE]
     waves: dict[str, Callable[[], list[Row]]] = {

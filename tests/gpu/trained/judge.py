@@ -126,16 +126,16 @@ def _counter_faults(line: dict[str, Any]) -> list[str]:
 
 
 def _view_faults(cell: Cell, view: dict[str, Any], windows: list[int | None]) -> list[str]:
-    found = []
-    others = {layer["backend"] for layer in view["layers"]} - {"TRITON_ATTN"}
+    found, layers = [], list(view["layers"].values())
+    others = {layer["backend"] for layer in layers} - {"TRITON_ATTN"}
     if others:
         found.append(f"layers attend by {', '.join(sorted(others))}")
-    own = [layer["window"] for layer in view["layers"] if layer["draft"]]
+    own = [layer["window"] for layer in layers if layer["draft"]]
     if own != windows:
         found.append(f"windows {own}, not {windows}")
     for draft, kind in ((False, cell.cache), (True, cell.own or cell.cache)):
         names = ("auto", "bfloat16") if kind == "bf16" else (kind, f"{kind}_e4m3")
-        bad = {layer["cache"] for layer in view["layers"] if layer["draft"] is draft} - set(names)
+        bad = {layer["cache"] for layer in layers if layer["draft"] is draft} - set(names)
         if bad:
             found.append(f"caches {sorted(bad)} of the {'drafter' if draft else 'target'}, not {kind}")
     return found

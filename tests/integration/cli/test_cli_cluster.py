@@ -6,21 +6,15 @@ from collections.abc import Iterator
 
 import kit
 import pytest
-from cluster_kit import Host, two_hosts, two_sshds
+from cluster_kit import Host, cluster, two_hosts
 from store_servers import nginx_store
 from world import PROBE, World
 
-from sparkwright.base.errors import ToolError
 from sparkwright.probe.environment import requirements
 from sparkwright.store import open_store
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
 
 
 @pytest.fixture
@@ -31,15 +25,6 @@ def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
             kit.seed_environment(open_store(host.folder / "store"), requirements())
         world.environment["SPARKWRIGHT_STORE_URL"] = url
         yield both
-
-
-def cluster(hosts: list[Host]) -> str:
-    return "ssh://" + ",".join(host.sshd.host for host in hosts)
-
-
-def shown(host: Host) -> str:
-    """The machine as it is named here."""
-    return f"127.0.0.1:{host.sshd.port}"
 
 
 def proofs(world: World) -> dict[str, bytes]:
@@ -64,41 +49,34 @@ def prove_here(world: World) -> dict[str, bytes]:
 
 def test_proofs_of_two_machines_are_those_of_one(world, hosts):
     expected = prove_here(world)
-    done = world.good("carry", "prove", "--cluster", cluster(hosts))
+    done = world.good("carry", "prove", *cluster(hosts))
     assert proofs(world) == expected
-    assert f"{shown(hosts[0])}: 1 proof" in done.out
+    assert f"{hosts[0].shown}: 1 proof" in done.out
     assert sorted(expected) == ["align", "clamp"]
     assert not [process for host in hosts for process in host.workers()]
 
 
 def test_a_wheel_takes_proofs_of_other_machines(world, hosts):
-    wheel = world.good("wheel", "--json", "--cluster", cluster(hosts)).json
+    wheel = world.good("wheel", "--json", *cluster(hosts)).json
     assert {carry["proof"] for carry in wheel["carries"]} == {"proved"}
-    assert set(wheel["machines"]) <= {shown(host) for host in hosts}
+    assert set(wheel["machines"]) <= {host.shown for host in hosts}
     assert sum(did["proofs"] for did in wheel["machines"].values()) == 2
     probe = world.root / "carries" / "clamp" / "probe.py"
     probe.write_text(PROBE.format(module="clamp", name="clamp", argument=99, result=11))
-    refuted = world.call("wheel", "--cluster", cluster(hosts[:1]))
+    refuted = world.call("wheel", *cluster(hosts[:1]))
     assert "clamp is refuted" in refuted.err
-
-
-def test_a_machine_that_is_killed_costs_the_proof_that_it_was_making(world, hosts):
-    expected = prove_here(world)
-    hosts[0].install(extra="worker.TaskRunner.run = lambda *_: os.kill(os.getpid(), 9)")
-    world.good("carry", "prove", "--cluster", cluster(hosts))
-    assert proofs(world) == expected
 
 
 def test_a_machine_without_the_environment_proves_nothing(world, hosts):
     expected = prove_here(world)
     other = "import sparkwright.pipeline.remote_proofs as p; p.environment_key = lambda: 'another'"
     hosts[0].install(extra=other)
-    done = world.good("carry", "prove", "--cluster", cluster(hosts))
-    assert f"{shown(hosts[0])} is left out: its environment for probes is another one" in done.err
+    done = world.good("carry", "prove", *cluster(hosts))
+    assert f"{hosts[0].shown} is left out: its environment for probes is another one" in done.err
     assert proofs(world) == expected
     forget(world, "third store")
     hosts[1].install(extra=other)
-    alone = world.call("carry", "prove", "--cluster", cluster(hosts[1:]))
+    alone = world.call("carry", "prove", *cluster(hosts[1:]))
     assert (alone.status, proofs(world)) == (75, {})
     assert "install the Python" in alone.err
 
@@ -113,17 +91,8 @@ proofs.prove = lambda *given: other(honest(*given), key="0" * 64)
 """
     hosts[0].install(extra=lying)
     forget(world, "other store")
-    done = world.call("carry", "prove", "--cluster", cluster(hosts[:1]))
+    done = world.call("carry", "prove", *cluster(hosts[:1]))
     assert done.status == 75, done.err
     assert "did not arrive" in done.err
     assert proofs(world) == {}
     assert not list(world.store.records.glob("proof/*/*.json"))
-
-
-def test_a_machine_with_another_program_proves_nothing(world, hosts):
-    hosts[0].install(extra="worker.own_code = lambda: 'f' * 64")
-    forget(world, "other store")
-    done = world.call("carry", "prove", "--cluster", cluster(hosts[:1]))
-    assert done.status == ToolError.exit_code
-    assert "sparkwright is another state here" in done.err
-    assert proofs(world) == {}

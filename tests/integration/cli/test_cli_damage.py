@@ -131,13 +131,13 @@ def test_a_wheel_whose_times_alone_changed_is_read_and_stays(world: World) -> No
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"", b'{"sha256": 1}', b'{"sha256": "../../x"}', None])
 def test_malformed_records_count_as_missing(world: World, content: bytes | None) -> None:
-    """Of every kind at once, and of each kind alone; `None` is a folder in a record's place."""
+    """Of every kind at once, and for one content of each alone; `None` is a folder in a record's place."""
     for path in world.root.glob("carries/*/proofs/*.json"):
         path.unlink()  # so that the store's are needed
     digest = made(world)
     kinds = sorted(path.name for path in world.store.records.iterdir())
     assert {"audit", "digest", "index", "merge", "proof", "sdist-tree", "wheel"} <= set(kinds)
-    for chosen in (kinds, *([kind] for kind in kinds)):
+    for chosen in (kinds, *([kind] for kind in kinds if content == b"{}")):
         for path in [path for kind in chosen for path in (world.store.records / kind).rglob("*.json")]:
             if content is None:
                 folder(path)
@@ -205,8 +205,10 @@ SEEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", [*SEEN, objects_gone, folder_gone])
-@pytest.mark.parametrize("command", ["wheel", "merge"])
+@pytest.mark.parametrize(
+    ("command", "damage"),
+    [("merge", objects_emptied), *(("wheel", damage) for damage in (*SEEN, objects_gone, folder_gone))],
+)
 def test_damaged_git_objects_come_back(world: World, damage: Callable[[World], None], command: str) -> None:
     digest = made(world)
     tree = world.good("merge", "--json").json["tree"]

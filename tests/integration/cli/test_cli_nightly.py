@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 from commit_kit import MACHINES, CommitIndex, SmallUpstream
+from killed import at_event, killed
 from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, TinyRelease, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
@@ -24,18 +25,6 @@ OTHER_LIMIT = CLAMP.replace("LIMIT = 10", "LIMIT = 20")
 CONFLICTING = CLAMP.replace("    # Always.\n    return value", "    # Never.\n    return abs(value)")
 RENAMED = CLAMP.replace("def clamp(value)", "def clip(value)")
 MENDED_OTHERWISE = CLAMP.replace("    # As it is.\n", "    value = min(value, 10)\n")
-
-KILLED_AT_EVENT = """
-import os, signal, sys
-from sparkwright.cli.main import main
-from sparkwright.base.events import subscribe
-kind, text = sys.argv[1:3]
-def deadly(event):
-    if event.kind == kind and text in str(event.data):
-        os.kill(os.getpid(), signal.SIGKILL)
-with subscribe(deadly):
-    sys.exit(main(sys.argv[3:]))
-"""
 
 
 def later(version: str = "1.3.0", **changed: str) -> TinyRelease:
@@ -282,8 +271,7 @@ class TestStopped:
     def test_killed_anywhere_it_goes_on(self, world: World, kind: str, text: str) -> None:
         world.offer(later(clamp=HARMLESS))
         words = ["nightly", "--history", "none", "--no-rehearsal"]
-        killed = finish(world.start(kind, text, *words, script=KILLED_AT_EVENT))
-        assert killed.status == -signal.SIGKILL, killed.said
+        assert killed(world, at_event(kind, text), *words) == -signal.SIGKILL
         world.good(*words)
         made = [event for event in world.events() if event["kind"] == "probe.judged"]
         assert kind not in {"wheel.assembled", "night.recorded"} or not made

@@ -75,21 +75,9 @@ class TestHelp:
 class TestJson:
     """One document on standard output, whatever happens."""
 
-    @pytest.mark.parametrize(
-        "words",
-        [
-            ["plan"], ["merge"], ["wheel"], ["status"], ["doctor"], ["carry", "show", "clamp"],
-            ["carry", "prove"], ["carry", "edit", "tree"], ["carry", "refresh", "clamp"],
-            ["publish", "dist"], ["lock", "check"],
-        ],
-        ids=" ".join,
-    )  # fmt: skip
-    def test_of_results(self, world: World, words: list[str]) -> None:
-        if words[0] == "publish":
-            world.good("wheel")
-        ran = world.good(*words, "--json") if words[0] != "lock" else world.call(*words, "--json")
-        assert isinstance(ran.json, dict | list)
-        assert ran.err == ""
+    def test_of_a_result(self, world: World) -> None:
+        ran = world.good("wheel", "--json")
+        assert (isinstance(ran.json, dict), ran.err) == (True, "")
 
     @pytest.mark.parametrize(
         ("words", "kind", "code"),

@@ -36,7 +36,7 @@ def test_a_place_that_cannot_take_a_wheel_is_refused_before_the_work(
             odd.mkdir() if kind.startswith("folder") else os.mkfifo(odd)
             code = 61
     before = files_below(tmp_path) if out.is_dir() else {}
-    ran = world.run("wheel", "--out", out)
+    ran = world.call("wheel", "--out", out)
     assert ran.status == code, ran.said
     assert str(out) in ran.err
     assert world.index.requests == []

@@ -8,47 +8,19 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from http_index import Fault
+from killed import at_call, at_event, killed, starve
+from kit import read_only, small_disk
 from tiny_release import CLAMPED
 from wheelkit import sha256, unpack
-from world import World, clean_environment, finish, interrupt, wait_until
+from world import World, finish, interrupt, wait_until
 
-# Kills its own process right after the first things (argv[1] of them) that it puts into place.
-KILLED_AFTER_PLACING = """
-import os, signal, sys
-left = int(sys.argv.pop(1))
-def deadly(put):
-    def wrapper(*arguments, **named):
-        global left
-        put(*arguments, **named)
-        left -= "/git/objects/" not in str(arguments[-1])
-        if not left:
-            print(arguments[-1], flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-    return wrapper
-os.replace, os.rename, os.link = map(deadly, (os.replace, os.rename, os.link))
-from sparkwright.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-# Kills its own process when an event of a kind names something.
-KILLED_AT_EVENT = """
-import os, signal, sys
-from sparkwright.cli.main import main
-from sparkwright.base.events import subscribe
-kind, text = sys.argv[1:3]
-def deadly(event):
-    if event.kind == kind and text in str(event.data):
-        os.kill(os.getpid(), signal.SIGKILL)
-with subscribe(deadly):
-    sys.exit(main(sys.argv[3:]))
-"""
+from sparkwright.base.errors import StorageError
 
 EVENTS = [
     ("task.progress", "download vllm-1.2.0.tar.gz"),
@@ -112,16 +84,20 @@ def digest(world: World) -> str:
 
 @pytest.mark.slow
 def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: str) -> None:
-    placed: list[str] = []
-    more = 1
+    log, placed, more = world.folder / "placed", [], 1
+
+    def puts(path: object) -> bool:
+        log.write_text(str(path))
+        return "/git/objects/" not in str(path)
+
     for _ in range(60):
-        ran = world.run(str(more), "wheel", script=KILLED_AFTER_PLACING)
+        status = killed(world, at_call(("replace", "rename", "link"), more, after=puts), "wheel")
         nothing_is_half_done(world)
-        if ran.status == 0:
+        if status == 0:
             break
-        assert ran.status == -signal.SIGKILL, ran.said
+        assert status == -signal.SIGKILL
         # Where two things belong together, the first alone is put again: let one more through then.
-        path = re.sub(r"\d+-\w{8}|(?<=\.)\w{8}$", "N", ran.out.strip())
+        path = re.sub(r"\d+-\w{8}|(?<=\.)\w{8}$", "N", log.read_text())
         more = more + 1 if path in placed else 1
         placed.append(path)
     else:
@@ -136,8 +112,7 @@ def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: s
 @pytest.mark.slow
 def test_killed_within_and_right_after_each_step(world: World, digest: str) -> None:
     for kind, text in EVENTS:
-        ran = world.run(kind, text, "wheel", script=KILLED_AT_EVENT)
-        assert ran.status == -signal.SIGKILL, (kind, text, ran.said)
+        assert killed(world, at_event(kind, text), "wheel") == -signal.SIGKILL, (kind, text)
         nothing_is_half_done(world)
     world.good("wheel")
     assert [sha256(wheel) for wheel in world.wheels] == [digest]
@@ -240,47 +215,7 @@ class TestTwoRunsAtOnce:
         nothing_is_left_over(world)
 
 
-# Runs in a mount namespace of its own, with a small disk at argv[1] that it fills but for some bytes.
-STARVED = """
-import json, os, shutil, subprocess, sys
-disk, command = sys.argv[1], sys.argv[2:]
-ballast = os.path.join(disk, "ballast")
-found = []
-for free in (60_000, 250_000, 500_000, None):
-    if os.path.exists(ballast):
-        os.unlink(ballast)
-    if free is not None:
-        with open(ballast, "wb") as file:
-            file.write(bytes(max(0, shutil.disk_usage(disk).free - free)))
-    done = subprocess.run(command, capture_output=True, text=True)
-    found.append([done.returncode, done.stderr, sorted(os.listdir(disk))])
-print(json.dumps(found))
-"""
-
-
-def with_small_disk(disk: Path, size: str) -> tuple[str, ...]:
-    """A prefix for commands that mounts *size* at *disk*, for them alone."""
-    disk.mkdir()
-    mount = f'mount -t tmpfs -o size={size} tmpfs "$1" && shift && exec "$@"'
-    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(disk))
-    if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a small disk")
-    return prefix
-
-
-def starve(
-    world: World, prefix: tuple[str, ...], disk: Path, *words: str
-) -> list[tuple[int, str, list[str]]]:
-    command = [sys.executable, "-m", "sparkwright", *words]
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", STARVED, str(disk), *command],
-        cwd=world.root,
-        env={**clean_environment(), **world.environment},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return [tuple(one) for one in json.loads(done.stdout)]
+FREE = (60_000, 250_000, 500_000, None)
 
 
 @pytest.mark.slow
@@ -288,52 +223,29 @@ class TestFullDisk:
     def test_the_store(self, world: World) -> None:
         world.good("carry", "prove")
         disk = world.folder / "disk"
-        prefix = with_small_disk(disk, "3m")
+        prefix = small_disk(disk, "3m")
         world.environment["SPARKWRIGHT_HOME"] = str(disk / "store")
-        *full, last = starve(world, prefix, disk, "wheel")
-        assert [status for status, _, _ in full] == [70] * len(full), full
-        for _, said, _ in full:
-            assert said.count("error: ") == 1
-            assert "Traceback" not in said
-            assert "space" in said
-        assert last[0] == 0, last
+        *full, last = starve(world, prefix, disk, FREE, "wheel")
+        assert [ran.status for ran in full] == [StorageError.exit_code] * len(full), full
+        for ran in full:
+            assert ran.err.count("error: ") == 1
+            assert "Traceback" not in ran.err
+            assert "space" in ran.err
+        assert last.status == 0, last
         assert len(world.wheels) == 1
         nothing_is_half_done(world)
 
     def test_the_folder_for_the_wheel(self, world: World) -> None:
         disk = world.folder / "disk"
-        prefix = with_small_disk(disk, "2m")
-        *full, last = starve(world, prefix, disk, "wheel", "--out", str(disk / "dist"))
-        assert [status for status, _, _ in full[:2]] == [70, 70], full
-        assert "placing vllm-1.2.0+spark" in full[0][1]
-        assert last[0] == 0, last
+        prefix = small_disk(disk, "2m")
+        *full, last = starve(world, prefix, disk, FREE, "wheel", "--out", str(disk / "dist"))
+        assert [ran.status for ran in full[:2]] == [StorageError.exit_code] * 2, full
+        assert "placing vllm-1.2.0+spark" in full[0].err
+        assert last.status == 0, last
 
     def test_the_checkout_is_read_only(self, world: World) -> None:
-        if os.geteuid() == 0:
-            prefix = (
-                "unshare",
-                "--mount",
-                "sh",
-                "-c",
-                'mount --bind -o ro "$1" "$1" && cd "$1" && shift && exec "$@"',
-                "sh",
-            )
-        else:
-            prefix = ()
-        if (
-            prefix
-            and subprocess.run(
-                [*prefix, str(world.root), "true"], check=False, capture_output=True
-            ).returncode
-        ):
-            pytest.skip("this machine lets nobody mount")
-        if not prefix:
-            world.root.chmod(0o555)
-        try:
-            ran = finish(world.start("plan", prefix=(*prefix, str(world.root)) if prefix else ()))
-        finally:
-            world.root.chmod(0o755)
-        assert ran.status == 70, ran.said
+        ran = finish(world.start("plan", prefix=read_only(world.root)))
+        assert ran.status == StorageError.exit_code, ran.said
         assert "Traceback" not in ran.err
         assert str(world.root) in ran.err
         assert "SPARKWRIGHT_HOME" not in ran.err, "another store would not help"

@@ -142,10 +142,9 @@ def test_an_edited_title_gives_the_same_bytes_on_a_warm_store_and_a_cold_one(wor
     assert [sha256(wheel) for wheel in world.wheels] == [warm]
 
 
-@pytest.mark.parametrize("platform", ["aarch64", "x86_64"])
-def test_proofs_of_another_environment_give_the_same_bytes(world: World, platform: str) -> None:
+def test_proofs_of_another_environment_give_the_same_bytes(world: World) -> None:
     world.good("carry", "prove")
-    world.good("wheel", "--platform", platform)
+    world.good("wheel")
     (first,) = world.wheels
     digest = sha256(first)
     for path in (world.root / "carries").glob("*/proofs/*.json"):
@@ -153,7 +152,7 @@ def test_proofs_of_another_environment_give_the_same_bytes(world: World, platfor
         path.write_text(json.dumps({**proof, "environment": {**proof["environment"], "torch": "2.13.0"}}))
     kept = first.rename(world.folder / first.name)
     world.new_store("another store", probes=False)
-    world.good("wheel", "--platform", platform)
+    world.good("wheel")
     assert [sha256(wheel) for wheel in world.wheels] == [digest]
     world.good("audit", str(kept))
 

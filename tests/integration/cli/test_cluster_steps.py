@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import kit
 import pytest
 from bisect_kit import JUDGE, harmless, judge, patch_twice
 from bisect_kit import commit as commit_work
-from cluster_kit import Host, two_hosts
+from cluster_kit import Host, cluster, two_hosts
 from rehearsal_kit import seed_environment, stage
 from store_servers import nginx_store
 from world import World
 
-from sparkwright.base.errors import ClusterError, ConfigError
+from sparkwright.base.errors import ConfigError
 from sparkwright.probe.environment import requirements
 from sparkwright.store import open_store
 
@@ -31,9 +30,6 @@ def probe():
     from vllm.clamp import clamp
 
     expect(clamp(4) == 4, "clamp(4) is not 4")
-"""
-KILL = """
-worker.TaskRunner.run = lambda *_: os.kill(os.getpid(), 9)
 """
 
 
@@ -52,12 +48,9 @@ def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
         yield both
 
 
-def cluster(hosts: list[Host]) -> tuple[str, str]:
-    return "--cluster", "ssh://" + ",".join(host.sshd.host for host in hosts)
-
-
 def search(judged: str) -> tuple[str, ...]:
-    return "bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", judged, "--json"
+    limit = ("--timeout", "3") if "judge.sh" in judged else ()
+    return "bisect", "--good", "HEAD~1", "--bad", "HEAD", *limit, "--judge", judged, "--json"
 
 
 def stable(result: dict[str, Any]) -> dict[str, Any]:
@@ -83,24 +76,37 @@ def probe_file(world: World) -> str:
     return f"probe {path}"
 
 
-def shown(host: Host) -> str:
-    return f"127.0.0.1:{host.sshd.port}"
+def script_file(world: World) -> str:
+    """A script that goes along to another machine, and so does the file that it reads; what is bad hangs.
+
+    A shell, so that what is good ends before the time-out on a busy machine too.
+    """
+    script = world.folder / "judge.sh"
+    bad = 'grep -q -f "$1" "$SPARKWRIGHT_TREE/vllm/clamp.py"'
+    script.write_text(f"#!/bin/sh\npwd\necho judged\n! {bad} || exec sleep 60\n")
+    script.chmod(0o755)
+    (world.folder / "pattern").write_text("value \\* 2\n")
+    return f"run {script} {world.folder / 'pattern'}"
 
 
 @pytest.mark.parametrize("kind", ["probe", "run"])
 def test_two_machines_give_the_answer_of_one(patched: World, hosts: list[Host], kind: str) -> None:
-    judged = probe_file(patched) if kind == "probe" else judge(patched)
+    judged = probe_file(patched) if kind == "probe" else script_file(patched)
     expected = here(patched, judged)
     ran = patched.good(*search(judged), *cluster(hosts))
     assert stable(ran.json) == expected
     assert ran.json["changes"] == ["doubled:added"]
     steps = [event for event in patched.events() if event["kind"] == "step.finished"]
     used = {event["machine"] for event in steps}
-    assert used <= {shown(host) for host in hosts}
+    assert used <= {host.shown for host in hosts}
     assert set(ran.json["machines"]) == used
     assert sum(did["steps"] for did in ran.json["machines"].values()) == len(steps)
-    for step in ran.json["steps"]:
-        assert Path(step["evaluation"]["evidence"]).is_file()
+    evidence = [step["evaluation"]["evidence"] for step in ran.json["steps"]]
+    logs = [Path(path).read_text() for path in evidence if path]
+    assert logs
+    if kind == "run":
+        assert ran.json["calibration"]["signature"] == "timeout"
+        assert all("host " in log for log in logs), "it ran in a folder of a worker's store"
     assert not [process for host in hosts for process in host.workers()]
 
 
@@ -128,58 +134,6 @@ def test_the_next_steps_run_ahead(patched: World, hosts: list[Host]) -> None:
     assert {step["verdict"] for step in ran.json["steps"]} == {"good", "bad"}
 
 
-def test_one_step_at_a_time_takes_as_many_as_here(patched: World, hosts: list[Host]) -> None:
-    judged = judge(patched)
-    expected = here(patched, judged)
-    ran = patched.good(*search(judged), *cluster(hosts), "--jobs", "1")
-    assert stable(ran.json) == expected
-    evaluated = [event for event in patched.events() if event["kind"] == "bisect.evaluated"]
-    assert len(evaluated) == len(ran.json["steps"])
-
-
-def test_a_machine_that_is_killed_costs_its_step(patched: World, hosts: list[Host]) -> None:
-    judged = probe_file(patched)
-    expected = here(patched, judged)
-    hosts[0].install(extra=KILL)
-    assert stable(patched.good(*search(judged), *cluster(hosts)).json) == expected
-
-
-def test_a_machine_without_the_environment_runs_no_probe(patched: World, hosts: list[Host]) -> None:
-    judged = probe_file(patched)
-    expected = here(patched, judged)
-    other = "import sparkwright.pipeline.remote_proofs as p; p.environment_key = lambda: 'another'"
-    hosts[0].install(extra=other)
-    ran = patched.good(*search(judged), *cluster(hosts))
-    assert f"{shown(hosts[0])} is left out: its environment for probes is another one" in ran.err
-    assert stable(ran.json) == expected
-    (Path(ran.json["folder"]) / "journal.jsonl").unlink()
-    hosts[1].install(extra=other)
-    alone = patched.call(*search(judged), *cluster(hosts[1:]))
-    assert alone.status == ClusterError.exit_code
-    assert "install the Python" in alone.err
-
-
-def test_a_script_goes_along_and_its_output_comes_back(patched: World, hosts: list[Host]) -> None:
-    script = patched.folder / "judge.sh"
-    script.write_text(f'#!/bin/sh\npwd\necho "signature: doubled"\nexec {sys.executable} "$1"\n')
-    script.chmod(0o755)
-    (patched.folder / "judge.py").write_text(JUDGE)
-    ran = patched.good(*search(f"run {script} {patched.folder / 'judge.py'}"), *cluster(hosts[:1]))
-    assert ran.json["changes"] == ["doubled:added"]
-    logs = [Path(step["evaluation"]["evidence"]).read_text() for step in ran.json["steps"]]
-    assert all("host " in log for log in logs), "it ran in a folder of a worker's store"
-    assert all("signature: doubled" in log for log in logs)
-
-
-def test_a_command_that_takes_too_long_is_a_timeout_there_too(patched: World, hosts: list[Host]) -> None:
-    # A shell, so that what is good has ended by then on a busy machine too.
-    path = patched.folder / "judge.sh"
-    path.write_text('! grep -q "value \\* 2" "$SPARKWRIGHT_TREE/vllm/clamp.py" || exec sleep 60\n')
-    found = patched.good(*search(f"run /bin/sh {path}"), *cluster(hosts[:1]), "--timeout", "3")
-    assert found.json["changes"] == ["doubled:added"]
-    assert found.json["calibration"]["signature"] == "timeout"
-
-
 def test_judges_that_stay_here_are_refused_on_a_cluster(patched: World, hosts: list[Host]) -> None:
     ran = patched.call(*search("merge"), *cluster(hosts))
     assert ran.status == ConfigError.exit_code
@@ -205,7 +159,7 @@ def test_a_check_of_a_rehearsal_is_judged_elsewhere(world: World, hosts: list[Ho
     ran = world.good(*search("verify prefix"), "--deterministic", *cluster(hosts))
     assert ran.json["changes"] == ["spoil:added"]
     finished = [event for event in world.events() if event["kind"] == "rehearsal.finished"]
-    assert {event["machine"] for event in finished} <= {shown(host) for host in hosts}
+    assert {event["machine"] for event in finished} <= {host.shown for host in hosts}
     assert len(finished) >= len(ran.json["steps"])
     found = json.loads(Path(ran.json["steps"][0]["evaluation"]["evidence"]).with_suffix(".json").read_text())
     assert found["checks"][0]["name"] == "prefix"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_kit import Host, card, two_hosts
+from cluster_kit import Host, card, cluster, two_hosts
 from http_index import RunningIndex
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from store_servers import nginx_store
@@ -37,14 +37,6 @@ def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
             host.install(extra=f"os.environ['UV_DEFAULT_INDEX'] = {index.url!r}")
         world.environment["SPARKWRIGHT_STORE_URL"] = url
         yield both
-
-
-def cluster(hosts: list[Host]) -> tuple[str, str]:
-    return "--cluster", "ssh://" + ",".join(host.sshd.host for host in hosts)
-
-
-def shown(host: Host) -> str:
-    return f"127.0.0.1:{host.sshd.port}"
 
 
 def machine_of(run: Path) -> str:
@@ -82,7 +74,7 @@ def test_a_run_of_another_machine_is_that_of_this_one(
     assert (there / "servers" / "main-0" / "server.log").stat().st_size > 0
     for entry in ran.json["files"]:
         assert sha256(Path(entry["path"])) == entry["sha256"]
-    assert machine_of(there) in {shown(host) for host in hosts}
+    assert machine_of(there) in {host.shown for host in hosts}
     assert ran.json["machines"] == {machine_of(there): {"runs": 1}}
     assert not [process for host in hosts for process in host.workers()]
 
@@ -104,7 +96,7 @@ def test_a_wheel_is_served_where_a_gb10_is(world: World, hosts: list[Host], tmp_
         ran = world.call("verify", built, *words, "--out", run)
         assert ran.status == (VerdictError.exit_code if fault else 0), ran.said
         assert ("coherence", verdict) in concluded(run)
-        assert machine_of(run) == shown(hosts[1])
+        assert machine_of(run) == hosts[1].shown
         stated = json.loads((run / "verdict.json").read_text())["run"]
         assert (stated["wheel"], stated["card"]) == ({"name": built.name, "sha256": sha256(built)}, "12.1")
 
@@ -138,7 +130,7 @@ def test_a_machine_that_is_killed_while_it_serves_costs_a_second_try(
     world.good(
         "verify", "--demo", "--checks", "sweep", "--levels", "1,8", "--out", tmp_path / "run", *cluster(hosts)
     )
-    assert machine_of(tmp_path / "run") == shown(hosts[1])
+    assert machine_of(tmp_path / "run") == hosts[1].shown
     wait_until(lambda: not hosts[0].workers())
 
 
@@ -173,4 +165,4 @@ def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host]
     assert {check for check, _ in concluded(run)} == {"compare"}, ran.said
     stated = json.loads((run / "verdict.json").read_text())["run"]
     assert (stated["wheel"]["sha256"], stated["against"]) == (sha256(one), sha256(other))
-    assert machine_of(run) == shown(hosts[0])
+    assert machine_of(run) == hosts[0].shown

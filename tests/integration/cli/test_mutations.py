@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import load_file
 from tiny_release import CLAMPED
 from world import CLAMP_PROBE, World
 
@@ -21,13 +21,7 @@ ENTRY = '[[mutation]]\nname = "{name}"\nfile = "{file}"\nold = "{old}"\nnew = "{
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    found = importlib.util.spec_from_file_location("mutations", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["mutations"] = module  # dataclasses and models look it up there
-    found.loader.exec_module(module)
-    return module
+    return load_file(SCRIPT)
 
 
 def entry(name: str, old: str, new: str, *, file: str = "vllm/clamp.py", more: str = "") -> str:
