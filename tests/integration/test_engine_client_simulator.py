@@ -26,7 +26,7 @@ from sparkwright.engine.observations import FailureKind, Sample
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
 from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.stream import TraceFile
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.process import read_truth, simulator
 from sparkwright.verify.simulator.server import listening

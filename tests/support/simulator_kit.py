@@ -15,7 +15,7 @@ from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.stream import TraceFile
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.making import make_request
 from sparkwright.verify.simulator.params import parse_params

@@ -19,7 +19,7 @@ from sparkwright.recipes import Recipe
 from sparkwright.serve.warmup import Limits, WarmUp, rounds, warm_up
 from sparkwright.verify.simulator import Settings, parse_faults
 from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.stream import TraceFile
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.server import listening
 

@@ -19,7 +19,7 @@ from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.checks.states import find_wedge
 from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.simulator.card import SimulatedCard
+from sparkwright.verify.simulator.machine import SimulatedCard
 from sparkwright.verify.simulator.faults import Faults, parse_faults
 
 USUAL, HELD = "the card runs at its usual clocks", "no request is held without progress"

@@ -14,7 +14,7 @@ from sparkwright.verify.simulator.acceptance import (
     category_of,
 )
 from sparkwright.verify.simulator.blocks import BlockPool, BlockTable, block_hash
-from sparkwright.verify.simulator.language import (
+from sparkwright.verify.simulator.model import (
     mix,
 )
 from sparkwright.verify.simulator.settings import BLOCK

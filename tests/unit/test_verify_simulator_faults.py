@@ -12,7 +12,7 @@ from sparkwright.lock import read_lock
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
-from sparkwright.verify.simulator.language import text_of
+from sparkwright.verify.simulator.model import text_of
 from sparkwright.verify.simulator.log import (
     boot_lines,
     capture_sizes,

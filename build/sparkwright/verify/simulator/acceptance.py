@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from sparkwright.verify.simulator.language import mix, unit
+from sparkwright.verify.simulator.model import mix, unit
 
 # Chance that the first drafted token is accepted, and the factor from each position to the next, given that
 # all before it were accepted. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2,

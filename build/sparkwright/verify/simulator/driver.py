@@ -8,7 +8,7 @@ import os
 import signal
 from typing import Final
 
-from sparkwright.verify.simulator.card import SimulatedCard
+from sparkwright.verify.simulator.machine import SimulatedCard
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError

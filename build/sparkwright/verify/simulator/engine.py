@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sparkwright.verify.simulator.acceptance import CATEGORIES, acceptance_table, accepted_tokens
 from sparkwright.verify.simulator.blocks import BlockPool
 from sparkwright.verify.simulator.fault_effects import FaultEffects
-from sparkwright.verify.simulator.language import EOS, gaussian, mix
+from sparkwright.verify.simulator.model import EOS, gaussian, mix
 from sparkwright.verify.simulator.request import Counters, Request, StreamDelta
 from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 

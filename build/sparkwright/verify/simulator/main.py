@@ -19,7 +19,7 @@ from sparkwright.base.process import UnguardedProcess, start_unguarded
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.stream import TraceFile
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
 from sparkwright.verify.simulator.server import listening
 from sparkwright.verify.simulator.settings import (

@@ -10,7 +10,7 @@ from typing import Final
 from sparkwright.verify.simulator.acceptance import category_of
 from sparkwright.verify.simulator.chat import CALLS, instance
 from sparkwright.verify.simulator.faults import Faults
-from sparkwright.verify.simulator.language import (
+from sparkwright.verify.simulator.model import (
     Sampling,
     TokenGenerator,
     answer_to,

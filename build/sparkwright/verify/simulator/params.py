@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkwright.verify.simulator.chat import content_of, images_of, plan_calls, schema_of, template
-from sparkwright.verify.simulator.language import digest, encode
+from sparkwright.verify.simulator.model import digest, encode
 from sparkwright.verify.simulator.settings import Settings
 
 _COMPLETION_TOKENS = 16  # default of OpenAI's API

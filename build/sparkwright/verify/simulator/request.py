@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkwright.verify.simulator.blocks import BlockTable, block_hash
-from sparkwright.verify.simulator.language import Choice, TokenGenerator
+from sparkwright.verify.simulator.model import Choice, TokenGenerator
 from sparkwright.verify.simulator.settings import BLOCK
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkwright.base.process import UnguardedProcess, start_unguarded
 from sparkwright.engine.arrival import arrivals_of, listen
-from sparkwright.verify.simulator.card import CARD_PAGE
+from sparkwright.verify.simulator.machine import CARD_PAGE
 from sparkwright.verify.simulator.chat import template
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.driver import Driver
-from sparkwright.verify.simulator.generate import Generation, TraceFile
-from sparkwright.verify.simulator.language import encode
+from sparkwright.verify.simulator.stream import Generation, TraceFile
+from sparkwright.verify.simulator.model import encode
 from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.metrics import render_metrics
 from sparkwright.verify.simulator.params import ApiError, parse_params

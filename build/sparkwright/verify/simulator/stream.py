@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sparkwright.engine.arrival import arrivals_of
-from sparkwright.verify.simulator.api import ResponseBuilder
+from sparkwright.verify.simulator.response import ResponseBuilder
 from sparkwright.verify.simulator.driver import DEAD, Driver
 from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.making import make_request

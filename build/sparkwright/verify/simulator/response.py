@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkwright.verify.simulator.chat import CallWriter, broken
-from sparkwright.verify.simulator.language import Choice, text_of
+from sparkwright.verify.simulator.model import Choice, text_of
 from sparkwright.verify.simulator.params import RequestParams
 from sparkwright.verify.simulator.request import Request, StreamDelta
 from sparkwright.verify.simulator.settings import Settings
