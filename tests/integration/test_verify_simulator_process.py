@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sparkwright.verify.simulator import FAULTS
+from sparkwright.verify.simulator.faults import FAULTS
 from sparkwright.verify.simulator.main import main
 
 PATIENCE_S = 60.0

@@ -24,7 +24,7 @@ from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import write_reference
 from sparkwright.verify.reference.make import make_reference
 from sparkwright.verify.run import worst
-from sparkwright.verify.simulator.process import simulator
+from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
 # In the server's seconds, of which 60 pass in one of the client's.

@@ -10,15 +10,15 @@ from simulator_kit import Bench, prompt, settings
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.lock import read_lock
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
-from sparkwright.verify.simulator.model import text_of
+from sparkwright.verify.simulator.engine import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.log import (
     boot_lines,
     capture_sizes,
     captured_sizes,
     failing_lines,
 )
+from sparkwright.verify.simulator.model import text_of
 from sparkwright.verify.simulator.settings import plan_memory
 from sparkwright.verify.tune.options import TuneOptions
 

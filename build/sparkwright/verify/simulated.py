@@ -13,10 +13,9 @@ from sparkwright.engine.servers import Arms, MeasuredServer
 from sparkwright.recipes import load_recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.simulator.by_recipe import simulator_arguments
-from sparkwright.verify.simulator.machine import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.machine import CARD_PAGE
+from sparkwright.verify.simulator.settings import Settings, simulator_arguments
 
 
 def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Arms, str, dict[str, str]]:

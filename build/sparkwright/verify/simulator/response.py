@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkwright.verify.simulator.chat import CallWriter, broken
 from sparkwright.verify.simulator.model import Choice, text_of
-from sparkwright.verify.simulator.params import RequestParams
+from sparkwright.verify.simulator.params import CALLS, RequestParams
 from sparkwright.verify.simulator.request import Request, StreamDelta
 from sparkwright.verify.simulator.settings import Settings
 
@@ -228,3 +227,39 @@ class ResponseBuilder:
                 for choice in choices
             ]
         }
+
+
+def broken(text: str) -> str:
+    """Return *text* as detokenized byte by byte: each byte of a longer character is a U+FFFD."""
+    return "".join(char if char.isascii() else "\ufffd" * len(char.encode()) for char in text)
+
+
+class CallWriter:
+    """Splits the generated text of an answer into parts of its *calls*, as a tool parser streams them.
+
+    Args:
+        calls: names and arguments.
+        identity: beginning of the calls' ids.
+    """
+
+    def __init__(self, calls: Sequence[tuple[str, str]], identity: str) -> None:
+        self._calls, self._identity = calls, identity
+        self._at, self._named = 0, -1
+
+    def parts(self, text: str) -> list[dict[str, Any]]:
+        """Return the parts in the next piece of *text*; the name comes with a call's first one."""
+        found: list[dict[str, Any]] = []
+        for number, piece in enumerate(text.split(CALLS)):
+            self._at += number > 0
+            if self._at >= len(self._calls):
+                break
+            function = {"arguments": piece}
+            call: dict[str, Any] = {"index": self._at, "function": function}
+            if self._at > self._named:
+                self._named = self._at
+                call |= {"id": f"{self._identity}-{self._at}", "type": "function"}
+                function["name"] = self._calls[self._at][0]
+            elif not piece:
+                continue
+            found.append(call)
+        return found

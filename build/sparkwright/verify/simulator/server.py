@@ -14,28 +14,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkwright.base.process import UnguardedProcess, start_unguarded
 from sparkwright.engine.arrival import arrivals_of, listen
-from sparkwright.verify.simulator.machine import CARD_PAGE
-from sparkwright.verify.simulator.chat import template
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.driver import Driver
-from sparkwright.verify.simulator.stream import Generation, TraceFile
+from sparkwright.verify.simulator.log import Log, render_metrics
+from sparkwright.verify.simulator.machine import CARD_PAGE, Clock, Driver
 from sparkwright.verify.simulator.model import encode
-from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.metrics import render_metrics
-from sparkwright.verify.simulator.params import ApiError, parse_params
+from sparkwright.verify.simulator.params import ApiError, parse_params, template
 from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.stream import Generation, TraceFile
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE: Final = (
     "<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works.</h1></body></html>"
 )
 _OLD: Final = "0.8.5"
-_COMPILER: Final = Path(__file__).with_name("compiler_process.py")
+CHILD: Final = (sys.executable, "-I", "-S", Path(__file__).with_name("child.py"))
+"""The command of the programs in `child`."""
 _MOST_BYTES: Final = 64 << 20
 _BACKLOG: Final = 1024
 
@@ -133,7 +131,7 @@ class SimulatedServer:
         each = self._settings.faults.value("compiles", "each")
         if each is not None and self._requests % int(each) == 0:
             seconds = self._settings.faults.value("compiles", "seconds")
-            self._compilers.append(start_unguarded([sys.executable, "-I", "-S", _COMPILER, str(seconds)]))
+            self._compilers.append(start_unguarded([*CHILD, "compiler", str(seconds)]))
 
     def _refuse(self, generation: Generation) -> web.Response | None:
         """Return the response of a fault that replaces generation, if one applies."""

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sparkwright.engine.arrival import arrivals_of
-from sparkwright.verify.simulator.response import ResponseBuilder
-from sparkwright.verify.simulator.driver import DEAD, Driver
 from sparkwright.verify.simulator.faults import Faults
-from sparkwright.verify.simulator.making import make_request
-from sparkwright.verify.simulator.params import ApiError, RequestParams
+from sparkwright.verify.simulator.machine import DEAD, Driver
+from sparkwright.verify.simulator.params import ApiError, RequestParams, make_request
 from sparkwright.verify.simulator.request import StreamDelta
+from sparkwright.verify.simulator.response import ResponseBuilder
 from sparkwright.verify.simulator.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,32 +35,29 @@ class RequestTrace:
     """The true figures of one request; times as of `time.perf_counter_ns`, one clock for all processes.
 
     Attributes:
-        number: from 1, in the order of arrival.
-        head: the beginning of its prompt.
-        category: category that the simulator assigned.
         received_ns: arrival of its last byte at the socket, by the kernel's timestamp.
-        accepted_ns: time at which the simulator began to handle it.
         first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
         last_token_written_ns: the same of its last token.
         tokens: generated tokens that were written.
+        number: from 1, in the order of arrival.
+        head: the beginning of its prompt.
+        category: category that the simulator assigned.
+        accepted_ns: time at which the simulator began to handle it.
         chunks: events with tokens that were written.
-        prompt_tokens: tokens of its prompt.
-        cached_tokens: prompt tokens found in the cache.
         drafts: steps with drafted tokens.
-        accepted: drafted tokens that were accepted.
         finish: the finish reason, or empty.
         fault: the fault that affected it, or empty.
     """
 
     id: str
-    number: int
-    head: str
-    category: str
     received_ns: int
-    accepted_ns: int
     first_token_written_ns: int = 0
     last_token_written_ns: int = 0
     tokens: int = 0
+    number: int = 0
+    head: str = ""
+    category: str = ""
+    accepted_ns: int = 0
     chunks: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -69,6 +65,16 @@ class RequestTrace:
     accepted: int = 0
     finish: str = ""
     fault: str = ""
+
+    @property
+    def ttft_ms(self) -> float:
+        """The true time to the first token."""
+        return (self.first_token_written_ns - self.received_ns) / 1e6
+
+    @property
+    def tpot_ms(self) -> float:
+        """The true time per output token after the first."""
+        return (self.last_token_written_ns - self.first_token_written_ns) / 1e6 / (self.tokens - 1)
 
 
 class TraceFile:

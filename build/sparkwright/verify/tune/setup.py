@@ -23,9 +23,8 @@ from sparkwright.recipes import Recipe
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.setup import OFFLINE, environment_of
-from sparkwright.verify.simulator.by_recipe import simulator_arguments
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.settings import Settings, simulator_arguments
 from sparkwright.verify.tune.options import TuneOptions, require_usable
 from sparkwright.verify.tune.search import Search
 from sparkwright.verify.tune.space import Configuration, Space, default_vary, load_base, make_space
