@@ -273,7 +273,7 @@ def test_intervals_of_a_comparison(changes: dict[str, Any], rows: list[tuple[str
     measured = report_kit.comparison("n", 1.1, 1.0, 1.2).measured | changes
     known = {name: value for name, value in measured.items() if value is not None}
     finding = report_kit.finding("compare", "n", "x", measured=known)
-    assert [row[:5] for chart in all_charts(Run(findings=(finding,))) for row in chart.rows] == rows
+    assert [row[:5] for chart in all_charts(Run(findings=(finding,))) for row in chart.table.rows] == rows
     render_html(Run(findings=(finding,)))
 
 
