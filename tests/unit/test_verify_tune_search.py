@@ -20,11 +20,10 @@ from sparkwright.engine.server.failures import diagnose
 from sparkwright.recipes import Recipe, incompatibilities, load_recipe
 from sparkwright.verify.journal import read_journal
 from sparkwright.verify.tune import setup
-from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search
 from sparkwright.verify.tune.result import Outcome, Payoff, TuneResult, conclude_search, say_payoff
 from sparkwright.verify.tune.search import _reason
-from sparkwright.verify.tune.strategy import State
+from sparkwright.verify.tune.strategy import Ratio, State
 
 SEQS = "max-num-seqs"
 

@@ -21,8 +21,8 @@ from sparkwright.base.process import Running, UnguardedProcess, start, start_ung
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
-from sparkwright.verify.simulator.machine import Clock
-from sparkwright.verify.simulator.server import CHILD, Driver, listening
+from sparkwright.verify.simulator.machine import Clock, Driver
+from sparkwright.verify.simulator.server import CHILD, listening
 from sparkwright.verify.simulator.settings import (
     Settings,
     StepCosts,

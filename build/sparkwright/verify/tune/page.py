@@ -11,10 +11,9 @@ from sparkwright.verify.report.charts.chart import Chart, Table
 from sparkwright.verify.report.html import render_page
 from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, logarithmic
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural
-from sparkwright.verify.tune.noise import ASSUMED, percent
 from sparkwright.verify.tune.options import TuneOptions
 from sparkwright.verify.tune.result import LevelFigures, Outcome, Row, Speculation, TuneResult
-from sparkwright.verify.tune.strategy import OWN, State
+from sparkwright.verify.tune.strategy import ASSUMED, OWN, State, percent
 
 LEFT_OUT = {State.REFUSED, State.BREAKS, State.WORSE, State.UNKNOWN}
 _VERDICTS = {Outcome.OTHER: Verdict.PASS, Outcome.KEEP: Verdict.PASS, Outcome.NONE: Verdict.FAIL}

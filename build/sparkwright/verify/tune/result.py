@@ -9,11 +9,12 @@ from enum import StrEnum
 
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.figures import figures
-from sparkwright.verify.tune.noise import Noise, Ratio, ratio_of
 from sparkwright.verify.tune.search import Known, pairs_of, rules_of
 from sparkwright.verify.tune.space import Configuration
 from sparkwright.verify.tune.strategy import (
     OWN,
+    Noise,
+    Ratio,
     Rules,
     Standing,
     State,
@@ -21,6 +22,7 @@ from sparkwright.verify.tune.strategy import (
     at_grid_cost,
     contenders,
     objective_noise,
+    ratio_of,
     recommended,
     standings,
 )

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from sparkwright.base.text import clean
-from sparkwright.verify.capacity.check import OBJECTIVE
+from sparkwright.verify.capacity.check import OBJECTIVE, step_of
 from sparkwright.verify.capacity.search import Step
 from sparkwright.verify.capacity.slo import parse_slo
-from sparkwright.verify.capacity.step import step_of
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, Chart, Table, chart_of, name_of, trouble_of
 from sparkwright.verify.report.figures import CellFigures, cells, pooled
 from sparkwright.verify.report.overview import Level, levels

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkwright import __version__
 from sparkwright.base.errors import EndpointError
@@ -19,8 +20,11 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.measure import measure
 from sparkwright.verify.probe_capabilities import find_lacking
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.reference.identity import identify
-from sparkwright.verify.reference.record import Reference, trimmed
+from sparkwright.verify.reference import Reference, identify, trimmed
+
+if TYPE_CHECKING:
+    pass
+
 
 TOP = 8
 """Alternatives of each token that are recorded."""
