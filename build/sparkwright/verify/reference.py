@@ -39,7 +39,6 @@ class ModelIdentity(Model, frozen=True):
 
     Attributes:
         model: name that it serves its model under.
-        version: vLLM's version; empty for another server.
         max_model_len: tokens of its longest request; -1 if not reported.
         tokens: digest of a fixed text's tokens by its tokenizer; empty if it has no ``POST /tokenize``.
         quantization: of the weights, as its log names it; empty if unknown.
@@ -59,7 +58,6 @@ class Reference(Model, frozen=True):
 
     Attributes:
         created: time at which it was made, ISO 8601 in UTC.
-        made_by: version of this program.
         identity: the server that it was made on.
         answers: answers with log-probabilities, one request at a time.
         again: the same prompts, several at a time: how far the server is from itself.
@@ -221,14 +219,6 @@ async def identify(
     lacks: Container[str],
 ) -> ModelIdentity:
     """Return the identity of the model at *endpoint*.
-
-    Args:
-        session: from `client.open_session`.
-        endpoint: the server.
-        known: facts that it reported.
-        facts: facts in its log and counters.
-        deadlines: deadlines of a request.
-        lacks: capabilities that it lacks.
 
     Raises:
         EndpointError: its ``POST /tokenize`` fails.

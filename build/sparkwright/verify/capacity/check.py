@@ -120,7 +120,6 @@ class CapacityCheck:
     """Open loops at rates that follow from the steps before.
 
     Attributes:
-        options: objective and limits.
         prompts: of the user's; if none, documents or the corpus's.
     """
 

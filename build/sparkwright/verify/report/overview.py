@@ -43,11 +43,9 @@ class Level(NamedTuple):
     """Speed at one concurrency, over all categories of the sweep; unknown figures are NaN.
 
     Attributes:
-        concurrency: requests at a time.
         tok_s: output of all requests together, mean of the categories: at full load where there was one, else
             over the whole cell.
         ttft_p50_ms: time to the first token, over all requests.
-        tpot_p50_ms: time per token after it.
         acceptance: mean acceptance length in tokens a step, mean of the categories.
         energy_j: that the card drew for each generated token.
         disturbed: reasons for which these figures are not the usual ones, see `checks.machine`.

@@ -30,7 +30,6 @@ class EngineStep:
     """The result of one step.
 
     Attributes:
-        seconds: its simulated duration.
         deltas: the requests that got tokens, with those tokens.
     """
 
@@ -255,13 +254,7 @@ class FaultEffects:
         self._faults = faults
 
     def acceptance(self, request: Request, now: float, batch: int) -> float:
-        """Return the factor on the chance of acceptance; 1 when healthy.
-
-        Args:
-            request: the request whose draft is verified.
-            now: simulated seconds since the start.
-            batch: requests in this step.
-        """
+        """Return the factor on the chance of acceptance; 1 when healthy."""
         faults = self._faults
         if "inert" in faults or "nan-drafts" in faults:
             return 0.0
@@ -288,13 +281,7 @@ class FaultEffects:
         return factor
 
     def reuse(self, request: Request, blocks: int, size: int) -> None:
-        """Apply the faults of reused blocks to *request*, of which the cache has so many *blocks*.
-
-        Args:
-            request: the request, which has not begun.
-            blocks: blocks that it takes from the cache.
-            size: tokens of a block.
-        """
+        """Apply the faults of reused blocks to *request*, of which the cache has so many *blocks*."""
         if not blocks:
             return
         faults = self._faults
@@ -325,10 +312,6 @@ class FaultEffects:
 
     def check_batch(self, batch: int, before: int) -> None:
         """Raise if a fault ends the engine or the server at this batch size.
-
-        Args:
-            batch: requests that decode in this step.
-            before: the same for the step before.
 
         Raises:
             EngineDeadError: the engine dies.

@@ -21,7 +21,6 @@ class Fault:
     """One switch; see ``faults.toml``.
 
     Attributes:
-        does: the change that it makes.
         noticed_by: names of the checks that must not pass while it is on.
         parameters: their defaults, by name; the first is the one that ``--fault NAME=VALUE`` sets.
     """

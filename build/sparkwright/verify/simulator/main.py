@@ -38,11 +38,6 @@ _EXCERPT = 1000
 async def simulator(folder: Path, *options: str, seqs: int = 64) -> AsyncIterator[Endpoint]:
     """Run a simulated server in a process of its own that writes ``truth.jsonl`` into *folder*.
 
-    Args:
-        folder: folder for its files.
-        options: further command-line options.
-        seqs: requests that it runs at a time.
-
     Raises:
         ServerError: it did not start.
     """

@@ -120,14 +120,7 @@ _KEPT_FREE = 256  # tokens of output that the fault of truncated prompts leaves 
 
 
 class ApiError(Exception):
-    """A request that cannot be served.
-
-    Args:
-        status: status of the response.
-        kind: the error's type, as vLLM names it.
-        message: the error's message.
-        parameter: the offending field of the body.
-    """
+    """A request that cannot be served."""
 
     def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
@@ -147,13 +140,9 @@ class RequestParams:
         thinking: the chat template lets the model think.
         text: the prompt, or all messages in the chat template.
         usage: send a last event with the count.
-        continuous: send a count in each event.
-        token_ids: send ids beside the text.
         logprobs: alternatives for each token; -1 for no log-probabilities.
         ids_as_tokens: write tokens as ``token_id:N`` there.
-        ignore_eos: continue after the end of sequence.
         named: the request id that the client gave.
-        question: text of a chat's last message.
         calls: names and arguments of the tool calls that answer it.
         images: pictures in a chat's last message, as ``data:`` addresses.
         thinking_budget: tokens of reasoning at the most; `None` for no limit.

@@ -144,7 +144,6 @@ class StreamDelta:
     """The tokens that one step adds to one request.
 
     Attributes:
-        choices: its new tokens, at least one.
         finish: ``stop``, ``length`` or ``abort`` if the request is finished, else empty.
     """
 

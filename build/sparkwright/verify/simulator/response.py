@@ -39,8 +39,6 @@ class ResponseBuilder:
     """Builds the events or the body of one response.
 
     Attributes:
-        params: the request's parameters.
-        created: creation time, seconds since 1970.
         ids: send token ids if they are requested.
         delta_kind: ``content``, ``reasoning``, ``reasoning_content`` or ``tool``: the field of a chat's text.
     """
@@ -235,12 +233,7 @@ def broken(text: str) -> str:
 
 
 class CallWriter:
-    """Splits the generated text of an answer into parts of its *calls*, as a tool parser streams them.
-
-    Args:
-        calls: names and arguments.
-        identity: beginning of the calls' ids.
-    """
+    """Splits the generated text of an answer into parts of its *calls*, as a tool parser streams them."""
 
     def __init__(self, calls: Sequence[tuple[str, str]], identity: str) -> None:
         self._calls, self._identity = calls, identity

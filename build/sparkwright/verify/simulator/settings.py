@@ -115,8 +115,6 @@ class MemoryPlan:
 
     Attributes:
         kv_tokens: its capacity in tokens, in whole blocks.
-        graphs_gib: CUDA graphs as estimated.
-        graphs_actual_gib: CUDA graphs as captured.
     """
 
     kv_gib: float

@@ -14,9 +14,10 @@ import struct
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 
 from sparkwright.engine.arrival import arrivals_of
 from sparkwright.verify.simulator.faults import Faults
@@ -25,9 +26,6 @@ from sparkwright.verify.simulator.params import ApiError, RequestParams, make_re
 from sparkwright.verify.simulator.request import StreamDelta
 from sparkwright.verify.simulator.response import ResponseBuilder
 from sparkwright.verify.simulator.settings import Settings
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 
 @dataclass
@@ -38,13 +36,9 @@ class RequestTrace:
         received_ns: arrival of its last byte at the socket, by the kernel's timestamp.
         first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
         last_token_written_ns: the same of its last token.
-        tokens: generated tokens that were written.
         number: from 1, in the order of arrival.
-        head: the beginning of its prompt.
         category: category that the simulator assigned.
         accepted_ns: time at which the simulator began to handle it.
-        chunks: events with tokens that were written.
-        drafts: steps with drafted tokens.
         finish: the finish reason, or empty.
         fault: the fault that affected it, or empty.
     """
@@ -104,15 +98,7 @@ class StreamCut(Exception):  # noqa: N818 - an effect of a fault, not an error o
 
 
 class EventStream:
-    """One streaming response.
-
-    Args:
-        response: the prepared response; its headers are sent.
-        transport: transport of its connection.
-        faults: the server's faults.
-        trace: record of the times of writing.
-        marked: streams end with ``[DONE]``.
-    """
+    """One streaming response."""
 
     def __init__(
         self,
@@ -226,15 +212,7 @@ def _delta_kind(settings: Settings) -> str:
 
 
 class Generation:
-    """The serving of one request.
-
-    Args:
-        driver: the engine's driver.
-        params: the request's parameters.
-        number: number of the request, from 1.
-        received_ns: arrival of its last byte at the socket.
-        accepted_ns: time at which its handling began.
-    """
+    """The serving of one request."""
 
     def __init__(
         self, driver: Driver, params: RequestParams, number: int, received_ns: int, accepted_ns: int
@@ -290,8 +268,6 @@ class Generation:
     # One body --------------------------------------------------------------------------------------------
 
     async def _whole(self, queue: asyncio.Queue[StreamDelta | None]) -> web.Response:
-        from aiohttp import web
-
         deltas: list[StreamDelta] = []
         while not deltas or not deltas[-1].finish:
             delta = await queue.get()
@@ -309,8 +285,6 @@ class Generation:
     async def _stream(
         self, http: web.Request, queue: asyncio.Queue[StreamDelta | None]
     ) -> web.StreamResponse:
-        from aiohttp import web
-
         response = web.StreamResponse(headers=_STREAM)
         await response.prepare(http)
         marked = self._settings.shape == "vllm"

@@ -20,10 +20,7 @@ class Summary:
     """Figures of a set of values, in their unit.
 
     Attributes:
-        n: number of values.
         std: standard deviation of the population (``ddof=0``, as vLLM's own benchmark reports it).
-        p90: 90th percentile.
-        p95: 95th percentile.
         p99: 99th percentile; `None` for fewer than 100 values, of which at most one could lie above it.
     """
 

@@ -33,8 +33,6 @@ class ChangePoint:
 
     Attributes:
         index: index of the first value at the new level.
-        before: median of the values before it.
-        after: median of those from it on.
         p: probability of so clear a change in a series without one.
     """
 

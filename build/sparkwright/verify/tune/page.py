@@ -48,14 +48,7 @@ def ranking_row(row: Row, options: TuneOptions) -> tuple[str, ...]:
 
 
 def render_tune(result: TuneResult, options: TuneOptions, told: Mapping[str, str], seconds: float) -> str:
-    """Return the page of *result*; it needs no network.
-
-    Args:
-        result: of the search.
-        options: of the search.
-        told: provenance by name.
-        seconds: that all cells took, in the client's time.
-    """
+    """Return the page of *result*; it needs no network."""
     sentences = [result.said, *(f"{one.configuration}: {one.said}" for one in result.speculation)]
     running = [row for row in result.rows if row.standing.state not in LEFT_OUT]
     out = [row for row in result.rows if row.standing.state in LEFT_OUT]

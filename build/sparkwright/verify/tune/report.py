@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import sha256_file, to_json
+from sparkwright.base.digests import to_json
 from sparkwright.recipes import Evidence, Recipe
 from sparkwright.recipes.write import recipe_text
 from sparkwright.verify.journal import FILE, Manifest
 from sparkwright.verify.report import render_csv
-from sparkwright.verify.results import REPORT, TABLE, replace_file
+from sparkwright.verify.results import REPORT, TABLE, write_files
 from sparkwright.verify.run import Run
 from sparkwright.verify.tune.page import objective_words, render_tune
 from sparkwright.verify.tune.result import Row, TuneResult, conclude_search
@@ -32,7 +32,6 @@ class TuneFiles:
     """A search's result and its files.
 
     Attributes:
-        described: the result as JSON-ready data.
         files: each file's path, size in bytes and SHA-256.
     """
 
@@ -71,12 +70,7 @@ def write_search(known: Known, folder: Path, manifest: Manifest) -> TuneFiles:
         rendered[RECIPE] = text.encode()
     else:
         (folder / RECIPE).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in rendered.items():
-        replace_file(folder / name, data)
-    paths = [folder / name for name in (*rendered, FILE)]
-    files = tuple((path, path.stat().st_size, sha256_file(path)) for path in paths)
-    return TuneFiles(result, folder, described, files)
+    return TuneFiles(result, folder, described, write_files(folder, rendered, (FILE,)))
 
 
 def _told(known: Known, manifest: Manifest) -> dict[str, str]:
@@ -166,9 +160,6 @@ class Occasion:
 
     Attributes:
         where: the machine and its software.
-        date: the day, ISO 8601.
-        run: name of the search's folder.
-        objective: what was maximised, in words.
     """
 
     where: str
@@ -179,11 +170,6 @@ class Occasion:
 
 def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
     """Return the recipe file of the recommended configuration; empty if none is recommended.
-
-    Args:
-        base: the recipe that was tuned, its use applied.
-        result: of the search.
-        occasion: of the search.
 
     Raises:
         ConfigError: the result is no recipe.

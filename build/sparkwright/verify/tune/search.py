@@ -60,13 +60,7 @@ _LEAST_RATE = 1e-3  # tokens a second, where no request kept the objective
 
 
 def speed_cells(context: Context, arm: str, number: int) -> tuple[Cell, ...]:
-    """Return the cells of one start: the same prompts for each configuration and each start.
-
-    Args:
-        context: sizes and prompts.
-        arm: key of the configuration.
-        number: of its start.
-    """
+    """Return the cells of one start: the same prompts for each configuration and each start."""
     sizes = context.profile
     cells = []
     for level in sizes.levels:
@@ -156,7 +150,6 @@ class JudgedQuality:
 
     Attributes:
         worse: reason for which answers are worse, or could not be judged; empty if they are as good.
-        findings: all conclusions.
         remarks: what differs and is allowed to.
     """
 
@@ -184,14 +177,7 @@ def judge_answers(
     seen: Sequence[Observation],
     own: Sequence[Observation],
 ) -> JudgedQuality:
-    """Return the quality of *configuration*.
-
-    Args:
-        context: sizes and prompts.
-        configuration: to judge.
-        seen: its observations.
-        own: those of the recipe as it is; itself, or none if it could not be measured.
-    """
+    """Return the quality of *configuration*."""
     planned = {(cell.check, cell.name): cell for cell in _planned(context)}
     after, before = (_as_main(planned, these) for these in (seen, own))
     findings: list[Finding] = list(Coherence().judge(context, list(after.values())))
@@ -228,7 +214,6 @@ class Search:
     """The parts of a search.
 
     Attributes:
-        space: all configurations.
         start: returns one start of a configuration, given the name of its folder.
         made_up: whether the model's weights are made up.
         refused: asked once, before the first start: reasons by the key of a configuration that should not be
@@ -269,7 +254,6 @@ class Known:
     """Trials of a search, read from its journal.
 
     Attributes:
-        identity: of the journal's cells.
         measured: observations by the id of their cell.
         refused: reasons by the key of a configuration.
         facts: of each start, by key and number.

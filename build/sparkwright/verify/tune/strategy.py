@@ -79,14 +79,7 @@ def percent(ratio: float) -> str:
 
 
 def ratio_of(one: Sequence[float], other: Sequence[float], noise: Noise, error: float) -> Ratio:
-    """Return the ratio of *one* to *other*, from logarithms by start.
-
-    Args:
-        one: of the numerator.
-        other: of the denominator.
-        noise: spread between starts.
-        error: chance that the truth lies beyond one end of the interval.
-    """
+    """Return the ratio of *one* to *other*, from logarithms by start."""
     difference = _mean(one) - _mean(other)
     width = noise.half_width(error, len(one), len(other))
     return Ratio(math.exp(difference), math.exp(difference - width), math.exp(difference + width))
@@ -110,14 +103,11 @@ class Rules:
     """The rules of a search.
 
     Attributes:
-        strategy: ``halving`` or ``grid``.
-        starts: of each configuration on the grid; halving makes no more than as many for each in the mean.
         most_starts: of each that may be the best; twice as many of the best one and of the recipe as it is.
         within: share by which a configuration must surely be no better, for the search to end.
         spread: assumed standard deviation between starts.
         error: chance of a wrong word on one configuration.
         limits: limits of times by name, such as ``ttft``, in seconds.
-        reserve_mib: memory that must stay available.
     """
 
     strategy: Literal["halving", "grid"] = "halving"
@@ -155,7 +145,6 @@ class Trial:
     """Measured starts and refusals of one configuration.
 
     Attributes:
-        starts: figures of its starts, in order.
         refused: reason for which it cannot be measured; empty if it can.
         worse: reason for which its answers are worse; empty if they are not, `None` if that is unknown.
     """

@@ -31,11 +31,8 @@ class Chart:
     """A chart.
 
     Attributes:
-        key: its name within the page.
-        title: the quantity shown.
         lead: the result, in one sentence with figures.
         meaning: the definition, and how a good result looks.
-        draw: the Vega-Lite specification for a width.
         whole: it takes the whole width of the page.
         also: a further sentence for the text alternative.
         legend: names of parts that have no name within the drawing, by their classes.
