@@ -16,7 +16,6 @@ from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.charts import Chart, charts_by_check
-from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     consequences,
@@ -71,7 +70,6 @@ def render_html(run: Run) -> str:
             boots=_boots(run),
             files=list(_files(run)),
             worst=worst,
-            definitions=DEFINITIONS,
         )
     )
     return page.strip() + "\n"

@@ -255,29 +255,20 @@ class FaultEffects:
 
     def acceptance(self, request: Request, now: float, batch: int) -> float:
         """Return the factor on the chance of acceptance; 1 when healthy."""
-        faults = self._faults
+        faults, factor = self._faults, 1.0
         if "inert" in faults or "nan-drafts" in faults:
             return 0.0
-        factor = self._decayed(now)
-        floor = faults.value("decay-cached", "floor")
-        if floor is not None:
-            factor *= 1 - (1 - floor) * max(request.cached, 0) / request.prompt_tokens
-        beyond, floor = faults.value("long-context", "beyond"), faults.value("long-context", "floor")
-        if beyond is not None and floor is not None and len(request.tokens) > beyond:
-            factor *= floor
-        power = faults.value("falls-with-load", "power")
-        return factor if power is None else factor * batch**-power
-
-    def _decayed(self, now: float) -> float:
-        """Return the factor on acceptance that depends on time."""
-        faults, factor = self._faults, 1.0
-        onset, floor = faults.value("decay-step", "onset_s"), faults.value("decay-step", "floor")
-        if onset is not None and floor is not None and now >= onset:
-            factor = floor
-        onset, over = faults.value("decay-linear", "onset_s"), faults.value("decay-linear", "over_s")
-        floor = faults.value("decay-linear", "floor")
-        if onset is not None and over is not None and floor is not None:
-            factor *= max(floor, 1 - (1 - floor) * max(0.0, now - onset) / over)
+        if (fault := faults.of("decay-step")) and now >= fault["onset_s"]:
+            factor = fault["floor"]
+        if fault := faults.of("decay-linear"):
+            lost = (1 - fault["floor"]) * max(0.0, now - fault["onset_s"]) / fault["over_s"]
+            factor *= max(fault["floor"], 1 - lost)
+        if fault := faults.of("decay-cached"):
+            factor *= 1 - (1 - fault["floor"]) * max(request.cached, 0) / request.prompt_tokens
+        if (fault := faults.of("long-context")) and len(request.tokens) > fault["beyond"]:
+            factor *= fault["floor"]
+        if fault := faults.of("falls-with-load"):
+            factor *= batch ** -fault["power"]
         return factor
 
     def reuse(self, request: Request, blocks: int, size: int) -> None:
@@ -285,14 +276,13 @@ class FaultEffects:
         if not blocks:
             return
         faults = self._faults
-        rate = faults.value("stale-cache", "rate")
-        if len(request.tokens) % size == 0 and rate is None:
-            rate = faults.value("stale-block", "rate")
-        if rate is not None:
-            request.generator.go_wrong(rate)
-        error = faults.value("late-state", "error")
-        if error is not None and len(request.hashes) > blocks:
-            request.generator.misjudge(error)
+        stale = faults.of("stale-cache")
+        if not stale and len(request.tokens) % size == 0:
+            stale = faults.of("stale-block")
+        if stale:
+            request.generator.go_wrong(stale["rate"])
+        if (late := faults.of("late-state")) and len(request.hashes) > blocks:
+            request.generator.misjudge(late["error"])
 
     def duration(self, now: float) -> float:
         """Return the factor on the duration of a step that begins at *now*; 1 when healthy."""
@@ -306,8 +296,7 @@ class FaultEffects:
         Raises:
             EngineDeadError: the engine dies.
         """
-        share = self._faults.value("limit-crash", "share")
-        if share is not None and tokens >= share * longest:
+        if (fault := self._faults.of("limit-crash")) and tokens >= fault["share"] * longest:
             raise EngineDeadError(ILLEGAL)
 
     def check_batch(self, batch: int, before: int) -> None:
@@ -318,11 +307,9 @@ class FaultEffects:
             OutOfMemoryError: the server dies.
         """
         faults = self._faults
-        at = faults.value("crash-at", "batch")
-        off_grid = faults.value("crash-off-grid", "batch")
-        drain = faults.value("crash-on-drain", "batch")
-        if (at is not None and batch >= at) or batch == off_grid or (batch == drain and batch < before):
+        off_grid, drain = (faults.value(name, "batch") for name in ("crash-off-grid", "crash-on-drain"))
+        crowded = batch >= faults.value_or("crash-at", "batch", math.inf)
+        if crowded or batch == off_grid or (batch == drain and batch < before):
             raise EngineDeadError(BLOCK_TABLE)
-        memory = faults.value("oom-under-load", "batch")
-        if memory is not None and batch >= memory:
+        if batch >= faults.value_or("oom-under-load", "batch", math.inf):
             raise OutOfMemoryError

@@ -49,6 +49,10 @@ class Faults:
     def __contains__(self, name: str) -> bool:
         return FAULTS[name].name in self.active  # a misspelt name must not read as healthy
 
+    def of(self, name: str) -> Mapping[str, float]:
+        """Return the parameters of the fault *name*, which has some; none while it is off."""
+        return self.active.get(FAULTS[name].name, {})  # a misspelt name must not read as healthy
+
     def value(self, name: str, parameter: str) -> float | None:
         """Return a parameter of the fault *name*, or `None` while it is off.
 

@@ -150,7 +150,6 @@ class RequestParams:
 
     chat: bool
     thinking: bool
-    model: str
     text: str
     tokens: tuple[int, ...]
     max_tokens: int
@@ -183,16 +182,15 @@ def parse_params(
     if model != settings.model:
         raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
     try:
-        return _read(body, settings, model, named, chat=chat)
+        return _read(body, settings, named, chat=chat)
     except (TypeError, ValueError, AttributeError) as error:
         raise ApiError(400, "BadRequestError", f"The body could not be read: {error}") from error
 
 
-def _read(
-    body: Mapping[str, Any], settings: Settings, model: str, named: str, *, chat: bool
-) -> RequestParams:
+def _read(body: Mapping[str, Any], settings: Settings, named: str, *, chat: bool) -> RequestParams:
     text, tokens = _prompt(body, settings, chat=chat)
-    tokens = _truncated(tokens, settings)
+    if "truncates-prompts" in settings.faults:  # the longest request has no place for their beginning
+        tokens = tokens[-(settings.max_model_len - _KEPT_FREE) :]
     question = content_of(body["messages"][-1]) if chat else ""
     left = settings.max_model_len - len(tokens)
     requested = body.get("max_tokens") or body.get("max_completion_tokens")
@@ -217,7 +215,6 @@ def _read(
     return RequestParams(
         chat=chat,
         thinking=_thinks(body),
-        model=model,
         text=text,
         tokens=tokens,
         max_tokens=max(1, most),
@@ -271,41 +268,22 @@ def _images(body: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
     return images
 
 
-def _truncated(tokens: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
-    """Return *tokens*; by a fault the end of those that the longest request has no place for."""
-    if "truncates-prompts" not in settings.faults:
-        return tokens
-    return tokens[-(settings.max_model_len - _KEPT_FREE) :]
-
-
 def _calls(body: Mapping[str, Any], settings: Settings, question: str) -> tuple[tuple[str, str], ...]:
     """Return names and arguments of the calls that answer *question*.
 
     Raises:
         ApiError: the model may call tools, and the server has no parser for calls.
     """
-    choice = body.get("tool_choice") or "auto"
-    if choice not in ("auto", "none"):
-        if "tool-choice-ignored" in settings.faults:
-            return ()
-        named = choice["function"]["name"] if isinstance(choice, dict) else ""
-        tools = [tool for tool in body.get("tools") or [] if named in {"", tool["function"]["name"]}]
-        return plan_calls(tools, question, settings.faults, demanded=True)
-    return plan_calls(_tools(body, settings), question, settings.faults, demanded=False)
-
-
-def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any]]:
-    """Return the tools that the model may call by itself.
-
-    Raises:
-        ApiError: there are some, and the server has no parser for calls.
-    """
-    tools = body.get("tools") or []
-    if not tools or body.get("tool_choice", "auto") == "none":
-        return []
-    if not settings.tool_parser:
+    choice, tools = body.get("tool_choice") or "auto", list(body.get("tools") or [])
+    demanded = choice not in ("auto", "none")
+    if demanded and isinstance(choice, dict):
+        tools = [tool for tool in tools if tool["function"]["name"] == choice["function"]["name"]]
+    elif tools and choice == "auto" and not settings.tool_parser:
         raise ApiError(400, "BadRequestError", "tool_choice auto needs a tool call parser, and none is set")
-    return list(tools) if settings.tool_template else []
+    unseen = "tool-choice-ignored" in settings.faults if demanded else not settings.tool_template
+    if unseen or choice == "none":
+        return ()
+    return plan_calls(tools, question, settings.faults, demanded=demanded)
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
@@ -394,11 +372,15 @@ _LOOPS: Final = {"repeated-token": "!!!!", "one-token": " cobalt"}
 def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampling:
     """Return the sampling parameters of a request, faults included."""
     faults, speculates = settings.faults, settings.k > 0
+    error = faults.value_or("wrong-layer", "error", 0.0)
+    if (beyond := faults.of("wrong-positions")) and len(params.tokens) > beyond["beyond"]:
+        error += beyond["error"]
+    seed = 1 if "seed-fixed" in faults else 0 if "seed-ignored" in faults else params.seed
     wrong_at = faults.value("lossy-position", "at")
     loop = next((text for name, text in _LOOPS.items() if name in faults), "")
     return Sampling(
         temperature=0.0 if "temperature-ignored" in faults else params.temperature,
-        seed=_seed_of(params, settings, number),
+        seed=seed or mix(settings.seed, number),
         scattered="sampling-garbage" in faults and params.temperature > 0,
         stops=not params.ignore_eos,
         # Kernels that verify drafts round differently from those that do not, and each start tunes its own.
@@ -408,26 +390,9 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
         wrong_at=-1 if wrong_at is None or not speculates else int(wrong_at),
         loop=loop,
         detailed=params.logprobs >= 0,
-        error=_logit_error(faults, len(params.tokens)),
+        error=error,
         step=faults.value("coarse-weights", "step") or 0.0,
     )
-
-
-def _logit_error(faults: Faults, tokens: int) -> float:
-    """Return the deviation of the error that faults add to the logits after a prompt of *tokens*."""
-    error = faults.value("wrong-layer", "error") or 0.0
-    beyond = faults.value("wrong-positions", "beyond")
-    if beyond is not None and tokens > beyond:
-        error += faults.value("wrong-positions", "error") or 0.0
-    return error
-
-
-def _seed_of(params: RequestParams, settings: Settings, number: int) -> int:
-    """Return the seed of a request's draws."""
-    if "seed-fixed" in settings.faults:
-        return 1
-    given = 0 if "seed-ignored" in settings.faults else params.seed
-    return given or mix(settings.seed, number)
 
 
 def make_request(params: RequestParams, settings: Settings, number: int) -> Request:

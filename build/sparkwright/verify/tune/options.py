@@ -15,7 +15,7 @@ from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.simulator.settings import DIALECT
 
-THROUGHPUT, GOODPUT = "throughput", "goodput"
+GOODPUT = "goodput"
 
 
 class Drafting(Model, frozen=True):

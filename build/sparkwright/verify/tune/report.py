@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,7 @@ def write_search(known: Known, folder: Path, manifest: Manifest) -> TuneFiles:
     if observations:
         run = Run(manifest={"speed": options.profile.speed}, observations=observations)
         rendered[TABLE] = render_csv(run).encode()
-    occasion = Occasion(
-        where=told["machine"],
-        date=manifest.created[:10],
-        run=manifest.run,
-        objective=objective_words(options),
-    )
-    if text := winner_text(base, result, occasion):
+    if text := winner_text(base, result, told, manifest):
         rendered[RECIPE] = text.encode()
     else:
         (folder / RECIPE).unlink(missing_ok=True)
@@ -154,21 +148,7 @@ def _ratio(ratio: Ratio) -> dict[str, float]:
 _OUT = {State.REFUSED, State.BREAKS, State.WORSE}
 
 
-@dataclass(frozen=True)
-class Occasion:
-    """Machine, date and folder of a search, for the evidence of its recipe.
-
-    Attributes:
-        where: the machine and its software.
-    """
-
-    where: str
-    date: str
-    run: str
-    objective: str
-
-
-def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
+def winner_text(base: Recipe, result: TuneResult, told: Mapping[str, str], manifest: Manifest) -> str:
     """Return the recipe file of the recommended configuration; empty if none is recommended.
 
     Raises:
@@ -178,6 +158,13 @@ def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
     if row is None:
         return ""
     recipe = row.configuration.recipe
+    evidence = Evidence(
+        grade="tuned here",
+        where=told["machine"],
+        by="sparkwright verify tune",
+        source=f"{manifest.run}: {_figures(row)}",
+        date=manifest.created[:10],
+    )
     tuned = msgspec.structs.replace(
         recipe,
         name=f"{base.name}-tuned",
@@ -194,20 +181,11 @@ def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
                 for name, reason in _reasons(setting, result, recipe)
             },
         },
-        evidence=(_evidence(row, occasion), *_older(base, row)),
+        evidence=(evidence, *_older(base, row)),
     )
-    told = [f"{one.configuration}: {one.said}." for one in result.speculation]
-    return recipe_text(tuned, "\n".join([f"{result.said}.", f"Objective: {occasion.objective}.", *told]))
-
-
-def _evidence(row: Row, occasion: Occasion) -> Evidence:
-    return Evidence(
-        grade="tuned here",
-        where=occasion.where,
-        by="sparkwright verify tune",
-        source=f"{occasion.run}: {_figures(row)}",
-        date=occasion.date,
-    )
+    speculation = [f"{one.configuration}: {one.said}." for one in result.speculation]
+    comment = [f"{result.said}.", f"Objective: {told['objective']}.", *speculation]
+    return recipe_text(tuned, "\n".join(comment))
 
 
 def _older(base: Recipe, row: Row) -> Iterator[Evidence]:
