@@ -310,7 +310,8 @@ def _around(steps: Sequence[Step], closed: int, plan: SearchPlan) -> NextStep | 
     held, failed = _bracket(steps[:closed], plan)
     middle = math.sqrt(held * failed)
     repeats = sum(not step.void for step in steps[closed:])
-    crossing = _crossing(steps, middle, plan)
+    # By the steps near the middle first, and then by those near what these say.
+    crossing = _fitted(steps, _fitted(steps, middle, plan).rate, plan)
     narrow = repeats >= LEAST_REPEATS and crossing.width <= plan.width + 1e-9
     if narrow or repeats >= MOST_REPEATS:
         held, failed = _bracket(steps, plan)
@@ -323,11 +324,6 @@ def _around(steps: Sequence[Step], closed: int, plan: SearchPlan) -> NextStep | 
     held, failed = _bracket(steps, plan)
     rate = min(max(crossing.rate, held), CLOSE * failed)
     return _sized(steps, plan, rate * _OFFSETS[repeats % len(_OFFSETS)], LONGER)
-
-
-def _crossing(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:
-    """Return the crossing by the steps near it: near *middle* first, and then near what these say."""
-    return _fitted(steps, _fitted(steps, middle, plan).rate, plan)
 
 
 def _fitted(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:

@@ -135,10 +135,6 @@ def _spread(measure: _Measure, found: list[CellFigures]) -> str:
     return f"Widest spread over concurrency: {share(widest)} ({of})."
 
 
-def _from_one(title: str, values: list[float]) -> Axis:
-    return linear(title, [*values, 1.0])
-
-
 _MEASURES = (
     _Measure("throughput", "tokens/s", lambda cell: cell.steady_tok_s, linear, _highest),
     _Measure(
@@ -149,7 +145,10 @@ _MEASURES = (
         "tpot", "ms, median", lambda cell: cell.tpot_ms.p50, linear, _edges, lambda level: level.tpot_p95_ms
     ),
     _Measure("step", "ms", lambda cell: cell.step_ms, linear, _edges),
-    _Measure("mal", "tokens a step", lambda cell: cell.mal, _from_one, _spread),
+    _Measure(
+        "mal", "tokens a step", lambda cell: cell.mal,
+        lambda title, values: linear(title, [*values, 1.0]), _spread,
+    ),
 )  # fmt: skip
 _SWEPT: dict[str, Callable[[CellFigures], str]] = {
     "category": lambda cell: cell.category,
