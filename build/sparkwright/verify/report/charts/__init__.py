@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from sparkwright.verify.report.charts.chart import Chart
-from sparkwright.verify.report.charts.load import capacity_charts, context_charts, sweep_charts
+from sparkwright.verify.report.charts.over_time import history_charts, machine_charts, soak_charts
 from sparkwright.verify.report.charts.servers import boot_charts, compare_charts, crash_charts
-from sparkwright.verify.report.charts.time import history_charts, machine_charts, soak_charts
+from sparkwright.verify.report.charts.under_load import capacity_charts, context_charts, sweep_charts
 from sparkwright.verify.run import Run
 
 __all__ = ["Chart", "charts_by_check"]
