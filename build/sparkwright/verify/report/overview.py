@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -171,12 +171,13 @@ def highlights(run: Run, found: Sequence[CellFigures]) -> Iterator[Highlight]:
         least = min(cell.concurrency for cell in swept)
         level = f"{at_c(least)}, by category"
         blurred = f"; {run.speed:g} times the client's own error is in it" if run.speed != 1 else ""
-        for label, value, unit, note in (
+        alone: tuple[tuple[str, Callable[[CellFigures], float], str, str], ...] = (
             ("One request", lambda cell: cell.decode_tok_s, "tokens/s", level),
             ("First token", lambda cell: cell.ttft_ms.p50, "ms", f"median, {level}{blurred}"),
             ("Acceptance length", lambda cell: cell.mal, "tokens a step", level),
             ("Decoding step", lambda cell: cell.step_ms, "ms", level),
-        ):
+        )
+        for label, value, unit, note in alone:
             values = [value(cell) for cell in swept if cell.concurrency == least]
             if finite := [one for one in values if math.isfinite(one)]:
                 yield Highlight(label, span(finite).replace(" to ", NOTHING), unit, note)
