@@ -16,7 +16,7 @@ from sparkwright.verify import setup
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import load_run
 from sparkwright.verify.run import Run
-from sparkwright.verify.simulator.process import simulator
+from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
 QUICK = ("--step-ms", "1,0.05,0,0.002", "--no-engine")

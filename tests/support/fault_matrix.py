@@ -19,12 +19,12 @@ from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify import setup
 from sparkwright.verify.checks import ALL, checks_of
+from sparkwright.verify.make_reference import make_reference
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import write_reference
-from sparkwright.verify.reference.make import make_reference
 from sparkwright.verify.run import worst
-from sparkwright.verify.simulator.process import simulator
+from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
 # In the server's seconds, of which 60 pass in one of the client's.

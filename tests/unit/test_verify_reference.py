@@ -19,17 +19,17 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.reference import ReferenceCheck
+from sparkwright.verify.make_reference import cells_of
 from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.reference import (
     ModelIdentity,
     Reference,
     load_reference,
     reference_digest,
+    require_same_model,
+    trimmed,
     write_reference,
 )
-from sparkwright.verify.reference.identity import require_same_model
-from sparkwright.verify.reference.make import cells_of
-from sparkwright.verify.reference.record import trimmed
 from sparkwright.verify.setup import require_possible
 
 NAME = "org/Model-27B"

@@ -117,7 +117,7 @@ def _options_of(asked: dict[str, Any]) -> VerifyOptions:
         ConfigError: they contradict each other, or the objective or the prompts cannot be used.
     """
     from sparkwright.base.digests import sha256_file
-    from sparkwright.verify.capacity.options import CapacityOptions
+    from sparkwright.verify.capacity.search import CapacityOptions
     from sparkwright.verify.capacity.slo import parse_slo
     from sparkwright.verify.datasets import read_prompts
     from sparkwright.verify.options import VerifyOptions

@@ -11,8 +11,8 @@ import msgspec
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes import load_recipe
-from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.capacity.options import CapacityOptions
+from sparkwright.verify.capacity.search import CHECK as CAPACITY
+from sparkwright.verify.capacity.search import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.simulator.settings import DIALECT

@@ -37,7 +37,7 @@ from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes import Recipe, load_recipe, variant
 from sparkwright.verify.capacity.check import CapacityCheck
-from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.check import Check, Context
 from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.checks.reference import ReferenceCheck

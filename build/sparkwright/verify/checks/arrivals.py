@@ -76,7 +76,7 @@ def _cell(context: Context, category: str, rate: float) -> Cell:
 
 
 def _rate(context: Context, seen: CheckedCells, rate: float) -> Finding:
-    from sparkwright.verify.capacity.step import grows, lateness_s  # which imports checks itself
+    from sparkwright.verify.capacity.check import grows, lateness_s  # which imports checks itself
 
     own = seen.tagged(rate=f"{rate:g}")
     speed = context.profile.speed

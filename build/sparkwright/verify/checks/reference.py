@@ -18,7 +18,7 @@ from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, des
 from sparkwright.verify.checks.distance import distances
 from sparkwright.verify.checks.divergence import NoLogprobsError, Pairing, pair
 from sparkwright.verify.checks.lossless import LIMIT_NAT, MARGIN, NOISY_NAT
-from sparkwright.verify.reference.record import Reference
+from sparkwright.verify.reference import Reference
 from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
 
 LIMIT_MEAN = 0.005
