@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -12,45 +11,38 @@ from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_fr
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample
-from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
-from sparkwright.verify.checks.common import conclude, in_flight, triage, troubles, worst
+from sparkwright.verify.checks.common import CheckedCells, conclude, in_flight, triage, troubles
+
+CODE = {"category": "code"}
+CELLS = tuple(
+    Cell(
+        check="three",
+        name=f"code c={level}",
+        load=Load(concurrency=level, requests=2 * level, max_tokens=64),
+        prompts=KitCorpus().prompts("code", 2 * level, 0, str(level)),
+        tags={"level": str(level)},
+    )
+    for level in (1, 4, 8)
+)
 
 
-@dataclass(frozen=True)
-class Three:
-    """A check of three small cells."""
-
-    name: str = "three"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        return tuple(
-            Cell(
-                check="three",
-                name=f"code c={level}",
-                load=Load(concurrency=level, requests=2 * level, max_tokens=64),
-                prompts=KitCorpus().prompts("code", 2 * level, 0, str(level)),
-                tags={"level": str(level)},
-            )
-            for level in (1, 4, 8)
-        )
+def sorted_out(observations: list[Observation]) -> CheckedCells:
+    return triage("three", context(), observations, CELLS)
 
 
 @pytest.fixture
 def observations() -> list[Observation]:
     server = Server(seed=1)
-    return [server.measure(cell) for cell in Three().plan(context())]
+    return [server.measure(cell) for cell in CELLS]
 
 
 def found(observations: list[Observation]) -> list[tuple[str, str]]:
-    return [
-        (trouble.verdict.value, trouble.cause)
-        for trouble in triage(Three(), context(), observations).troubles
-    ]
+    return [(trouble.verdict.value, trouble.cause) for trouble in sorted_out(observations).troubles]
 
 
 def test_a_healthy_run_is_sound(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), observations)
+    seen = sorted_out(observations)
     assert seen.troubles == ()
     assert [o.cell.name for o in seen.sound] == ["code c=1", "code c=4", "code c=8"]
 
@@ -162,7 +154,7 @@ def test_in_flight_is_what_had_not_ended_when_the_server_broke(observations: lis
 def test_a_restarted_server_is_measured_again(observations: list[Observation]) -> None:
     """A crash does not hide what another boot of the server gave."""
     observations[0] = dead(observations[0])
-    seen = triage(Three(), context(), observations)
+    seen = sorted_out(observations)
     assert [o.cell.name for o in seen.sound] == ["code c=4", "code c=8"]
 
 
@@ -213,7 +205,7 @@ def test_an_engine_that_seeded_requests_end_is_told_from_others(observations: li
 
 
 def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
+    seen = sorted_out(changed(observations, 1, log=("ERROR the tokenizer is slow",)))
     assert not seen.troubles
     assert seen.notes == ("code c=4: the log has “ERROR the tokenizer is slow”",)
 
@@ -247,30 +239,30 @@ def test_a_cell_that_was_cut_short_is_invalid(observations: list[Observation]) -
 
 
 def test_a_missing_cell_never_passes(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), observations[:2])
-    finding = conclude(seen, "n", "d", passed="fine")
+    seen = sorted_out(observations[:2])
+    finding = conclude(seen, "sweep.category", told=CODE, passed="fine")
     assert (finding.verdict, finding.cause) == (Verdict.INCONCLUSIVE, "code c=8 was not measured")
-    assert conclude(seen.tagged(level="4"), "n", "d", passed="fine").verdict is Verdict.PASS
+    assert (
+        conclude(seen.tagged(level="4"), "sweep.category", told=CODE, passed="fine").verdict is Verdict.PASS
+    )
 
 
 def test_a_conclusion_gives_the_worst_and_why(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), changed(observations, 1, canary="silence"))
+    seen = sorted_out(changed(observations, 1, canary="silence"))
     against = [(Verdict.INVALID, "counts"), (Verdict.FAIL, "too slow")]
-    assert conclude(seen, "n", "d", passed="fine", against=against).cause.startswith(
+    assert conclude(seen, "sweep.category", told=CODE, passed="fine", against=against).cause.startswith(
         "too slow; after code c=4"
     )
-    lenient = conclude(seen, "n", "d", passed="fine", lenient=True)
+    lenient = conclude(seen, "sweep.category", told=CODE, passed="fine", lenient=True)
     assert (lenient.verdict, lenient.cause) == (
         Verdict.INCONCLUSIVE,
         "1 of 3 cells do not count: code c=4",
     )
     many = [(Verdict.FAIL, str(i)) for i in range(9)]
-    assert conclude(seen, "n", "d", passed="fine", against=many, lenient=True).cause == "0; 1; 2; and 6 more"
-
-
-def test_the_worst_verdict_is_a_failure() -> None:
-    assert worst([]) is Verdict.PASS
-    assert worst([Verdict.INVALID, Verdict.FAIL, Verdict.INCONCLUSIVE]) is Verdict.FAIL
+    assert (
+        conclude(seen, "sweep.category", told=CODE, passed="fine", against=many, lenient=True).cause
+        == "0; 1; 2; and 6 more"
+    )
 
 
 # Acceptance ----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 from verify_kit import Server, boot_facts, context, failing, profile, run
 
 from sparkwright.engine.observations import FailureKind, HostSample, Observation
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.figures import figures
-from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.report import render_csv
 from sparkwright.verify.run import Run
 
@@ -24,7 +24,7 @@ def table(observations: list[Observation]) -> list[dict[str, str]]:
 
 
 def swept(**changes: Any) -> list[Observation]:
-    return run(Sweep(), context(profile()), Server(**changes))
+    return run(ALL["sweep"], context(profile()), Server(**changes))
 
 
 def test_each_cell_is_a_row_with_the_figures_of_checks() -> None:

@@ -10,9 +10,9 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import identities
 from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.checks.acceptance import AT_TIMES
-from sparkwright.verify.checks.common import CheckedCells, conclude, describe
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe, text_of
 
-_POSITIONS = "acceptance falls from position to position"
+POSITIONS = "counts.positions"
 
 
 def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
@@ -36,11 +36,9 @@ def positions_finding(seen: CheckedCells) -> Finding:
             )
     return conclude(
         seen,
-        _POSITIONS,
-        "A drafted token is accepted only after the one before it, so counts by position cannot rise.",
+        POSITIONS,
         against=against,
         passed="counts by position never rise",
-        threshold="exact: these are counts",
         lenient=True,
         needs=(SPECULATION,),
     )
@@ -49,12 +47,13 @@ def positions_finding(seen: CheckedCells) -> Finding:
 def tokens_finding(seen: CheckedCells, method: str) -> Finding:
     """Return a finding on the agreement of counters and clients, with speculation by *method*."""
     against, largest = [], 0.0
+    positions = text_of(POSITIONS, "name", {})
     for before, after, observation in _metered(seen):
         steps = math.inf if method in AT_TIMES else 0
         if not method:  # nor does the log say so: each chunk is a step, with or without a draft
             steps = sum(len(sample.chunks) for sample in observation.samples)
         for identity in identities(before, after, observation.samples, steps=steps):
-            if identity.name == _POSITIONS:
+            if identity.name == positions:
                 continue
             largest = max(largest, identity.deviation)
             if identity.broken:
@@ -62,11 +61,9 @@ def tokens_finding(seen: CheckedCells, method: str) -> Finding:
                 against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
     return conclude(
         seen,
-        "counters and clients agree on tokens",
-        "Generated tokens are accepted tokens, drafts and requests together, and what clients counted.",
+        "counts.tokens",
         against=against,
         passed=f"all identities hold within {largest:.2%}",
-        threshold="see the identities: 3 % between counters, 1 % against clients, exact within a draft",
         measured={"largest deviation": round(largest, 5)},
         lenient=True,
         needs=(METRICS,),

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.checks.acceptance import RatioInterval, acceptance
+from sparkwright.verify.checks.acceptance import RatioInterval, acceptance, paired_ratio
 from sparkwright.verify.checks.common import CheckedCells
-from sparkwright.verify.checks.paired import paired_ratio
 
 HOLD = 0.8
 """Accepted tokens a draft over those of the first probes, or cached over cold, below which it is a decay."""
@@ -17,11 +16,7 @@ SURE = 0.01
 
 @dataclass(frozen=True)
 class Probe:
-    """One repetition of all questions.
-
-    Attributes:
-        at_s: when it began, in seconds of the soak.
-    """
+    """One repetition of all questions, which began so many seconds after the soak."""
 
     number: int
     at_s: float

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Prompt
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 
 ROUND_S = 300.0
@@ -18,25 +19,17 @@ PROBES = 24
 PROBE_TOKENS = 128
 
 
-def plan_rounds(context: Context) -> tuple[Cell, ...]:
-    """Return for each round primers, probes cold and cached, and traffic; then final probes.
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield for each round primers, probes cold and cached, and traffic; then final probes.
 
     The traffic of all rounds takes `Profile.soak_s`; probes take about a third of that more.
     """
-    cells: list[Cell] = []
-    rounds, seconds = _rounds(context)
-    for number in range(rounds + 1):
-        cells += _probe_cells(context, number)
-        if number < rounds:
-            cells.append(_traffic_cell(context, number, seconds))
-    return tuple(cells)
-
-
-def _rounds(context: Context) -> tuple[int, float]:
-    """Return the number of rounds of traffic, and the length of each in seconds of the server's clock."""
     total = context.profile.soak_s
-    number = max(LEAST_ROUNDS, math.ceil(total / ROUND_S - 1e-9))
-    return number, total / number
+    rounds = max(LEAST_ROUNDS, math.ceil(total / ROUND_S - 1e-9))
+    for number in range(rounds + 1):
+        yield from _probe_cells(context, number)
+        if number < rounds:
+            yield _traffic_cell(context, number, total / rounds)
 
 
 def _prefix(context: Context, number: int) -> str:
@@ -55,39 +48,29 @@ def _after(prefix: str, question: Prompt, mark: str, *, shared: bool) -> Prompt:
     )
 
 
-def _probe_cells(context: Context, number: int) -> tuple[Cell, Cell, Cell]:
-    """Return primers of the prefixes, and probes after new copies of them and after the prefixes."""
+def _probe_cells(context: Context, number: int) -> Iterator[Cell]:
+    """Yield primers of the prefixes, and probes after new copies of them and after the prefixes."""
     sizes = context.profile
     prefixes = [_prefix(context, i) for i in range(PREFIXES)]
     questions = context.prompts_in_turn(PROBES, "soak probe")
-
-    def cell(kind: str, prompts: Sequence[Prompt], length: int) -> Cell:
-        return Cell(
-            check="soak",
-            name=f"round {number} {kind}",
-            load=Load(
-                concurrency=min(sizes.soak_concurrency, len(prompts)),
-                requests=len(prompts),
-                max_tokens=length,
-                seed=sizes.seed,
-            ),
-            prompts=tuple(prompts),
-            tags={"kind": kind, "round": str(number)},
-        )
-
-    def asked(kind: str, *, shared: bool) -> list[Prompt]:
-        return [
-            _after(prefixes[i % PREFIXES], question, f"{kind} {number}", shared=shared)
-            for i, question in enumerate(questions)
-        ]
-
     tokens = min(PROBE_TOKENS, sizes.max_tokens)
-    primers = asked("primer", shared=True)[:PREFIXES]
-    return (
-        cell("primer", primers, 8),
-        cell("cold", asked("cold", shared=False), tokens),
-        cell("cached", asked("cached", shared=True), tokens),
-    )
+    for kind, count, length, shared in (
+        ("primer", PREFIXES, 8, True),
+        ("cold", PROBES, tokens, False),
+        ("cached", PROBES, tokens, True),
+    ):
+        prompts = [
+            _after(prefixes[i % PREFIXES], question, f"{kind} {number}", shared=shared)
+            for i, question in enumerate(questions[:count])
+        ]
+        yield context.cell(
+            "soak",
+            f"round {number} {kind}",
+            prompts,
+            tags={"kind": kind, "round": str(number)},
+            concurrency=min(sizes.soak_concurrency, len(prompts)),
+            max_tokens=length,
+        )
 
 
 def _traffic_cell(context: Context, number: int, seconds: float) -> Cell:
@@ -109,17 +92,14 @@ def _traffic_cell(context: Context, number: int, seconds: float) -> Cell:
             case _:
                 salted = f"[{mark}]\n{question.text}"
                 prompts.append(msgspec.structs.replace(question, name=f"{question.name}/{mark}", text=salted))
-    return Cell(
-        check="soak",
-        name=f"round {number} traffic",
-        load=Load(
-            concurrency=sizes.soak_concurrency,
-            requests=count,
-            max_tokens=sizes.max_tokens,
-            seconds=seconds,
-            stagger_s=5.0,
-            seed=sizes.seed,
-        ),
-        prompts=tuple(prompts),
+    return context.cell(
+        "soak",
+        f"round {number} traffic",
+        prompts,
         tags={"kind": "traffic", "round": str(number)},
+        concurrency=sizes.soak_concurrency,
+        requests=count,
+        max_tokens=sizes.max_tokens,
+        seconds=seconds,
+        stagger_s=5.0,
     )

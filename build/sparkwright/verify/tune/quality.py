@@ -16,8 +16,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.coherence import Coherence
-from sparkwright.verify.checks.lossless import Lossless
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.tune.figures import KIND
 from sparkwright.verify.tune.space import Configuration
 from sparkwright.verify.upgrade.pairs import MatchedCells
@@ -65,7 +64,7 @@ def quality_cells(context: Context, arm: str) -> tuple[Cell, ...]:
 
 
 def _planned(context: Context) -> list[Cell]:
-    cells = [*Coherence().plan(context), *Lossless().plan(context)]
+    cells = [*ALL["coherence"].cells(context), *ALL["lossless"].cells(context)]
     return [cell for cell in cells if cell.arm == "main"]
 
 
@@ -85,7 +84,7 @@ def judge(
     """
     planned = {(cell.check, cell.name): cell for cell in _planned(context)}
     after, before = (_as_main(planned, these) for these in (seen, own))
-    findings: list[Finding] = list(Coherence().judge(context, list(after.values())))
+    findings: list[Finding] = list(ALL["coherence"].judge(context, list(after.values())))
     keys = tuple(key for key in after if key in before)
     if keys:
         findings += judge_quality(MatchedCells((before,), (after,), keys, 0, context.profile.speed))
