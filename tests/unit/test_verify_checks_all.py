@@ -143,7 +143,7 @@ def test_each_fault_of_chats_fails_the_finding_that_it_is_about(
     assert re.search(says, findings[name].cause), findings[name].cause
 
 
-@pytest.mark.parametrize("check", sorted({*ALL} - {"bands"}))
+@pytest.mark.parametrize("check", sorted({*ALL} - {"bands", "boot"}))
 def test_nothing_seen_is_not_a_pass(check: str) -> None:
     there = dataclasses.replace(to(check), corpus=load_corpus())
     assert Verdict.PASS not in {finding.verdict for finding in ALL[check].judge(there, [])}
