@@ -28,7 +28,7 @@ from sparkwright.verify.checks.common import (
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.statistics import Effect, hierarchical_bootstrap_log_ratio, t_quantile
+from sparkwright.verify.statistics import Effect, paired_log_ratio, t_quantile
 
 ARMS = ("main", "baseline")
 LEVELS = (1, 8)
@@ -48,9 +48,6 @@ LATER = 0.05
 LEAST_STARTS = 2
 ONE_STEP = 0.15
 """Largest share by which the time between events may differ from a step's by counters, if each is a step."""
-
-_Values = dict[str, list[list[dict[str, float]]]]
-"""By arm: for each start, for each wave, a value for each prompt."""
 
 
 def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
@@ -111,13 +108,16 @@ class _Look:
         """Values in the threshold of a conclusion."""
         return {"trivial": 1 - TRIVIAL, "least": 1 - self.allowed}
 
-    def verdict(self, ratio: float, low: float, high: float) -> Verdict:
-        """Return the verdict on a speed *ratio* with its interval."""
+    def judged(self, ratio: float, low: float, high: float) -> tuple[Verdict, str, str]:
+        """Return the verdict on a speed *ratio* with its interval, in one word and in many."""
+        shown = f"{ratio:.3f} times as fast ({low:.3f} to {high:.3f})"
+        if low <= 1:
+            shown += f", not more than {100 * (1 - low):.1f} % slower"
         if high < 1 and ratio < 1 - TRIVIAL:
-            return Verdict.FAIL
+            return Verdict.FAIL, "worse", shown
         if low >= 1 - self.allowed:
-            return Verdict.PASS
-        return Verdict.INCONCLUSIVE
+            return Verdict.PASS, "better" if low > 1 else "not worse", shown
+        return Verdict.INCONCLUSIVE, "inconclusive", shown
 
 
 def _looks(profile: Profile) -> list[int]:
@@ -174,9 +174,9 @@ def _steps(seen: CheckedCells, look: _Look) -> Finding:
         against.append((Verdict.INCONCLUSIVE, why if few else "no step times of both servers"))
     else:
         ratio, low, high = _speed_by_starts(values, look.error)
-        verdict, shown = look.verdict(ratio, low, high), _shown(ratio, low, high)
+        verdict, word, shown = look.judged(ratio, low, high)
         measured = {
-            "verdict": _word(verdict, low),
+            "verdict": word,
             "speed over the baseline's": round(ratio, 4),
             "low": round(low, 4),
             "high": round(high, 4),
@@ -185,7 +185,7 @@ def _steps(seen: CheckedCells, look: _Look) -> Finding:
         if verdict is Verdict.PASS:
             passed = shown
         else:
-            against.append((verdict, f"{_word(verdict, low)}: {shown}"))
+            against.append((verdict, f"{word}: {shown}"))
     return conclude(seen, "compare.steps", told=look.told, against=against, passed=passed, measured=measured)
 
 
@@ -285,28 +285,14 @@ def _brings_as_much(seen: CheckedCells) -> bool:
     return (1 + accepted * found.low) / (1 + accepted) >= 1 - MATERIAL
 
 
-def _shown(ratio: float, low: float, high: float) -> str:
-    interval = f"{ratio:.3f} times as fast ({low:.3f} to {high:.3f})"
-    return interval if low > 1 else f"{interval}, not more than {100 * (1 - low):.1f} % slower"
-
-
-def _word(verdict: Verdict, low: float) -> str:
-    if verdict is Verdict.FAIL:
-        return "worse"
-    if verdict is Verdict.INCONCLUSIVE:
-        return "inconclusive"
-    return "better" if low > 1 else "not worse"
-
-
 def _verdict(effect: Effect, look: _Look) -> Reason:
     if math.isinf(effect.minimum_detectable):
         few = f"inconclusive: {look.starts} start of each does not represent other starts"
         return Verdict.INCONCLUSIVE, few
-    verdict = look.verdict(effect.ratio, effect.low, effect.high)
-    shown = f"{_word(verdict, effect.low)}: {_shown(effect.ratio, effect.low, effect.high)}"
+    verdict, word, shown = look.judged(effect.ratio, effect.low, effect.high)
     if verdict is Verdict.INCONCLUSIVE:
         shown += f"; differences below {_percent(effect.minimum_detectable)} % would not show"
-    return verdict, shown
+    return verdict, f"{word}: {shown}"
 
 
 def _percent(share: float) -> float | str:
@@ -314,43 +300,24 @@ def _percent(share: float) -> float | str:
 
 
 def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int, look: _Look) -> Effect | None:
-    """Return values of main over those of the baseline; `None` if an arm has none.
+    """Return values of main over those of the baseline for the same prompts; `None` if an arm has none.
 
     Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
     """
-    values = _values(seen, value)
-    if not all(values[arm] for arm in ARMS):
+    main, baseline = (_by_start(seen, arm, value) for arm in ARMS)
+    if not main or not baseline:
         return None
-    main, baseline = (_without_prompts(values, arm) for arm in ARMS)
-    return hierarchical_bootstrap_log_ratio(baseline, main, seed, level=1 - look.error / 2 / len(LEVELS))
+    return paired_log_ratio(baseline, main, seed, level=1 - look.error / 2 / len(LEVELS))
 
 
-def _values(seen: CheckedCells, value: Callable[[Sample], float]) -> _Values:
-    values: _Values = {arm: [] for arm in ARMS}
-    for arm in ARMS:
-        of_arm = [o for o in seen.sound if o.cell.arm == arm]
-        for boot in sorted({o.cell.boot for o in of_arm}):
-            waves = [
-                {s.prompt: found for s in o.counted if math.isfinite(found := value(s)) and found > 0}
-                for o in of_arm
-                if o.cell.boot == boot
-            ]
-            values[arm].append([wave for wave in waves if wave])
-    return {arm: [boot for boot in boots if boot] for arm, boots in values.items()}
-
-
-def _without_prompts(values: _Values, arm: str) -> list[list[list[float]]]:
-    """Return values of an arm over their prompt's geometric mean, so that prompts cancel out."""
-    every: dict[str, list[float]] = {}
-    for boots in values.values():
-        for wave in (wave for boot in boots for wave in boot):
-            for prompt, value in wave.items():
-                every.setdefault(prompt, []).append(math.log(value))
-    usual = {prompt: math.fsum(logs) / len(logs) for prompt, logs in every.items()}
-    return [
-        [[value / math.exp(usual[prompt]) for prompt, value in wave.items()] for wave in boot]
-        for boot in values[arm]
-    ]
+def _by_start(seen: CheckedCells, arm: str, value: Callable[[Sample], float]) -> list[list[dict[str, float]]]:
+    """Return for each start of *arm*, for each of its waves, the value of each prompt that has one."""
+    starts: dict[int, list[dict[str, float]]] = {}
+    for o in sorted((o for o in seen.sound if o.cell.arm == arm), key=lambda o: o.cell.boot):
+        wave = {s.prompt: found for s in o.counted if math.isfinite(found := value(s)) and found > 0}
+        if wave:
+            starts.setdefault(o.cell.boot, []).append(wave)
+    return list(starts.values())
 
 
 # Explanations and warnings --------------------------------------------------------------------------------

@@ -28,8 +28,7 @@ from sparkwright.verify.checks.drift import (
     memory_trends,
     windows,
 )
-from sparkwright.verify.checks.probes import HOLD, SURE, Probes
-from sparkwright.verify.checks.rounds import LEAST_ROUNDS, cells
+from sparkwright.verify.checks.soak_rounds import HOLD, LEAST_ROUNDS, SURE, Probes, cells
 from sparkwright.verify.checks.states import state_findings
 
 LEAST_HITS = 0.20

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
-from sparkwright.engine.capabilities import SPECULATION
+from sparkwright.engine.capabilities import METRICS, SPECULATION
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import Observation
+from sparkwright.engine.metrics import identities
+from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import (
     AT_TIMES,
@@ -28,8 +29,8 @@ from sparkwright.verify.checks.common import (
     conclude,
     describe,
     not_applicable,
+    text_of,
 )
-from sparkwright.verify.checks.counts import positions_finding, tokens_finding
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
@@ -70,7 +71,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     findings.append(drafter_finding(seen, context.main, definition))
     if len(context.profile.levels) > 1:
         findings.append(_invariance(seen, grid, context))
-    findings += [positions_finding(seen), tokens_finding(seen, context.main.speculative_method)]
+    findings += [_positions(seen), _tokens(seen, context.main.speculative_method)]
     if len(context.sweep_categories) > 1:
         findings.append(_step_time(seen, grid, context))
     return [*findings, _client(seen, grid, context), *state_findings(seen, speed)]
@@ -212,6 +213,64 @@ def _mean_ratio(pairs: Sequence[tuple[Acceptance, Acceptance]]) -> tuple[float, 
 
 def _beyond(low: float, high: float) -> bool:
     return low > 1 + INVARIANCE or high < 1 - INVARIANCE
+
+
+# Counters ------------------------------------------------------------------------------------------------
+
+
+def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
+    """Yield the counters before and after each sound observation; none of a server without counters."""
+    for observation in seen.sound:
+        if observation.before is not None and observation.after is not None:
+            yield observation.before, observation.after, observation
+
+
+def _positions(seen: CheckedCells) -> Finding:
+    """Return a finding on acceptance by position: a token is accepted only after the one before it."""
+    against = []
+    for before, after, observation in _metered(seen):
+        start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
+        grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
+        rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
+        for i in rises[:1]:
+            shown = f"position {i + 1} of the draft was accepted more often than position {i}"
+            against.append(
+                (Verdict.FAIL, f"{describe(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
+            )
+    return conclude(
+        seen,
+        "sweep.positions",
+        against=against,
+        passed="counts by position never rise",
+        lenient=True,
+        needs=(SPECULATION,),
+    )
+
+
+def _tokens(seen: CheckedCells, method: str) -> Finding:
+    """Return a finding on the agreement of counters and clients, with speculation by *method*."""
+    against, largest = [], 0.0
+    positions = text_of("sweep.positions", "name", {})
+    for before, after, observation in _metered(seen):
+        steps = math.inf if method in AT_TIMES else 0
+        if not method:  # nor does the log say so: each chunk is a step, with or without a draft
+            steps = sum(len(sample.chunks) for sample in observation.samples)
+        for identity in identities(before, after, observation.samples, steps=steps):
+            if identity.name == positions:
+                continue
+            largest = max(largest, identity.deviation)
+            if identity.broken:
+                shown = f"{describe(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
+                against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
+    return conclude(
+        seen,
+        "sweep.tokens",
+        against=against,
+        passed=f"all identities hold within {largest:.2%}",
+        measured={"largest deviation": round(largest, 5)},
+        lenient=True,
+        needs=(METRICS,),
+    )
 
 
 # Step time -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ fast by *speed*.
 """
 
 from sparkwright.verify.statistics.describe import Summary, percentile, ratio_interval, summary, t_quantile
-from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
+from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio, paired_log_ratio
 from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, share_interval
 from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, theil_sen
 from sparkwright.verify.statistics.window import Window, steady_window, whole_run
@@ -24,6 +24,7 @@ __all__ = [
     "hierarchical_bootstrap_log_ratio",
     "mcnemar",
     "one_sided_excess",
+    "paired_log_ratio",
     "percentile",
     "ratio_interval",
     "share_interval",

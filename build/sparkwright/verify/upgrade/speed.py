@@ -19,7 +19,7 @@ from sparkwright.verify.checks.acceptance import RatioInterval, paired_ratio
 from sparkwright.verify.checks.common import Values, troubles
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import told_of
-from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
+from sparkwright.verify.statistics import paired_log_ratio, t_quantile
 from sparkwright.verify.upgrade.pairs import MatchedCells
 
 CHECK = "compare"
@@ -154,18 +154,14 @@ def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> tuple[RatioInte
     common = sorted(set.intersection(*(set(run) for run in runs)))
     if len(common) < _FEW_REQUESTS:
         return None, len(common)
-    usual = {name: math.fsum(math.log(run[name]) for run in runs) / len(runs) for name in common}
-    old, new = (
-        [[run[name] / math.exp(usual[name]) for name in common] for run in arms[arm]]
-        for arm in ("before", "after")
-    )
+    old, new = ([{name: run[name] for name in common} for run in arms[arm]] for arm in ("before", "after"))
     if min(len(old), len(new)) >= _LEAST_STARTS:
-        effect = hierarchical_bootstrap_log_ratio(
+        effect = paired_log_ratio(
             [[run] for run in old], [[run] for run in new], limits.seed, level=level.confidence
         )
         return _oriented(effect.ratio, effect.low, effect.high, quantity.better), len(common)
     differences = [
-        _mean_log([run[i] for run in new]) - _mean_log([run[i] for run in old]) for i in range(len(common))
+        _mean_log([run[name] for run in new]) - _mean_log([run[name] for run in old]) for name in common
     ]
     ratio = math.exp(math.fsum(differences) / len(differences))
     width = _width(differences, limits.spread**2 * (1 / len(old) + 1 / len(new)), level.confidence)
