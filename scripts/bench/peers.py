@@ -32,7 +32,8 @@ import psutil
 from peers_clients import PEERS, Peer, PeerJob, PeerTime, prepare, variables, version_of, write_tokenizer
 
 from sparkwright.engine.client import Endpoint
-from sparkwright.verify.simulator.process import RequestTruth, read_truth, simulator
+from sparkwright.verify.simulator.main import read_truth, simulator
+from sparkwright.verify.simulator.stream import RequestTrace
 
 EVENTS_PER_S = 400.0
 """Chunks that this machine's fastest published server sends in a second, at any concurrency."""
@@ -253,10 +254,10 @@ def _children_cpu_s() -> float:
 
 # Comparison ---------------------------------------------------------------------------------------------
 
-_Pair = tuple[PeerTime, RequestTruth]
+_Pair = tuple[PeerTime, RequestTrace]
 
 
-def pair(times: Sequence[PeerTime], truths: Sequence[RequestTruth], level: int) -> tuple[list[_Pair], str]:
+def pair(times: Sequence[PeerTime], truths: Sequence[RequestTrace], level: int) -> tuple[list[_Pair], str]:
     """Return each request with its record, and how they were paired.
 
     Args:
@@ -288,7 +289,7 @@ def pair(times: Sequence[PeerTime], truths: Sequence[RequestTruth], level: int) 
     return pairs, "rank"
 
 
-def _record(by_id: dict[str, RequestTruth], request: str) -> RequestTruth:
+def _record(by_id: dict[str, RequestTrace], request: str) -> RequestTrace:
     """Return the record of a request; vLLM adds the number of the prompt to the id that it sends."""
     for name in (request, f"{request}-0"):
         if name in by_id:
@@ -296,11 +297,11 @@ def _record(by_id: dict[str, RequestTruth], request: str) -> RequestTruth:
     raise LookupError(f"request {request} has no record")
 
 
-def _mixed(first: RequestTruth, second: RequestTruth) -> RequestTruth:
+def _mixed(first: RequestTrace, second: RequestTrace) -> RequestTrace:
     """Return a record with the time to the first token of one and the time per token of another."""
     begin = first.first_token_written_ns
     span = second.last_token_written_ns - second.first_token_written_ns
-    return RequestTruth(first.id, first.received_ns, begin, begin + span, second.tokens)
+    return RequestTrace(first.id, first.received_ns, begin, begin + span, second.tokens)
 
 
 def errors_of(pairs: Sequence[_Pair], **of: Any) -> PeerErrors:

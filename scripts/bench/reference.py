@@ -18,11 +18,10 @@ from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.make_reference import LEVELS, TOKENS, TOP, cells_of
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.reference import ModelIdentity, Reference
-from sparkwright.verify.reference.make import LEVELS, TOKENS, TOP, cells_of
-from sparkwright.verify.reference.record import trimmed
-from sparkwright.verify.simulator.language import Sampling, TokenGenerator, answer_to, encode
+from sparkwright.verify.reference import ModelIdentity, Reference, trimmed
+from sparkwright.verify.simulator.model import Sampling, TokenGenerator, answer_to, encode
 
 ERRORS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 _LONGEST = 40_960

@@ -24,13 +24,13 @@ from sparkwright.engine.client import (
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.process import read_truth, simulator
+from sparkwright.verify.simulator.machine import Clock
+from sparkwright.verify.simulator.main import read_truth, simulator
 from sparkwright.verify.simulator.server import listening
-from sparkwright.verify.simulator.settings import DIALECT, VERSIONS
+from sparkwright.verify.simulator.settings import DIALECT, VERSIONS, Settings
+from sparkwright.verify.simulator.stream import TraceFile
 
 SPEED = 60.0
 PROMPTS = tuple(

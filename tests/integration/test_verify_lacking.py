@@ -17,7 +17,7 @@ from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import load_run
 from sparkwright.verify.run import Run
 from sparkwright.verify.setup import prepare
-from sparkwright.verify.simulator.process import simulator
+from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
 QUICK = ("--step-ms", "1,0.05,0,0.002", "--no-engine")

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from simulator_kit import Served, body, parsed, prompt, served
 
@@ -225,87 +224,6 @@ def pieces(folder: Path, *faults: str, path: str = "/v1/completions", **fields: 
     return found
 
 
-def test_streams_that_end_without_their_end(tmp_path: Path) -> None:
-    cut = list(parsed(b"".join(pieces(tmp_path, "cut-fin=every:1")).decode()))
-    assert len(choices(cut)) == 2
-    assert cut[-1] != "[DONE]"
-    healthy = list(parsed(b"".join(pieces(tmp_path, "cut-fin=every:2")).decode()))
-    assert healthy[-1] == "[DONE]"
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("cut-close", aiohttp.ClientPayloadError),
-        ("cut-reset", (aiohttp.ClientPayloadError, aiohttp.ClientOSError, ConnectionResetError)),
-    ],
-)
-def test_connections_that_break(tmp_path: Path, fault: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        pieces(tmp_path, f"{fault}=every:1")
-    assert pieces(tmp_path, f"{fault}=every:2")
-
-
-def test_json_that_is_cut(tmp_path: Path) -> None:
-    events = list(parsed(b"".join(pieces(tmp_path, "cut-json=every:1")).decode()))
-    assert isinstance(events[-2], str)
-    assert events[-2].startswith('{"id"')
-    assert events[-1] == "[DONE]"
-
-
-def test_errors_in_the_stream(tmp_path: Path) -> None:
-    events = list(parsed(b"".join(pieces(tmp_path, "error-in-band=every:1")).decode()))
-    assert events[-2]["error"]["code"] == 500
-    assert events[-1] == "[DONE]"
-    assert len(choices(events)) == 2
-
-
-@pytest.mark.parametrize("status", [500, 503, 429])
-def test_errors_instead_of_a_stream(tmp_path: Path, status: int) -> None:
-    async def ask(server: Served) -> list[int]:
-        return [(await server.raw("/v1/completions", body(prompt(n))))[0] for n in range(4)]
-
-    assert on(tmp_path, ask, f"status=code:{status},every:2") == [200, status, 200, status]
-
-
-def test_html_instead_of_a_stream(tmp_path: Path) -> None:
-    assert b"".join(pieces(tmp_path, "html=1")).startswith(b"<!DOCTYPE html>")
-
-
-@pytest.mark.parametrize("fault", ["hang=1", "stall=every:1"])
-def test_streams_that_stand_still(tmp_path: Path, fault: str) -> None:
-    async def ask(server: Served) -> int:
-        seen = 0
-        async with server.session.post(
-            f"{server.url}/v1/completions", json=body(prompt(1), 40) | {"stream": True}
-        ) as response:
-            assert response.status == 200
-            try:
-                async with asyncio.timeout(2):  # 200 of its seconds
-                    async for line in response.content:
-                        seen += line.startswith(b"data: ")
-            except TimeoutError:
-                return seen
-        raise AssertionError("it came to an end")
-
-    assert on(tmp_path, ask, fault) == (0 if fault == "hang=1" else 2)
-
-
-def test_counts_that_are_missing_or_wrong(tmp_path: Path) -> None:
-    ask = body(prompt(1), 40) | FULL
-
-    def last(*faults: str) -> tuple[int, int]:
-        """The count in the last usage, and the number of token ids."""
-        events = on(tmp_path, lambda server: server.events(ask), *faults)
-        usage = [event["usage"]["completion_tokens"] for event in events if "usage" in event]
-        return usage[-1] if usage else -1, sum(len(choice["token_ids"] or ()) for choice in choices(events))
-
-    assert last() == (40, 40)
-    assert last("no-usage=1") == (-1, 0)
-    assert last("wrong-usage=every:1") == (43, 40)
-    assert last("usage-at-end") == (40, 0)
-
-
 def test_odd_streams_bring_the_same_text(tmp_path: Path) -> None:
     plain = text(list(parsed(b"".join(pieces(tmp_path)).decode())))
     for fault in ("empty-content", "role-chunks", "sse-comments", "crlf", "split-reads", "joined-events"):
@@ -324,23 +242,6 @@ def test_events_come_in_pieces_or_joined(tmp_path: Path) -> None:
     assert max(piece.count(b"data: ") for piece in joined) >= 3
     plain = b"".join(pieces(tmp_path, max_tokens=400)).decode()
     assert any(ord(letter) > 127 for letter in plain)  # so that pieces cut UTF-8 too
-
-
-@pytest.mark.parametrize(
-    ("fault", "key"),
-    [
-        ("reasoning-only", "reasoning"),
-        ("reasoning-content", "reasoning_content"),
-        ("tool-calls", "tool_calls"),
-    ],
-)
-def test_a_chats_text_goes_elsewhere(tmp_path: Path, fault: str, key: str) -> None:
-    data = b"".join(pieces(tmp_path, fault, path="/v1/chat/completions"))
-    deltas = [choice["delta"] for choice in choices(list(parsed(data.decode())))][1:]
-    assert all(list(delta) == [key] for delta in deltas)
-    if fault == "tool-calls":
-        arguments = "".join(delta[key][0]["function"]["arguments"] for delta in deltas)
-        assert len(arguments) > 20
 
 
 def test_series_that_are_absent_or_false(tmp_path: Path) -> None:
@@ -375,22 +276,6 @@ def test_counters_that_start_again(tmp_path: Path) -> None:
     assert [tokens for _, tokens in on(tmp_path, ask)] == [20, 40, 60]
 
 
-def test_a_dead_engine_that_looks_healthy(tmp_path: Path) -> None:
-    async def ask(server: Served) -> bool:
-        for number in range(2):
-            await server.events(body(prompt(number), 20))
-        try:
-            async with asyncio.timeout(2):
-                await server.events(body(prompt(9), 20))
-        except TimeoutError:
-            assert (await server.get("/health"))[0] == 200
-            return True
-        return False
-
-    assert on(tmp_path, ask, "dead-engine=2")
-    assert not on(tmp_path, ask)
-
-
 def test_an_engine_that_dies_tells_all_that_wait(tmp_path: Path) -> None:
     async def ask(server: Served) -> tuple[list[Any], list[Any], int, int]:
         waiting = [asyncio.create_task(server.events(body(prompt(n), 50))) for n in range(4)]
@@ -404,18 +289,3 @@ def test_an_engine_that_dies_tells_all_that_wait(tmp_path: Path) -> None:
     assert ends == ["[DONE]"] * 4
     assert (late, status) == (500, 1)
     assert "block_table must have shape" in (tmp_path / "log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("fault", "path", "shows"),
-    [
-        ("no-metrics", "/metrics", lambda status, _: status == 404),
-        ("old-version", "/version", lambda _, page: "0.8" in page),
-        ("not-json", "/v1/models", lambda _, page: page.startswith("<!DOCTYPE")),
-    ],
-)
-def test_what_is_no_server_of_this_kind(
-    tmp_path: Path, fault: str, path: str, shows: Callable[[int, str], bool]
-) -> None:
-    assert shows(*on(tmp_path, lambda server: server.get(path), fault))
-    assert not shows(*on(tmp_path, lambda server: server.get(path)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sparkwright.verify.simulator import FAULTS
+from sparkwright.verify.simulator.faults import FAULTS
 from sparkwright.verify.simulator.main import main
 
 PATIENCE_S = 60.0
@@ -139,40 +138,6 @@ def test_an_orphan_stays(start: Any) -> None:
     assert engine.is_running()
     assert engine.status() != psutil.STATUS_ZOMBIE
     engine.kill()
-
-
-@pytest.mark.parametrize(
-    ("fault", "status", "text"),
-    [
-        ("boot-killed", -signal.SIGKILL, "Starting to load model"),
-        ("boot-cuda-oom", 1, "CUDA out of memory"),
-        ("boot-engine", 1, "Engine core initialization failed"),
-    ],
-)
-def test_starts_that_fail(start: Any, fault: str, status: int, text: str) -> None:
-    server = start(f"--fault={fault}")
-    assert server.ends() == status
-    assert text in server.log
-    assert "Starting vLLM server" not in server.log
-    assert not (server.folder / "ready.json").exists()
-
-
-def test_a_start_that_takes_too_long(start: Any) -> None:
-    server = start("--fault=boot-slow")
-    until = time.monotonic() + PATIENCE_S
-    while not server.log and time.monotonic() < until:
-        time.sleep(0.05)
-    time.sleep(1)  # twenty of its seconds: a healthy start takes three
-    assert server.process.poll() is None
-    assert not (server.folder / "ready.json").exists()
-
-
-def test_memory_that_runs_out_under_load(start: Any) -> None:
-    server = start("--fault=oom-under-load=1")
-    with pytest.raises((OSError, http.client.HTTPException)):
-        server.ask()
-    assert server.ends() == -signal.SIGKILL
-    assert "ERROR" not in server.log
 
 
 def test_the_command_lists_its_faults(capsys: pytest.CaptureFixture[str]) -> None:

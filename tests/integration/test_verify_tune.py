@@ -113,15 +113,6 @@ def test_a_search_through_two_kills_finds_the_planted_best(tmp_path: Path) -> No
     assert not left_behind(run)
 
 
-def test_equal_servers_name_no_winner(tmp_path: Path) -> None:
-    asked = ("qwen3.8-27b-mtp", *SIZES, "--vary", f"{BATCHED}=8192,7168", "--no-quality", "--out", "run")
-    done = tune(*asked, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "no difference was found" in done.stdout
-    assert "Keep the recipe as it is" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert load_recipe(tmp_path / "run" / "recipe.toml").flags[BATCHED] == 8192
-
-
 def test_a_search_in_which_nothing_starts_fails_with_the_reason(tmp_path: Path) -> None:
     asked = ("qwen3.8-27b-mtp", *SIZES, "--vary", f"{BATCHED}=8192,7168", "--fault", "boot-cuda-oom")
     done = tune(*asked, "--out", "run", cwd=tmp_path)

@@ -18,11 +18,10 @@ from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check
-from sparkwright.verify.simulator.api import ResponseBuilder, usage_of
-from sparkwright.verify.simulator.language import EOS
-from sparkwright.verify.simulator.making import make_request
-from sparkwright.verify.simulator.params import ApiError, parse_params
+from sparkwright.verify.simulator.model import EOS
+from sparkwright.verify.simulator.params import ApiError, make_request, parse_params
 from sparkwright.verify.simulator.request import StreamDelta
+from sparkwright.verify.simulator.response import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.settings import Settings
 
 STEP_NS = 50_000_000

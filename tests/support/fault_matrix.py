@@ -18,14 +18,14 @@ from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL, checks_of
+from sparkwright.verify.make_reference import make_reference
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import write_reference
-from sparkwright.verify.reference.make import make_reference
 from sparkwright.verify.run import worst
 from sparkwright.verify.setup import prepare
-from sparkwright.verify.simulator.process import simulator
+from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
 # In the server's seconds, of which 60 pass in one of the client's.

@@ -11,16 +11,15 @@ from typing import Any
 
 import aiohttp
 
-from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.making import make_request
-from sparkwright.verify.simulator.params import parse_params
+from sparkwright.verify.simulator.machine import Clock, Driver
+from sparkwright.verify.simulator.params import make_request, parse_params
 from sparkwright.verify.simulator.request import Request
 from sparkwright.verify.simulator.server import listening
+from sparkwright.verify.simulator.settings import Settings, StepCosts
+from sparkwright.verify.simulator.stream import TraceFile
 
 QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 

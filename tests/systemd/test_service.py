@@ -86,7 +86,7 @@ def test_what_root_runs_is_not_the_service_s_to_change(service: Service) -> None
 def test_a_killed_engine_is_started_again_each_time_later(service: Service) -> None:
     before = service.shows("MainPID"), service.journal().count("ready    ")
     for number, delay in enumerate((5, 10), 1):
-        service.signal("KILL", "engine_process.py")
+        service.signal("KILL", "child.py")
         service.wait_for_journal(f"again    in {delay}")
         service.wait_for_journal("ready    ", times=before[1] + number)
         service.wait_for_answer()

@@ -9,7 +9,7 @@ import pytest
 from peers import PeerErrors, Results, errors_of, pair, table
 from peers_clients import PEERS, PeerJob, PeerTime
 
-from sparkwright.verify.simulator.process import RequestTruth
+from sparkwright.verify.simulator.stream import RequestTrace
 
 MS = 1_000_000
 OTHERS = {"cpu_s": 1.0, "wall_s": 2.0, "load_before": 0.1, "niced": False}
@@ -17,10 +17,10 @@ OTHERS = {"cpu_s": 1.0, "wall_s": 2.0, "load_before": 0.1, "niced": False}
 
 def truth(
     name: str, ttft_ms: float, tpot_ms: float, received_ms: float = 0, tokens: int = 11
-) -> RequestTruth:
+) -> RequestTrace:
     first = received_ms + ttft_ms
     last = first + tpot_ms * (tokens - 1)
-    return RequestTruth(name, round(received_ms * MS), round(first * MS), round(last * MS), tokens)
+    return RequestTrace(name, round(received_ms * MS), round(first * MS), round(last * MS), tokens)
 
 
 TRUTHS = [truth(f"chatcmpl-r{n}", 100 + n, 10, received_ms=1000 * n) for n in range(8)]

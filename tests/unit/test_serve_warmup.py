@@ -17,11 +17,12 @@ from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes import Recipe
 from sparkwright.serve.warmup import Limits, WarmUp, rounds, warm_up
-from sparkwright.verify.simulator import Settings, parse_faults
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.log import Log
+from sparkwright.verify.simulator.machine import Clock
 from sparkwright.verify.simulator.server import listening
+from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.stream import TraceFile
 
 SPEED = 60.0
 LIMITS = Limits(requests=4, step_tokens=64, model_len=2048)

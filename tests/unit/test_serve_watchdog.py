@@ -18,8 +18,8 @@ from sparkwright.serve.watchdog import (
     WatchLimits,
     WatchVerdict,
 )
-from sparkwright.verify.simulator import Settings, StepCosts
 from sparkwright.verify.simulator.engine import Engine
+from sparkwright.verify.simulator.settings import Settings, StepCosts
 
 LIMITS = WatchLimits(young_s=0.0)
 IDLE = EngineSample(at=0.0, running=0, waiting=0, generated=10, prompt=10, preemptions=0, kv_usage=0.0)

@@ -24,20 +24,19 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.capacity.check import capacity_check
-from sparkwright.verify.capacity.fit import fit_crossing
-from sparkwright.verify.capacity.options import CapacityOptions
+from sparkwright.verify.capacity.check import capacity_check, grows, lateness_s, step_of
 from sparkwright.verify.capacity.search import (
     MOST_REPEATS,
     Capacity,
+    CapacityOptions,
     NextStep,
     Outcome,
     SearchPlan,
     Step,
     decide,
+    fit_crossing,
 )
 from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
-from sparkwright.verify.capacity.step import grows, lateness_s, step_of
 from sparkwright.verify.check import Context
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.profile import Profile

@@ -24,7 +24,7 @@ from sparkwright.verify.checks.compile import KINDS
 CHECK = ALL["compile"]
 BENCH = Bench(CHECK)
 NAME = "nothing is compiled after the warm-up"
-COMPILER = Path(__file__).parents[2] / "build/sparkwright/verify/simulator/compiler_process.py"
+COMPILER = Path(__file__).parents[2] / "build/sparkwright/verify/simulator/child.py"
 # A server that starts what its input says, and ends with it.
 SERVER = (
     "import subprocess, sys\nprint('ready', flush=True)\n"
@@ -66,7 +66,7 @@ def until(watch: CompileWatch, folder: Path) -> None:
 
 def test_a_compiler_and_its_file_are_seen(server: subprocess.Popen[str], tmp_path: Path) -> None:
     with CompileWatch(server.pid) as watch:
-        start(server, sys.executable, "-I", "-S", str(COMPILER), "30")
+        start(server, sys.executable, "-I", "-S", str(COMPILER), "compiler", "30")
         until(watch, tmp_path)
     assert watch.compiled[0] == "nvcc (1)"
     assert watch.compiled[1].startswith("FlashInfer: 0/cached_ops/simulated")

@@ -17,8 +17,8 @@ from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.machine import disturbances, energy_per_token_j
 from sparkwright.verify.checks.states import find_wedge
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.simulator.card import SimulatedCard
 from sparkwright.verify.simulator.faults import Faults, parse_faults
+from sparkwright.verify.simulator.machine import SimulatedCard
 
 USUAL, HELD = "the card runs at its usual clocks", "no request is held without progress"
 WELL = {"gpu_clock_mhz": 2411, "gpu_power_w": 38.0, "gpu_utilization": 96, "gpu_clock_max_mhz": 3003}

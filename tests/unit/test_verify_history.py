@@ -101,8 +101,8 @@ def test_a_page_shows_earlier_runs_of_the_same_server(evidence: Path) -> None:
     assert [one.is_like(this) for one in past_runs(evidence)] == [True, True, True, False]
     seen = dataclasses.replace(report_kit.healthy(), history=runs)
     [chart] = [one for one in all_charts(seen) if one.key == "history"]
-    assert len(chart.rows) == 3
-    assert chart.rows[2][-1]  # marked, and so without a point
+    assert len(chart.table.rows) == 3
+    assert chart.table.rows[2][-1]  # marked, and so without a point
     assert chart.lead.startswith("3 runs; ")
     assert "% from the one before" in chart.lead
     assert "Throughput of earlier runs" in render_html(seen)

@@ -19,6 +19,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.reference import reference_check
+from sparkwright.verify.make_reference import cells_of
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of, profile_of
 from sparkwright.verify.reference import (
@@ -26,11 +27,10 @@ from sparkwright.verify.reference import (
     Reference,
     load_reference,
     reference_digest,
+    require_same_model,
+    trimmed,
     write_reference,
 )
-from sparkwright.verify.reference.identity import require_same_model
-from sparkwright.verify.reference.make import cells_of
-from sparkwright.verify.reference.record import trimmed
 
 NAME = "org/Model-27B"
 TOKENS = 24

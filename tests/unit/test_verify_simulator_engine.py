@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator_kit import Bench, prompt
 
-from sparkwright.verify.simulator.acceptance import (
+from sparkwright.verify.simulator.model import (
     CATEGORIES,
     acceptance_table,
     accepted_tokens,
     category_of,
-)
-from sparkwright.verify.simulator.blocks import BlockPool, BlockTable, block_hash
-from sparkwright.verify.simulator.language import (
     mix,
 )
+from sparkwright.verify.simulator.request import BlockPool, BlockTable, block_hash
 from sparkwright.verify.simulator.settings import BLOCK
 
 # Counters ------------------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from simulator_kit import Bench, prompt, settings
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.lock import read_lock
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.fault_effects import EngineDeadError, OutOfMemoryError
-from sparkwright.verify.simulator.language import text_of
+from sparkwright.verify.simulator.engine import EngineDeadError
+from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.log import (
     boot_lines,
     capture_sizes,
@@ -82,75 +81,6 @@ def test_a_healthy_engine_accepts_what_it_should_at_any_time_and_load() -> None:
     assert rate(many=1) > 0.2
 
 
-def test_acceptance_decays_in_a_line() -> None:
-    fault = "decay-linear=onset_s:1000,over_s:1000,floor:0"
-    assert rate(fault) == rate()
-    assert rate(fault, now=1500) == pytest.approx(0.14, abs=0.04)
-    assert rate(fault, now=2000) == 0
-
-
-def test_acceptance_decays_in_a_step() -> None:
-    fault = "decay-step=onset_s:1000,floor:0.1"
-    assert rate(fault) == rate()
-    assert rate(fault, now=1000) < 0.05
-
-
-def test_acceptance_decays_for_cached_prompts_alone() -> None:
-    def twice(*faults: str) -> tuple[float, float]:
-        bench = Bench.of(*faults)
-        rates = []
-        for _ in range(2):
-            before = bench.engine.counters.accepted, bench.engine.counters.draft_tokens
-            for number in range(20):
-                bench.add(prompt(number, words=300), 200)
-            bench.drain()
-            counters = bench.engine.counters
-            rates.append((counters.accepted - before[0]) / (counters.draft_tokens - before[1]))
-        return rates[0], rates[1]
-
-    cold, cached = twice("decay-cached")
-    assert cold == pytest.approx(HEALTHY, abs=0.03)
-    assert cached < 0.05
-    cold, cached = twice()
-    assert cold == cached
-
-
-@pytest.mark.parametrize("fault", ["inert", "nan-drafts"])
-def test_nothing_is_ever_accepted(fault: str) -> None:
-    bench = Bench.of(fault)
-    bench.serve(8, max_tokens=100)
-    assert bench.engine.counters.accepted == 0
-    assert bench.engine.counters.generated == bench.engine.counters.drafts + 8 == 800
-
-
-def test_acceptance_is_lost_beyond_a_length() -> None:
-    def at(words: int, *faults: str) -> float:
-        bench = Bench.of(*faults)
-        for number in range(12):
-            bench.add(prompt(number, words=words), 200)
-        bench.drain()
-        return bench.rate
-
-    assert at(20, "long-context=600") == at(20)
-    assert at(400, "long-context=600") < 0.02
-    assert at(400) == pytest.approx(HEALTHY, abs=0.04)
-
-
-def test_acceptance_falls_with_load() -> None:
-    assert rate("falls-with-load", many=1) == rate(many=1)
-    assert rate("falls-with-load", many=64) < 0.5 * rate(many=64)
-
-
-def test_the_cache_finds_nothing() -> None:
-    for fault, hits in (("no-hits", 0), ("slow", 1)):
-        bench = Bench.of(fault)
-        bench.serve(1)
-        bench.add(prompt(1))
-        bench.drain()
-        assert (bench.engine.counters.prefix_hits > 0) == bool(hits)
-        assert bench.engine.counters.prefix_queries > 0
-
-
 # Death and time ------------------------------------------------------------------------------------------
 
 
@@ -190,12 +120,6 @@ def test_the_engine_dies_as_the_batch_shrinks_and_not_as_it_grows() -> None:
     growing = Bench.of("crash-on-drain=5", max_num_seqs=5)
     assert largest(growing, 5)
     assert largest(Bench.of(), 12, drain=True)
-
-
-def test_the_server_is_killed_under_load() -> None:
-    with pytest.raises(OutOfMemoryError):
-        largest(Bench.of("oom-under-load=16"), 16)
-    assert largest(Bench.of("oom-under-load=16"), 15)
 
 
 def test_steps_take_longer_or_no_time() -> None:
@@ -255,64 +179,7 @@ def test_wrong_tokens_are_far_from_likely_and_near_ties_are_not() -> None:
     assert 0.003 < sum(gap > 1 for gap in lossy) / len(lossy) < 0.02
 
 
-def test_a_wrong_token_at_one_position() -> None:
-    wrong = differing(said("lossy-position=24", k=7), said(k=7))
-    assert len(wrong) == 60
-    assert wrong.count(24) == 60
-    assert said("lossy-position=24", "lossy", k=0) == said(k=0)  # speculation alone is lossy
-
-
-@pytest.mark.parametrize(("fault", "text"), [("repeated-token", "!!!!"), ("one-token", " cobalt")])
-def test_the_same_again_and_again(fault: str, text: str) -> None:
-    answer = text_of(said(fault, many=1)[0])
-    assert answer.startswith(text * 20)
-    assert set(answer) <= set(text)
-    assert text not in text_of(said(many=1)[0])
-
-
-@pytest.mark.parametrize(("fault", "reason"), [("early-stop", "stop"), ("abort", "abort")])
-def test_generation_ends_early(fault: str, reason: str) -> None:
-    bench = Bench.of(f"{fault}=every:2")
-    first, second = bench.serve(2, max_tokens=50)
-    assert (first.finish, first.output_tokens) == ("length", 50)
-    assert (second.finish, second.output_tokens) == (reason, 25)
-    assert bench.engine.counters.success[reason] == 1
-
-
 # The start -----------------------------------------------------------------------------------------------
-
-
-def test_a_negative_estimate_gives_the_cache_what_is_not_there() -> None:
-    healthy, wrong = plan_memory(settings()), plan_memory(settings("negative-estimate"))
-    told = settings()
-    budget = told.utilization * told.total_gib
-    assert healthy.graphs_gib > 0
-    assert healthy.kv_gib + told.weights_gib < budget
-    assert wrong.graphs_gib == -35.69
-    assert wrong.kv_gib + told.weights_gib > budget
-    assert wrong.kv_tokens > 1.9 * healthy.kv_tokens
-    lines = [line.text for line in boot_lines(settings("negative-estimate"))]
-    assert "Estimated CUDA graph memory: -35.69 GiB total" in lines
-
-
-def test_nvfp4_gains_nothing() -> None:
-    fp8, nvfp4 = plan_memory(settings(kv_dtype="fp8")), plan_memory(settings(kv_dtype="nvfp4"))
-    wrong = plan_memory(settings("nvfp4-no-gain", kv_dtype="nvfp4"))
-    assert nvfp4.kv_tokens / fp8.kv_tokens == pytest.approx(1.79, abs=0.01)
-    assert (wrong.kv_dtype, wrong.kv_tokens) == ("nvfp4", fp8.kv_tokens)
-
-
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        ("boot-cuda-oom", "torch.OutOfMemoryError: CUDA out of memory."),
-        ("boot-engine", "No valid attention backend"),
-    ],
-)
-def test_a_start_that_fails_says_why(fault: str, text: str) -> None:
-    assert any(text in line.text for line in failing_lines(settings(fault)))
-    assert failing_lines(settings()) == ()
-    assert list(boot_lines(settings("unrounded-graphs", max_num_seqs=1)))
 
 
 def test_a_request_that_cannot_fit_fails_the_start() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -28,20 +27,7 @@ from sparkwright.verify.statistics import (
     whole_run,
 )
 
-finite_values = st.floats(-1e6, 1e6)
-some = st.lists(finite_values, min_size=1, max_size=12)
-
-
 # Percentiles and summary ---------------------------------------------------------------------
-
-
-@given(some, st.floats(0, 100))
-def test_percentile_is_linear_between_order_statistics(values: list[float], q: float) -> None:
-    ordered = sorted(values)
-    place = q / 100 * (len(values) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    expected = below + (above - below) * (place - math.floor(place))
-    assert percentile(values, q) == pytest.approx(expected, abs=1e-6)
 
 
 def test_summary_of_known_values() -> None:
@@ -65,12 +51,12 @@ def test_what_is_no_number_is_refused_everywhere(values: list[float]) -> None:
         lambda v: one_sided_excess([0.0], v),
         lambda v: one_sided_excess(v, [0.0]),
         lambda v: hierarchical_bootstrap_log_ratio([[v], [v]], [[[1.0]], [[1.0]]], 0),
+        lambda _: mcnemar(-1, 3),
+        lambda _: t_quantile(1, 3),
+        lambda _: t_quantile(0.5, 0),
     ):
         with pytest.raises(ValueError):
             figure(values)
-
-
-# Bootstrap -----------------------------------------------------------------------------------
 
 
 # Windows -------------------------------------------------------------------------------------
@@ -179,42 +165,6 @@ def test_slope_and_interval_of_a_published_example() -> None:
     assert (found.slope, found.low, found.high) == pytest.approx((4, 26 / 7, 35 / 8))
 
 
-def test_slope_and_interval_with_ties() -> None:
-    """The example of R's statpsych, whose interval is 0.3243 to 0.75."""
-    y = [21, 4, 9, 12, 35, 18, 10, 22, 24, 1, 6, 8, 13, 16, 19]
-    x = [67, 28, 30, 28, 52, 40, 25, 37, 44, 10, 14, 20, 28, 40, 51]
-    found = theil_sen(x, y)
-    assert found.slope == pytest.approx(0.5)
-    assert (found.low, found.high) == pytest.approx((0.3243, 0.75), abs=0.02)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(-50, 50)), min_size=5, max_size=12),
-    st.integers(-9, 9),
-    st.integers(1, 9),
-)
-def test_slope_follows_lines_and_scales(points: list[tuple[int, int]], tilt: int, scale: int) -> None:
-    x, y = [float(p[0]) for p in points], [float(p[1]) for p in points]
-    if len(set(x)) == 1:
-        return
-    plain = theil_sen(x, y)
-    scaled = theil_sen(x, [scale * value for value in y])
-    assert scaled.slope == pytest.approx(scale * plain.slope)
-    assert (scaled.low, scaled.high) == pytest.approx((scale * plain.low, scale * plain.high))
-    tilted = theil_sen(x, [value + tilt * moment for moment, value in zip(x, y, strict=True)])
-    assert tilted.slope == pytest.approx(plain.slope + tilt)
-    mirrored = theil_sen(x, [-value for value in y])
-    assert (mirrored.low, mirrored.high) == pytest.approx((-plain.high, -plain.low))
-
-
-def test_a_slope_withstands_outliers() -> None:
-    y = [2.0 * moment for moment in range(30)]
-    y[5], y[20] = 1e6, -1e6
-    found = theil_sen(range(30), y)
-    assert found.slope == pytest.approx(2)
-    assert found.low > 1.5
-
-
 def test_too_few_values_have_no_interval() -> None:
     assert theil_sen([0, 1, 2], [0, 1, 2]) == type(theil_sen([0, 1], [0, 1]))(1, -math.inf, math.inf)
 
@@ -295,23 +245,6 @@ def test_the_ratio_is_b_over_a_and_each_boot_counts_the_same() -> None:
     assert sure.minimum_detectable == pytest.approx(0)
 
 
-def test_turned_arms_give_the_inverse() -> None:
-    one = hierarchical_bootstrap_log_ratio(arm(100), arm(130, seed=1), seed=0)
-    other = hierarchical_bootstrap_log_ratio(arm(130, seed=1), arm(100), seed=0)
-    assert other.ratio == pytest.approx(1 / one.ratio)
-    assert other.low == pytest.approx(1 / one.high, rel=0.02)
-    assert other.high == pytest.approx(1 / one.low, rel=0.02)
-
-
-def test_units_do_not_matter() -> None:
-    a, b = arm(100), arm(130, seed=1)
-    thousand = [[[1000 * value for value in wave] for wave in boot] for boot in b]
-    thousand_a = [[[1000 * value for value in wave] for wave in boot] for boot in a]
-    one = hierarchical_bootstrap_log_ratio(a, b, seed=5)
-    other = hierarchical_bootstrap_log_ratio(thousand_a, thousand, seed=5)
-    assert (one.ratio, one.low, one.high) == pytest.approx((other.ratio, other.low, other.high))
-
-
 def test_one_boot_an_arm_is_no_evidence() -> None:
     effect = hierarchical_bootstrap_log_ratio(arm(100, boots=1), arm(200, boots=3), seed=0)
     assert (effect.low, effect.high, effect.minimum_detectable) == (0, math.inf, math.inf)
@@ -366,39 +299,3 @@ def test_more_often_counts_as_larger() -> None:
 def test_mcnemar_is_the_sign_test(b: int, c: int, p: float) -> None:
     assert mcnemar(b, c) == pytest.approx(p)
     assert mcnemar(c, b) == pytest.approx(p)
-
-
-def test_mcnemar_of_many_pairs_is_near_its_chi_square() -> None:
-    """With continuity: z = (|b - c| - 1) / sqrt(b + c)."""
-    z = (abs(1100 - 1000) - 1) / math.sqrt(2100)
-    assert mcnemar(1100, 1000) == pytest.approx(2 * (1 - NormalDist().cdf(z)), rel=0.01)
-
-
-def test_mcnemar_of_no_count_is_refused() -> None:
-    with pytest.raises(ValueError):
-        mcnemar(-1, 3)
-
-
-@pytest.mark.parametrize(
-    ("p", "degrees", "quantile"),
-    [
-        (0.975, 1, 12.7062),
-        (0.975, 2, 4.3027),
-        (0.975, 3, 3.1824),
-        (0.975, 4, 2.7764),
-        (0.95, 5, 2.0150),
-        (0.995, 10, 3.1693),
-        (0.80, 4, 0.9410),
-        (0.975, 30, 2.0423),
-        (0.5, 7, 0.0),
-        (0.025, 4, -2.7764),
-    ],
-)
-def test_t_quantiles_are_those_of_the_tables(p: float, degrees: int, quantile: float) -> None:
-    assert t_quantile(p, degrees) == pytest.approx(quantile, abs=1e-4)
-
-
-@pytest.mark.parametrize(("p", "degrees"), [(0, 3), (1, 3), (0.5, 0)])
-def test_no_quantile_beyond_the_distribution(p: float, degrees: int) -> None:
-    with pytest.raises(ValueError):
-        t_quantile(p, degrees)

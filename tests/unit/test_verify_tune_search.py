@@ -20,11 +20,10 @@ from sparkwright.engine.server.failures import diagnose
 from sparkwright.recipes import Recipe, incompatibilities, load_recipe
 from sparkwright.verify.journal import read_journal
 from sparkwright.verify.tune import setup
-from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search
 from sparkwright.verify.tune.result import Outcome, Payoff, TuneResult, conclude_search, say_payoff
 from sparkwright.verify.tune.search import _reason
-from sparkwright.verify.tune.strategy import State
+from sparkwright.verify.tune.strategy import Ratio, State
 
 SEQS = "max-num-seqs"
 
@@ -165,12 +164,6 @@ def test_one_that_breaks_a_limit_is_left_out(tmp_path: Path, monkeypatch: pytest
     assert result.chosen.configuration.settings[SEQS] == 16
 
 
-def test_one_that_takes_the_reserve_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = Surface(slower=best, short=lambda settings: settings[TOKENS] == 1)
-    result = conclude_search(searched(tmp_path, short, monkeypatch, options(reserve_gib=2.0)))
-    assert {states(result)[1, seqs] for seqs in (16, 32)} == {State.BREAKS}
-
-
 def test_one_with_worse_answers_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Surface(slower=best, wrong=lambda settings: settings[TOKENS] == 1)
     asked = options(quality=True, max_tokens=64)
@@ -225,15 +218,6 @@ def test_a_stopped_search_goes_on_without_measuring_anything_twice(
     again = Surface(slower=best)
     searched(tmp_path / "parts", again, monkeypatch)
     assert again.starts == []
-
-
-def test_a_refusal_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    surface = Surface(refuses=lambda settings: settings[TOKENS] == 1)
-    searched(tmp_path, surface, monkeypatch)
-    again = Surface()
-    result = conclude_search(searched(tmp_path, again, monkeypatch))
-    assert again.starts == []
-    assert states(result)[1, 16] is State.REFUSED
 
 
 def test_another_search_is_refused_in_the_same_folder(

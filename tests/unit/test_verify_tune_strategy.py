@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 from verify_kit import costly
 
-from sparkwright.verify.tune.noise import Noise, ratio_of
 from sparkwright.verify.tune.strategy import (
     OWN,
+    Noise,
     Rules,
     StartFigures,
     State,
@@ -20,6 +20,7 @@ from sparkwright.verify.tune.strategy import (
     contenders,
     grid_cost,
     next_start,
+    ratio_of,
     recommended,
     standings,
 )

@@ -111,7 +111,7 @@ def _options_of(asked: dict[str, Any]) -> VerifyOptions:
     Raises:
         ConfigError: they contradict each other, or the objective or the prompts cannot be used.
     """
-    from sparkwright.verify.capacity.options import CapacityOptions
+    from sparkwright.verify.capacity.search import CapacityOptions
     from sparkwright.verify.capacity.slo import parse_slo
     from sparkwright.verify.options import VerifyOptions
 

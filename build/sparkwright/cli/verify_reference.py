@@ -53,8 +53,8 @@ def make(
 
     require_libraries()
     from sparkwright.engine.client import Endpoint
+    from sparkwright.verify.make_reference import make_reference
     from sparkwright.verify.reference import write_reference
-    from sparkwright.verify.reference.make import make_reference
 
     with showing_events(quiet=quiet or as_json):
         asked = make_reference(Endpoint(url, model, api_key), prompts=prompts, seed=seed, log=log)

@@ -22,8 +22,6 @@ class PastRun:
     """A finished run.
 
     Attributes:
-        started: ISO 8601, UTC.
-        recipe: the recipe's name, or empty.
         wheel: file name of the wheel, or vLLM's version where there was none.
         tok_s: output of all requests together by concurrency, mean of the sweep's categories.
         marked: concurrencies at which the machine was disturbed: not compared.

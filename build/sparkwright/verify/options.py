@@ -10,7 +10,7 @@ import msgspec
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
-from sparkwright.verify.capacity.options import CapacityOptions
+from sparkwright.verify.capacity.search import CapacityOptions
 from sparkwright.verify.simulator.settings import DIALECT
 
 REFERENCE = "reference"

@@ -21,7 +21,7 @@ from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
 from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.verify.capacity.check import capacity_check
-from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, checks_of
 from sparkwright.verify.checks.common import Check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ class Results:
     """A run and its result files.
 
     Attributes:
-        run: observations and findings.
         files: each file's path, size in bytes and SHA-256.
     """
 
@@ -109,11 +109,18 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     from sparkwright.verify.report import render_html, render_junit
 
     rendered = {REPORT: render_html(run).encode(), JUNIT: render_junit(run).encode(), **_tables(run)}
+    return Results(run, folder, write_files(folder, rendered, also))
+
+
+def write_files(
+    folder: Path, rendered: Mapping[str, bytes], also: Iterable[str] = ()
+) -> tuple[tuple[Path, int, str], ...]:
+    """Write files by name to *folder*; return the path, the size and the SHA-256 of each, and of others."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
         replace_file(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
-    return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
+    return tuple((path, path.stat().st_size, sha256_file(path)) for path in paths)
 
 
 def _tables(run: Run) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes import Recipe, load_recipe, variant
-from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan

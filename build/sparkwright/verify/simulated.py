@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,27 @@ from sparkwright.engine.servers import Arms, MeasuredServer
 from sparkwright.recipes import load_recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.simulator.by_recipe import simulator_arguments
-from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.machine import CARD_PAGE
+from sparkwright.verify.simulator.settings import Settings, simulator_arguments
+
+
+def start_simulator(
+    arguments: Iterable[str], faults: Iterable[str], folder: Path, profile: Profile, *, card: str = ""
+) -> AbstractAsyncContextManager[MeasuredServer]:
+    """Return one start of a simulator with *arguments* and *faults*; its files are written to *folder*."""
+    argv = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--host", "{host}", "--port", "{port}"]
+    argv += [*arguments, "--speed", str(profile.speed)]
+    for fault in faults:
+        argv += ["--fault", fault]
+    return start_server(
+        argv,
+        folder=folder,
+        speed=profile.speed,
+        deadlines=profile.deadlines,
+        known=BootFacts(capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization),
+        card=card,
+    )
 
 
 def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Arms, str, dict[str, str]]:
@@ -27,27 +45,12 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[A
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         k = 0 if arm == "baseline" and not options.against else options.speculative_tokens
-        argv: list[str | Path] = [
-            sys.executable, "-m", "sparkwright.verify.simulator.main",
-            "--host", "{host}", "--port", "{port}", "--dialect", options.dialect,
-            *(by_recipes.get(arm) or ("--k", str(k))),
-            "--speed", str(profile.speed), "--seed", str(options.seed + boot), "--reasoning",
-        ]  # fmt: skip
-        if options.runner:
-            argv += ["--runner", options.runner]
-        for fault in options.faults if arm == "main" else ():
-            argv += ["--fault", fault]
+        arguments = [*(by_recipes.get(arm) or ("--k", str(k))), "--reasoning"]
+        arguments += ["--dialect", options.dialect, "--seed", str(options.seed + boot)]
+        arguments += ["--runner", options.runner] if options.runner else []
+        faults = options.faults if arm == "main" else ()
         place = folder / "servers" / f"{arm}-{boot}"
-        return start_server(
-            argv,
-            folder=place,
-            speed=profile.speed,
-            deadlines=profile.deadlines,
-            known=BootFacts(
-                capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
-            ),
-            card=CARD_PAGE,
-        )
+        return start_simulator(arguments, faults, place, profile, card=CARD_PAGE)
 
     identity = {
         "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",

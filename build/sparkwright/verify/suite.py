@@ -23,7 +23,7 @@ from sparkwright.engine.client import canary, count_tokens, open_session
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.servers import MeasuredServer
-from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, unanswered
 from sparkwright.verify.estimate import Remaining, estimate

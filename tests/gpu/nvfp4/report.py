@@ -242,6 +242,18 @@ def points(lines: list[Line], cache: str, value: Any) -> Any:
     return tuple(Point(line["context"] / 1024, value(line)) for line in lines if line["cache"] == cache)
 
 
+STYLE = """
+svg { background: #ffffff; font-family: system-ui, sans-serif;
+  --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
+  --s0: #069ce4; --s1: #823bae; --s2: #368223; --s3: #e5598e; }
+@media (prefers-color-scheme: dark) {
+  svg { background: #14171c; --card: #14171c; --ink: #e9ecf1; --soft: #a7b0be; --line: #2b313b;
+    --s0: #4ba3f7; --s1: #b57adb; --s2: #5fb447; --s3: #f3669a; } }
+text { font-size: 12.5px; font-variant-numeric: tabular-nums; }
+"""
+"""The colours and font of a drawing that is a file of its own, outside the page."""
+
+
 def standalone(drawing: Any) -> str:
     """Return an inline drawing as a file of its own, with its colours."""
     from xml.etree import ElementTree as ET
@@ -250,10 +262,8 @@ def standalone(drawing: Any) -> str:
     _, _, width, height = drawing.get("viewBox").split()
     drawing.set("width", width)
     drawing.set("height", height)
-    from sparkwright.verify.report.vega import STANDALONE_STYLE
-
     style = ET.Element("style")
-    style.text = STANDALONE_STYLE
+    style.text = STYLE
     drawing.insert(2, style)
     return ET.tostring(drawing, encoding="unicode") + "\n"
 

@@ -132,7 +132,7 @@ threading.Thread(target=compile_late, daemon=True).start()
 def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serving: Any) -> None:
     this = serving("--no-warm-up")
     this.wait_for("serve.ready")
-    (engine,) = (one for one in this.family if any("engine_process" in word for word in one.cmdline()))
+    (engine,) = (one for one in this.family if any("child.py" in word for word in one.cmdline()))
     os.kill(engine.pid, signal.SIGKILL)
     status, errors = this.end()
     assert status == ServerEndedError.exit_code
@@ -147,7 +147,7 @@ def test_watched_it_starts_an_engine_again_that_ended(staged: World, serving: An
     state = tmp_path / "state.json"
     this = serving("--no-warm-up", "--watch", "--state", state, "--api-key-file", key_file(tmp_path))
     first = this.wait_for("serve.ready")
-    (engine,) = (one for one in this.family if any("engine_process" in word for word in one.cmdline()))
+    (engine,) = (one for one in this.family if any("child.py" in word for word in one.cmdline()))
     os.kill(engine.pid, signal.SIGKILL)
     assert this.wait_for("serve.restarting")["verdict"] == "dead"
     wait_until(lambda: sum(line["kind"] == "serve.ready" for line in this.lines()) == 2)

@@ -11,8 +11,118 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from sparkwright.verify.capacity.fit import Crossing, fit_crossing
+from sparkwright.base.config import Model
+from sparkwright.verify.capacity.slo import Slo, parse_slo
+from sparkwright.verify.statistics import t_quantile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+_ROUNDS = 50
+_SURE = 0.975
+_LEAST = 3
+_KNOWN = 0.5
+"""Share of the degrees of freedom that the scatter has. Queues are rarely long: most searches see too few
+long ones, and take the scatter for smaller than it is more often than with a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A rate with its 95 % interval, requests a second."""
+
+    rate: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """Half of the interval, relative to the rate."""
+        return max(self.rate - self.low, self.high - self.rate) / self.rate
+
+    def within(self, low: float, high: float) -> Crossing:
+        """Return the same with every rate between *low* and *high*."""
+        return Crossing(*(min(max(one, low), high) for one in (self.rate, self.low, self.high)))
+
+
+def fit_crossing(counts: Sequence[tuple[float, int, int]], share: float) -> Crossing:
+    """Return the rate at which *share* of the requests are good, by logistic regression on its logarithm.
+
+    Requests of one step resemble each other, since one burst delays many: the variance is scaled by the
+    steps' own scatter (quasi-likelihood), never below that of independent requests. Half a request of each
+    kind is added to a step, so that shares of all and none are finite. The interval is infinite where fewer
+    than three steps were given, or where the share does not fall with the rate.
+
+    Args:
+        counts: rate, good requests and all requests of each step.
+        share: 0 to 1, exclusive.
+    """
+    import numpy as np
+
+    rates = np.array([rate for rate, _, _ in counts], dtype=np.float64)
+    good = np.array([count for _, count, _ in counts], dtype=np.float64) + 0.5
+    total = np.array([count for _, _, count in counts], dtype=np.float64) + 1.0
+    middle = float(np.log(rates).mean())
+    x = np.column_stack([np.ones_like(rates), np.log(rates) - middle])
+    unknown = Crossing(math.exp(middle), 0.0, math.inf)
+    if rates.size < _LEAST or np.ptp(rates) == 0:
+        return unknown
+    coefficients, covariance = _regress(x, good, total)
+    slope = float(coefficients[1])
+    if slope >= 0:
+        return unknown
+    at = (math.log(share / (1 - share)) - float(coefficients[0])) / slope
+    ends = _fieller(float(coefficients[0]) - math.log(share / (1 - share)), slope, covariance, rates.size - 2)
+    low, rate, high = (math.exp(min(max(middle + x, -700), 700)) for x in (ends[0], at, ends[1]))
+    return Crossing(rate, low, high)
+
+
+def _fieller(
+    height: float, slope: float, covariance: NDArray[np.float64], freedom: int
+) -> tuple[float, float]:
+    """Return the 95 % interval of the place where a line crosses zero (Fieller's theorem).
+
+    The slope has an error too, so the interval is wider on the side where the line is less well known; it is
+    infinite where the slope might be zero.
+    """
+    quantile = t_quantile(_SURE, max(1.0, _KNOWN * freedom)) ** 2
+    a = slope**2 - quantile * float(covariance[1, 1])
+    b = height * slope - quantile * float(covariance[0, 1])
+    c = height**2 - quantile * float(covariance[0, 0])
+    if a <= 0 or b * b < a * c:
+        return -math.inf, math.inf
+    half = math.sqrt(b * b - a * c)
+    return (-b - half) / a, (-b + half) / a
+
+
+def _regress(
+    x: NDArray[np.float64], good: NDArray[np.float64], total: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return coefficients of the log odds and their covariance, by iteratively reweighted least squares."""
+    import numpy as np
+
+    share: NDArray[np.float64] = good / total
+    odds = np.log(share / (1 - share))
+    coefficients: NDArray[np.float64] = np.zeros(2)
+    fitted, weights = share, total * share * (1 - share)
+    for _ in range(_ROUNDS):
+        target = odds + (share - fitted) / (fitted * (1 - fitted))
+        gram = x.T @ (weights[:, None] * x)
+        new = np.linalg.solve(gram, x.T @ (weights * target))
+        done = np.allclose(new, coefficients, atol=1e-9)
+        coefficients = np.asarray(new, dtype=np.float64)
+        odds = np.asarray(np.clip(x @ coefficients, -30, 30), dtype=np.float64)
+        fitted = np.asarray(1 / (1 + np.exp(-odds)), dtype=np.float64)
+        weights = total * fitted * (1 - fitted)
+        if done:
+            break
+    covariance: NDArray[np.float64] = np.asarray(np.linalg.inv(x.T @ (weights[:, None] * x)))
+    scatter = float(((good - total * fitted) ** 2 / weights).sum()) / max(1, len(total) - 2)
+    return coefficients, covariance * max(1.0, scatter)
+
 
 CLOSE = 1.1
 """Ratio of the bracket's ends at which bisection is over: ±5 %."""
@@ -200,7 +310,8 @@ def _around(steps: Sequence[Step], closed: int, plan: SearchPlan) -> NextStep | 
     held, failed = _bracket(steps[:closed], plan)
     middle = math.sqrt(held * failed)
     repeats = sum(not step.void for step in steps[closed:])
-    crossing = _crossing(steps, middle, plan)
+    # By the steps near the middle first, and then by those near what these say.
+    crossing = _fitted(steps, _fitted(steps, middle, plan).rate, plan)
     narrow = repeats >= LEAST_REPEATS and crossing.width <= plan.width + 1e-9
     if narrow or repeats >= MOST_REPEATS:
         held, failed = _bracket(steps, plan)
@@ -213,11 +324,6 @@ def _around(steps: Sequence[Step], closed: int, plan: SearchPlan) -> NextStep | 
     held, failed = _bracket(steps, plan)
     rate = min(max(crossing.rate, held), CLOSE * failed)
     return _sized(steps, plan, rate * _OFFSETS[repeats % len(_OFFSETS)], LONGER)
-
-
-def _crossing(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:
-    """Return the crossing by the steps near it: near *middle* first, and then near what these say."""
-    return _fitted(steps, _fitted(steps, middle, plan).rate, plan)
 
 
 def _fitted(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:
@@ -254,3 +360,59 @@ def _sized(steps: Sequence[Step], plan: SearchPlan, rate: float, factor: int = 1
         min(math.ceil(warm_up), _MOST_REQUESTS),
         factor,
     )
+
+
+CHECK = "capacity"
+"""Name of the check that the search is: on the command line, in journals and in reports."""
+
+
+class CapacityOptions(Model, frozen=True):
+    """Objective, requests and limits of a search.
+
+    Attributes:
+        slo: the objective, as `slo.parse_slo` reads it.
+        prompts: file with prompts; the corpus's own if empty.
+        prompts_sha256: of that file, so that a resumed search sends the same.
+        input_tokens: length of generated documents that are sent instead; 0 for none.
+        max_tokens: output of each request, exactly.
+        first_rate: requests a second of the first step.
+        most_rate: highest rate to try.
+        requests: of a step, at the least.
+        precision: half of the answer's interval, in percent, at which the search ends.
+    """
+
+    slo: str
+    prompts: str = ""
+    prompts_sha256: str = ""
+    input_tokens: int = 0
+    max_tokens: int = 128
+    first_rate: float = 1.0
+    most_rate: float = 1024.0
+    requests: int = 200
+    precision: float = 5.0
+
+    @property
+    def objective(self) -> Slo:
+        """The objective.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        return parse_slo(self.slo)
+
+    @property
+    def plan(self) -> SearchPlan:
+        """The limits of the search, with the lowest rate six halvings below the first."""
+        slo = self.objective
+        tail = 10 / (1 - slo.share)  # ten requests beyond the percentile, or its share means little
+        return SearchPlan(
+            share=slo.share,
+            longest_s=max(seconds for name, seconds in slo.limits.items() if name != "tpot")
+            if slo.limits.keys() - {"tpot"}
+            else 0.0,
+            first=self.first_rate,
+            least=self.first_rate / 64,
+            most=max(self.most_rate, self.first_rate),
+            requests=max(self.requests, round(tail) if slo.share > 0.95 else 0),  # noqa: PLR2004
+            width=self.precision / 100,
+        )

@@ -58,7 +58,7 @@ CHECK = Check("arrivals", cells, judge)
 
 
 def _rate(context: Context, seen: CheckedCells, rate: float) -> Finding:
-    from sparkwright.verify.capacity.step import grows, lateness_s  # which imports checks itself
+    from sparkwright.verify.capacity.check import grows, lateness_s  # which imports checks itself
 
     speed = context.profile.speed
     measured: Values = {}

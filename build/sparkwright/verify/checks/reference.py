@@ -24,7 +24,7 @@ from sparkwright.verify.checks.common import (
     describe,
     not_applicable,
 )
-from sparkwright.verify.reference.record import Reference
+from sparkwright.verify.reference import Reference
 from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
 
 LIMIT_MEAN = 0.005

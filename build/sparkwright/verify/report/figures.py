@@ -139,16 +139,12 @@ def moments(
     observation: Observation, begin_s: float, speed: float, window_s: float = WINDOW_S
 ) -> tuple[Moment, ...]:
     """Return windows of about *window_s* over the counters of a cell that began at *begin_s*."""
-    snapshots = _snapshots(observation)
+    ends = (observation.before, *observation.series, observation.after)
+    snapshots = [snapshot for snapshot in ends if snapshot is not None]
     if not snapshots:
         return ()
     origin = snapshots[0].at - round(begin_s * 1e9 / speed)
     return tuple(_windows(snapshots, origin, speed, window_s))
-
-
-def _snapshots(observation: Observation) -> list[MetricsSnapshot]:
-    ends = (observation.before, *observation.series, observation.after)
-    return [snapshot for snapshot in ends if snapshot is not None]
 
 
 def _windows(

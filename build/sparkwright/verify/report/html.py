@@ -16,7 +16,6 @@ from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.charts import Chart, charts_by_check
-from sparkwright.verify.report.definitions import DEFINITIONS
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     consequences,
@@ -48,37 +47,32 @@ def render_html(run: Run) -> str:
     charts, first = _arranged(run)
     followers = consequences(run)
     speeds = levels(found, run.speed)
-    page = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            run=run,
-            head=_head(run),
-            headline=headline(run),
-            highlights=highlights(run, found),
-            charts=charts,
-            first=first,
-            troubled=any(cell.trouble for cell in found),
-            speeds=level_table(speeds),
-            disturbed=disturbed_levels(speeds),
-            followers=followers,
-            failing=_failing(run, followers),
-            cells=found,
-            known={cell.key for cell in found},
-            names={cell.key: cell.observation.cell.name for cell in found},
-            numbered=list(enumerate(run.findings, 1)),
-            manifest=list(flat(run.manifest)),
-            boots=_boots(run),
-            files=list(_files(run)),
-            worst=worst,
-            definitions=DEFINITIONS,
-        )
+    return render_page(
+        "page.html",
+        run=run,
+        head=_head(run),
+        headline=headline(run),
+        highlights=list(highlights(run, found)),
+        charts=charts,
+        first=first,
+        troubled=any(cell.trouble for cell in found),
+        speeds=level_table(speeds),
+        disturbed=disturbed_levels(speeds),
+        followers=followers,
+        failing=_failing(run, followers),
+        cells=found,
+        known={cell.key for cell in found},
+        names={cell.key: cell.observation.cell.name for cell in found},
+        numbered=list(enumerate(run.findings, 1)),
+        manifest=list(flat(run.manifest)),
+        boots=_boots(run),
+        files=list(_files(run)),
+        worst=worst,
     )
-    return page.strip() + "\n"
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return a page of another kind by its *template* in `TEMPLATES`, with the same style and filters."""
+    """Return a page by its *template* in `TEMPLATES`."""
     return _environment().get_template(template).render(**values).strip() + "\n"
 
 

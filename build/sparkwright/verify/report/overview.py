@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -43,11 +43,9 @@ class Level(NamedTuple):
     """Speed at one concurrency, over all categories of the sweep; unknown figures are NaN.
 
     Attributes:
-        concurrency: requests at a time.
         tok_s: output of all requests together, mean of the categories: at full load where there was one, else
             over the whole cell.
         ttft_p50_ms: time to the first token, over all requests.
-        tpot_p50_ms: time per token after it.
         acceptance: mean acceptance length in tokens a step, mean of the categories.
         energy_j: that the card drew for each generated token.
         disturbed: reasons for which these figures are not the usual ones, see `checks.machine`.
@@ -162,48 +160,34 @@ def headline(run: Run) -> str:
     return f"{total}: {', '.join(parts)}{also}."
 
 
-def highlights(run: Run, found: Sequence[CellFigures]) -> list[Highlight]:
-    """Return figures of the sweep, of memory and of failures, as far as they are known."""
+def highlights(run: Run, found: Sequence[CellFigures]) -> Iterator[Highlight]:
+    """Yield figures of the sweep, of memory and of failures, as far as they are known."""
     swept = [cell for cell in found if cell.observation.cell.check == "sweep"]
-    alone = [cell for cell in swept if cell.concurrency == min(c.concurrency for c in swept)]
-    return [*_speeds(swept, alone, run.speed), *_memory(run), *_requests(found)]
-
-
-def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures], speed: float) -> Iterator[Highlight]:
-    rated = [cell for cell in swept if math.isfinite(cell.steady_tok_s)]
-    if rated:
+    if rated := [cell for cell in swept if math.isfinite(cell.steady_tok_s)]:
         best = max(rated, key=lambda cell: cell.steady_tok_s)
         where = f"at best: {best.category}, {at_c(best.concurrency)}"
         yield Highlight("Throughput", number(best.steady_tok_s), "tokens/s", where)
-    if not alone:
-        return
-    level = f"{at_c(alone[0].concurrency)}, by category"
-    yield from _range("One request", [c.decode_tok_s for c in alone], "tokens/s", level)
-    firsts = [cell.ttft_ms.p50 for cell in alone]
-    blurred = f"; {speed:g} times the client's own error is in it" if speed != 1 else ""
-    yield from _range("First token", firsts, "ms", f"median, {level}{blurred}")
-    yield from _range("Acceptance length", [cell.mal for cell in alone], "tokens a step", level)
-    yield from _range("Decoding step", [cell.step_ms for cell in alone], "ms", level)
-
-
-def _range(label: str, values: Sequence[float], unit: str, note: str) -> Iterator[Highlight]:
-    finite = [value for value in values if math.isfinite(value)]
-    if finite:
-        yield Highlight(label, span(finite).replace(" to ", NOTHING), unit, note)
-
-
-def _memory(run: Run) -> Iterator[Highlight]:
+    if swept:
+        least = min(cell.concurrency for cell in swept)
+        level = f"{at_c(least)}, by category"
+        blurred = f"; {run.speed:g} times the client's own error is in it" if run.speed != 1 else ""
+        alone: tuple[tuple[str, Callable[[CellFigures], float], str, str], ...] = (
+            ("One request", lambda cell: cell.decode_tok_s, "tokens/s", level),
+            ("First token", lambda cell: cell.ttft_ms.p50, "ms", f"median, {level}{blurred}"),
+            ("Acceptance length", lambda cell: cell.mal, "tokens a step", level),
+            ("Decoding step", lambda cell: cell.step_ms, "ms", level),
+        )
+        for label, value, unit, note in alone:
+            values = [value(cell) for cell in swept if cell.concurrency == least]
+            if finite := [one for one in values if math.isfinite(one)]:
+                yield Highlight(label, span(finite).replace(" to ", NOTHING), unit, note)
     facts = next(iter(run.facts.values()), None)
     if facts and facts.kv_tokens > 0:
-        dtype = f"{facts.kv_dtype}, " if facts.kv_dtype else ""
-        size = f"{number(facts.kv_gib)} GiB" if facts.kv_gib >= 0 else ""
-        yield Highlight("KV cache", f"{facts.kv_tokens:,}", "tokens", clean(f"{dtype}{size}".strip(", ")))
-
-
-def _requests(found: Sequence[CellFigures]) -> Iterator[Highlight]:
-    sent = sum(len(cell.observation.samples) for cell in found)
-    failed = sum(len(cell.observation.failed) for cell in found)
-    if sent:
+        parts = (facts.kv_dtype or "", f"{number(facts.kv_gib)} GiB" if facts.kv_gib >= 0 else "")
+        size = clean(", ".join(filter(None, parts)))
+        yield Highlight("KV cache", f"{facts.kv_tokens:,}", "tokens", size)
+    if sent := sum(len(cell.observation.samples) for cell in found):
+        failed = sum(len(cell.observation.failed) for cell in found)
         note = f"in {plural(len(found), 'measurement')}, {failed:,} failed"
         yield Highlight("Requests", f"{sent:,}", "", note)
 

@@ -1,4 +1,4 @@
-"""Vega-Lite specifications of lines and timelines, and parts that charts of several checks share."""
+"""Axes, lines and timelines: values for the drawings of ``charts.json`` that several checks share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkwright.base.text import clean
-from sparkwright.verify.report.vega import CONFIG
-
-Spec = dict[str, Any]
+from sparkwright.verify.report.vega import Spec, bind
 
 PLAIN = -1
 """Style of a line that is no category."""
@@ -114,39 +112,10 @@ class Panel:
     height: float = 84
 
 
-def layer(mark: Spec, rows: Sequence[Spec], name: str = "", **encoding: Spec) -> Spec:
-    """Return one mark for each of *rows*; a *name* becomes part of its class."""
-    described = {**mark, "aria": "description" in encoding}
-    made = {"data": {"values": list(rows)}, "mark": described, "encoding": encoding}
-    return made | ({"name": name} if name else {})
-
-
-def field(name: str, kind: str = "nominal", **more: Any) -> Spec:
-    """Return the encoding of a field of the rows."""
-    return {"field": name, "type": kind, **more}
-
-
-COLOUR = field("colour", scale=None, legend=None)
-SHAPE = field("shape", scale=None, legend=None)
-WORDS = field("words")
-RIGHT = {"value": "width"}
-
-
-def pixel(name: str) -> Spec:
-    """Return the encoding of a field that holds a place in pixels."""
-    return field(name, "quantitative", scale=None, axis=None)
-
-
 def look(style: int) -> Spec:
     """Return the colour and the shape of a series, as fields of its rows."""
     colour = "var(--soft)" if style == PLAIN else f"var(--s{style})"
     return {"colour": colour, "shape": SHAPES[style % len(SHAPES)]}
-
-
-def whole(width: float, height: float | Spec, layers: Sequence[Spec]) -> Spec:
-    """Return a drawing of *layers* that is *width* pixels wide with its labels."""
-    fit = {"type": "fit-x", "contains": "padding"}
-    return {"width": width, "height": height, "layer": list(layers), "autosize": fit, "config": CONFIG}
 
 
 def lines(
@@ -160,129 +129,63 @@ def lines(
 ) -> Spec:
     """Return lines over one x axis, each named at its end, or in a list where they end anywhere."""
     panel = Panel(y, tuple(series), tuple(rules), 230)
-    return whole(width, panel.height, _panel(width, x, panel, listed=listed)["layer"])
+    return bind("lines", width=width, **_panel(width, x, panel), **_names(panel, listed=listed))
 
 
 def timeline(width: float, x: Axis, panels: Sequence[Panel], named: Sequence[Note] = ()) -> Spec:
     """Return panels above each other over the same time; *named* moments cross all of them."""
     ends = [len(one.name) for panel in panels if len(panel.series) > 1 for one in panel.series]
     inner = width - _LEFT - (max(ends, default=0) * _CHARACTER + 34 if ends else 16)
-    last = len(panels) - 1
+    unnamed: Spec = {"names": [], "leaders": []}
     views = [
-        _panel(inner, x, panel, named, bottom=index == last, top=index == 0, listed=None)
-        for index, panel in enumerate(panels)
+        bind(
+            "panel",
+            width=inner,
+            **_panel(inner, x, panel, named, bottom=panel is panels[-1], top=panel is panels[0]),
+            **(_names(panel, listed=False) if len(panel.series) > 1 else unnamed),
+        )
+        for panel in panels
     ]
-    return {"vconcat": views, "spacing": 18, "config": CONFIG}
+    return bind("timeline", panels=views)
 
 
 def _panel(
-    width: float,
-    x: Axis,
-    panel: Panel,
-    named: Sequence[Note] = (),
-    *,
-    bottom: bool = True,
-    top: bool = True,
-    listed: bool | None = False,
+    width: float, x: Axis, panel: Panel, named: Sequence[Note] = (), *, bottom: bool = True, top: bool = True
 ) -> Spec:
+    """Return the axes of a panel and the rows of its layers, without the names of its lines."""
     hidden = {} if bottom else {"labels": False, "ticks": False, "title": None}
-    across, up = x.encoding("x", width, **hidden), panel.y.encoding("y", panel.height * 1.6, minExtent=_LEFT)
-    rows: list[Spec] = []
-    dashed: list[Spec] = []
-    points: list[Spec] = []
+    rows: dict[str, list[Spec]] = {name: [] for name in ("lines", "dashed", "small", "large", "hollow")}
     run = 0  # the number of a line without a gap
     for one in panel.series:
         run += 1
         for index, point in enumerate(one.points):
             run += point.apart
-            row = {
-                "x": min(point.x, x.high) / x.unit,
-                "y": max(point.y, panel.y.low),
-                "index": index,
-                "run": run,
-                **look(one.style),
-            }
-            (dashed if one.dashed else rows).append(row)
+            place = {"x": min(point.x, x.high) / x.unit, "y": max(point.y, panel.y.low)}
+            row = {**place, "index": index, "run": run, **look(one.style)}
+            rows["dashed" if one.dashed else "lines"].append(row)
             if len(one.points) <= _TOO_MANY or point.suspect:
-                few = len(one.points) <= _MANY or point.suspect
-                points.append({**row, "words": clean(point.words), "suspect": point.suspect, "few": few})
-    layers = [
-        layer(
-            {"type": "line", **({"strokeDash": [5, 4]} if of is dashed else {})},
-            of,
-            x=across,
-            y=up,
-            color=COLOUR,
-            detail=field("run"),
-            order=field("index", "quantitative"),
-        )
-        for of in (rows, dashed)
-        if of or of is rows
-    ]
-    for test, mark in _MARKS:
-        if chosen := [row for row in points if test == (row["few"], row["suspect"])]:
-            layers.append(layer(mark, chosen, x=across, y=up, color=COLOUR, shape=SHAPE, description=WORDS))
-    layers += _rules(panel, up) + _moments(x, across, named, words=top)
-    layers += _missing(panel.series, across, panel.height)
-    if listed is not None or len(panel.series) > 1:
-        layers += _names(panel, listed=bool(listed))
-    return {"width": width, "height": panel.height, "layer": layers}
+                kind = "hollow" if point.suspect else "large" if len(one.points) <= _MANY else "small"
+                rows[kind].append({**row, "words": clean(point.words)})
+    moments = [{"x": note.at / x.unit, "label": note.label, "late": x(note.at) > 0.5} for note in named]  # noqa: PLR2004 - the side with more space
+    missing: dict[float, list[str]] = {}
+    for point in (point for one in panel.series for point in one.missing):
+        missing.setdefault(point.x, []).append(clean(point.words))
+    return {
+        "height": panel.height,
+        "across": x.encoding("x", width, **hidden),
+        "up": panel.y.encoding("y", panel.height * 1.6, minExtent=_LEFT),
+        **rows,
+        "rules": [{"y": rule.at, "label": rule.label} for rule in panel.rules],
+        "moments": moments,
+        "early": [row for row in moments if top and not row["late"]],
+        "late": [row for row in moments if top and row["late"]],
+        "missing": [{"x": at, "words": "\n".join(words)} for at, words in sorted(missing.items())],
+        "floor": panel.height - 7,
+    }
 
 
-_MARKS: tuple[tuple[tuple[bool, bool], Spec], ...] = (
-    ((False, False), {"type": "point", "filled": True, "size": 12, "opacity": 1}),
-    (
-        (True, False),
-        {
-            "type": "point",
-            "filled": True,
-            "size": 50,
-            "opacity": 1,
-            "stroke": "var(--card)",
-            "strokeWidth": 1,
-        },
-    ),
-    ((True, True), {"type": "point", "fill": "var(--card)", "size": 50, "opacity": 1, "strokeWidth": 2}),
-)
-
-
-def _rules(panel: Panel, up: Spec) -> list[Spec]:
-    rows = [{"y": rule.at, "label": rule.label} for rule in panel.rules]
-    if not rows:
-        return []
-    text = {"type": "text", "align": "right", "dy": -7, "dx": -4, "color": "var(--soft)"}
-    return [
-        layer({"type": "rule", "strokeDash": [4, 4], "color": "var(--soft)"}, rows, y=up),
-        layer(text, rows, y=up, x=RIGHT, text=field("label")),
-    ]
-
-
-def _moments(x: Axis, across: Spec, named: Sequence[Note], *, words: bool) -> list[Spec]:
-    layers = []
-    for note in named:
-        row = [{"x": note.at / x.unit, "label": note.label}]
-        rule = {"type": "rule", "color": "var(--fail)", "strokeWidth": 1.75, "strokeDash": [6, 3]}
-        layers.append(layer(rule, row, x=across))
-        if words:
-            left = x(note.at) > 0.5  # noqa: PLR2004 - the side with more space
-            text = {"type": "text", "align": "right" if left else "left", "dx": -6 if left else 6}
-            text |= {"color": "var(--fail)", "fontWeight": 600}
-            layers.append(layer(text, row, x=across, y={"value": 8}, text=field("label")))
-    return layers
-
-
-def _missing(series: Sequence[Series], across: Spec, height: float) -> list[Spec]:
-    """Return a cross for each place where series have no figure, which names what is missing."""
-    words: dict[float, list[str]] = {}
-    for point in (point for one in series for point in one.missing):
-        words.setdefault(point.x, []).append(clean(point.words))
-    rows = [{"x": place, "words": "\n".join(figures)} for place, figures in sorted(words.items())]
-    mark = {"type": "text", "text": "✗", "color": "var(--fail)", "fontWeight": 700}
-    crosses = layer(mark, rows, "missing", x=across, y={"value": height - 7}, description=WORDS)
-    return [crosses] if rows else []
-
-
-def _names(panel: Panel, *, listed: bool) -> list[Spec]:
+def _names(panel: Panel, *, listed: bool) -> Spec:
+    """Return the rows of the names of lines, at their ends or *listed*."""
     shown = [one for one in panel.series if one.points]
     if not listed:
         shown.sort(key=lambda one: one.points[-1].y, reverse=True)
@@ -294,21 +197,7 @@ def _names(panel: Panel, *, listed: bool) -> list[Spec]:
         {"end": end, "place": place, "name": clean(one.name), **look(one.style)}
         for one, end, place in zip(shown, ends, places, strict=True)
     ]
-    leader = {"type": "rule", "strokeDash": [1, 3], "xOffset": 6, "x2Offset": 12}
-    text = {"type": "text", "align": "left", "xOffset": 26, "limit": 120}
-    ending = layer(leader, rows, x=RIGHT, x2=RIGHT, y=pixel("end"), y2={"field": "place"}, color=COLOUR)
-    return [
-        *([] if listed else [ending]),
-        layer(
-            {"type": "point", "filled": True, "size": 50, "opacity": 1, "xOffset": 18},
-            rows,
-            x=RIGHT,
-            y=pixel("place"),
-            color=COLOUR,
-            shape=SHAPE,
-        ),
-        layer(text, rows, x=RIGHT, y=pixel("place"), text=field("name")),
-    ]
+    return {"names": rows, "leaders": [] if listed else rows}
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

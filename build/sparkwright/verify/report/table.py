@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from sparkwright.base.text import clean
-from sparkwright.engine.observations import HostSample
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.run import Run
@@ -46,34 +46,22 @@ def _prompt_tokens(found: CellFigures) -> float:
     return sum(sample.prompt_tokens for sample in counted) / len(counted) if counted else math.nan
 
 
-def _output_tokens(found: CellFigures) -> int:
-    return sum(sample.output_tokens for sample in found.observation.counted)
-
-
 def _host(
     name: str, summarise: Callable[[Sequence[float]], float]
 ) -> Callable[[CellFigures], float | str | None]:
     """Return the column of a quantity of the machine, over the samples that have it."""
 
     def value(found: CellFigures) -> float | None:
-        known = _known(found.observation.host, name)
+        known = [value for sample in found.observation.host if (value := getattr(sample, name)) >= 0]
         return summarise(known) if known else None
 
     return value
-
-
-def _known(samples: Iterable[HostSample], name: str) -> list[float]:
-    return [value for sample in samples if (value := getattr(sample, name)) >= 0]
 
 
 def _late(found: CellFigures) -> float | None:
     """Return the 95th percentile of the client's lateness in an open loop, by its own clock."""
     late = [sample.late / 1e6 for sample in found.observation.samples if sample.due]
     return percentile(late, 95) if late else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
@@ -87,7 +75,7 @@ _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
     "failed": lambda found: len(found.observation.failed),
     "seconds": lambda found: found.observation.seconds,
     "prompt_tokens_mean": _prompt_tokens,
-    "output_tokens": _output_tokens,
+    "output_tokens": lambda found: sum(one.output_tokens for one in found.observation.counted),
     "throughput_tok_s": lambda found: found.whole_tok_s,
     "throughput_steady_tok_s": lambda found: found.steady_tok_s,
     "decode_tok_s": lambda found: found.decode_tok_s,
@@ -104,8 +92,8 @@ _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
     "memory_available_min_mib": _host("memory_available_mib", min),
     "server_rss_max_mib": _host("server_rss_mib", max),
     "gpu_clock_min_mhz": _host("gpu_clock_mhz", min),
-    "gpu_clock_mean_mhz": _host("gpu_clock_mhz", _mean),
-    "gpu_power_mean_w": _host("gpu_power_w", _mean),
+    "gpu_clock_mean_mhz": _host("gpu_clock_mhz", fmean),
+    "gpu_power_mean_w": _host("gpu_power_w", fmean),
     "gpu_temperature_max_c": _host("gpu_temperature_c", max),
     "swap_used_max_mib": _host("swap_used_mib", max),
     "memory_pressure_max_percent": _host("memory_pressure", max),
@@ -113,6 +101,6 @@ _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
     "trouble": lambda found: "; ".join(found.trouble),
     "rate_req_s": lambda found: found.observation.cell.load.rate or None,
     "client_late_p95_ms": _late,
-    "gpu_utilization_mean_percent": _host("gpu_utilization", _mean),
+    "gpu_utilization_mean_percent": _host("gpu_utilization", fmean),
     "energy_per_token_j": lambda found: found.energy_j,
 }

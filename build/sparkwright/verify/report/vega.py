@@ -13,8 +13,10 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from xml.etree import ElementTree as ET
+from zlib import crc32
 
 from sparkwright.base.events import warn
 from sparkwright.base.process import Completed, Dialogue
@@ -33,52 +35,8 @@ _UNDRAWN = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 40"><g/>'
     '<text y="24" fill="var(--soft)">This chart could not be drawn.</text></svg>'
 )
-STANDALONE_STYLE = """
-svg { background: #ffffff; font-family: system-ui, sans-serif;
-  --card: #ffffff; --ink: #14181f; --soft: #4d5766; --line: #dde1e8;
-  --s0: #069ce4; --s1: #823bae; --s2: #368223; --s3: #e5598e; }
-@media (prefers-color-scheme: dark) {
-  svg { background: #14171c; --card: #14171c; --ink: #e9ecf1; --soft: #a7b0be; --line: #2b313b;
-    --s0: #4ba3f7; --s1: #b57adb; --s2: #5fb447; --s3: #f3669a; } }
-text { font-size: 12.5px; font-variant-numeric: tabular-nums; }
-"""
-"""The colours and font of a drawing that is a file of its own, outside the page."""
-# Text is measured larger than the page's 12.5 px and in a font that the library holds: a reader's font may be
-# wider, and the drawing must not depend on the fonts of this machine.
-_MEASURED = {"fontSize": 14.5, "font": "Liberation Sans"}
-_LABELS = {"labelFontSize": 14.5, "labelFont": "Liberation Sans"}
-_TITLES = {"titleFontSize": 14.5, "titleFont": "Liberation Sans", "titleFontWeight": "normal"}
-CONFIG: dict[str, Any] = {
-    "axis": {
-        **_LABELS,
-        **_TITLES,
-        "aria": False,
-        "domainColor": "var(--soft)",
-        "gridColor": "var(--line)",
-        "labelColor": "var(--soft)",
-        "labelFlush": False,
-        "labelOverlap": True,
-        "labelSeparation": 6,
-        "tickColor": "var(--soft)",
-        "titleColor": "var(--soft)",
-    },
-    "axisX": {"grid": False, "titlePadding": 8},
-    "axisY": {
-        "domain": False,
-        "labelPadding": 8,
-        "ticks": False,
-        "titleAlign": "left",
-        "titleAnchor": "start",
-        "titleAngle": 0,
-        "titleX": 0,
-        "titleY": -14,
-    },
-    "header": {**_LABELS, "labelColor": "var(--ink)", "labelFontWeight": 600},
-    "text": {**_MEASURED, "color": "var(--ink)"},
-    "view": {"stroke": None},
-}
 _INHERITED = {"fill", "stroke", "stroke-width", "stroke-dasharray", "font-weight", "text-anchor"}
-_KEPT = {"class", "transform", "d", "x", "x2", "y", "y2", "width", "height", "opacity", "stroke-opacity"}
+_KEPT = {"transform", "d", "x", "x2", "y", "y2", "width", "height", "opacity", "stroke-opacity"}
 _DEFAULT = {
     ("opacity", "1"),
     ("font-weight", "normal"),
@@ -86,7 +44,37 @@ _DEFAULT = {
     ("y2", "0"),
     ("transform", "translate(0,0)"),
 }
-_LONG = re.compile(r"(\.\d\d)\d+")
+_LONG = re.compile(r"-?\d*\.\d+")
+_MOVED = re.compile(r"translate\(([^,()]+),([^,()]+)\)")
+
+Spec = dict[str, Any]
+# Text is measured larger than the page's 12.5 px and in a font that the library holds: a reader's font may be
+# wider, and the drawing must not depend on the fonts of this machine.
+DRAWINGS: Spec = json.loads(Path(__file__).with_name("charts.json").read_text(encoding="utf-8"))
+"""Words of charts, drawings, and parts of drawings."""
+
+
+def bind(name: str, **values: Any) -> Spec:
+    """Return a drawing of ``charts.json``: in the place of ``$word`` the value or the part of this name.
+
+    Layers without rows are left out, and marks without words are not read out.
+    """
+    return cast("Spec", _bound(DRAWINGS[name], values))
+
+
+def _bound(part: Any, values: Spec) -> Any:
+    if isinstance(part, str) and part.startswith("$"):
+        name = part[1:]
+        return values[name] if name in values else _bound(DRAWINGS[name], values)
+    if isinstance(part, list):
+        made = [_bound(one, values) for one in part]
+        return [one for one in made if not isinstance(one, dict) or one.get("data") != {"values": []}]
+    if not isinstance(part, dict):
+        return part
+    spec = {name: _bound(one, values) for name, one in part.items()}
+    if isinstance(spec.get("mark"), dict):
+        spec["mark"] = {**spec["mark"], "aria": "description" in spec["encoding"]}
+    return spec
 
 
 @dataclass(frozen=True)
@@ -104,6 +92,7 @@ def inline_svg(spec: dict[str, Any], naming: Naming, class_: str = "") -> ET.Ele
     size = {"viewBox": drawing.get("viewBox", "")}
     drawing.remove(drawing[0])  # the background
     _simplify(drawing)
+    _share_symbols(drawing, naming.key)
     name, words = (ET.Element(tag, {"id": f"{naming.key}-{tag}"}) for tag in ("title", "desc"))
     name.text, words.text = clean(naming.title), clean(naming.description)
     drawing[:0] = [name, words]
@@ -161,26 +150,65 @@ def _simplify(element: ET.Element) -> None:
     """Turn labels of marks into titles, which show under a pointer, and drop needless attributes."""
     element.tag = element.tag.rpartition("}")[2]
     label = element.get("aria-label") if element.get("role") == "graphics-symbol" else None
+    class_ = _class(element.get("class", ""))
     element.attrib = {
-        name: _LONG.sub(r"\1", value)
+        name: _LONG.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), value)
         for name, value in element.attrib.items()
         if name in _KEPT | _INHERITED and (name, value) not in _DEFAULT
-    }
-    if element.tag == "g" and "role-mark" not in element.get("class", ""):
-        element.attrib.pop("class", None)
+    } | ({"class": class_} if class_ else {})
     for child in list(element):
         if _invisible(child):
             element.remove(child)
             continue
         _simplify(child)
-        if child.tag == "g" and (not child.attrib or not len(child)):
-            index = list(element).index(child)
-            element[index : index + 1] = list(child)
+    _flatten(element)
     _share(element)
+    _flatten(element)
+    if element.tag == "text":
+        _place(element)
     if label:
         title = ET.Element("title")
         title.text = label
         element.insert(0, title)
+
+
+def _flatten(element: ET.Element) -> None:
+    """Put the content of groups that say nothing in their place."""
+    for child in list(element):
+        if child.tag == "g" and (not child.attrib or not len(child)):
+            index = list(element).index(child)
+            element[index : index + 1] = list(child)
+
+
+def _class(given: str) -> str:
+    """Return the class of a group of marks by that of the library: of words with a halo, and of lines."""
+    if "mark-text" in given and "role-mark" in given:
+        return "inside" if "inside" in given else "missing words" if "missing" in given else "words"
+    return "line" if "mark-line" in given else ""
+
+
+def _place(element: ET.Element) -> None:
+    """Write a translation as a place, which is shorter."""
+    if moved := _MOVED.fullmatch(element.get("transform", "")):
+        del element.attrib["transform"]
+        element.set("x", moved[1])
+        element.set("y", moved[2])
+
+
+def _share_symbols(drawing: ET.Element, key: str) -> None:
+    """Draw each symbol once, and refer to it where it is repeated, which keeps pages small."""
+    symbols = [one for one in drawing.iter("path") if _MOVED.fullmatch(one.get("transform", ""))]
+    ids: dict[str, str] = {}
+    prefix = f"{crc32(key.encode()):x}"[:4]  # ids are of the whole page
+    for symbol in symbols:
+        shape = ids.setdefault(symbol.attrib.pop("d"), f"s{prefix}{len(ids)}")
+        symbol.tag = "use"
+        symbol.set("href", f"#{shape}")
+        _place(symbol)
+    if ids:
+        shapes = ET.Element("defs")
+        shapes.extend(ET.Element("path", {"id": id_, "d": shape}) for shape, id_ in ids.items())
+        drawing.insert(0, shapes)
 
 
 def _invisible(element: ET.Element) -> bool:

@@ -12,11 +12,16 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from sparkwright.verify.simulator.acceptance import CATEGORIES, acceptance_table, accepted_tokens
-from sparkwright.verify.simulator.blocks import BlockPool
-from sparkwright.verify.simulator.fault_effects import FaultEffects
-from sparkwright.verify.simulator.language import EOS, gaussian, mix
-from sparkwright.verify.simulator.request import Counters, Request, StreamDelta
+from sparkwright.verify.simulator.faults import Faults, slow_state
+from sparkwright.verify.simulator.model import (
+    CATEGORIES,
+    EOS,
+    acceptance_table,
+    accepted_tokens,
+    gaussian,
+    mix,
+)
+from sparkwright.verify.simulator.request import BlockPool, Counters, Request, StreamDelta
 from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 
 
@@ -25,7 +30,6 @@ class EngineStep:
     """The result of one step.
 
     Attributes:
-        seconds: its simulated duration.
         deltas: the requests that got tokens, with those tokens.
     """
 
@@ -228,3 +232,84 @@ class Engine:
 
 def _blocks(tokens: int) -> int:
     return -(-tokens // BLOCK)
+
+
+BLOCK_TABLE = "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)"
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+
+
+class EngineDeadError(Exception):
+    """A step failed in a way that ends the engine; the message is the one in the log."""
+
+
+class OutOfMemoryError(Exception):
+    """The kernel kills the whole server."""
+
+
+class FaultEffects:
+    """The effects of one server's faults on its engine; without faults there are none."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def acceptance(self, request: Request, now: float, batch: int) -> float:
+        """Return the factor on the chance of acceptance; 1 when healthy."""
+        faults, factor = self._faults, 1.0
+        if "inert" in faults or "nan-drafts" in faults:
+            return 0.0
+        if (fault := faults.of("decay-step")) and now >= fault["onset_s"]:
+            factor = fault["floor"]
+        if fault := faults.of("decay-linear"):
+            lost = (1 - fault["floor"]) * max(0.0, now - fault["onset_s"]) / fault["over_s"]
+            factor *= max(fault["floor"], 1 - lost)
+        if fault := faults.of("decay-cached"):
+            factor *= 1 - (1 - fault["floor"]) * max(request.cached, 0) / request.prompt_tokens
+        if (fault := faults.of("long-context")) and len(request.tokens) > fault["beyond"]:
+            factor *= fault["floor"]
+        if fault := faults.of("falls-with-load"):
+            factor *= batch ** -fault["power"]
+        return factor
+
+    def reuse(self, request: Request, blocks: int, size: int) -> None:
+        """Apply the faults of reused blocks to *request*, of which the cache has so many *blocks*."""
+        if not blocks:
+            return
+        faults = self._faults
+        stale = faults.of("stale-cache")
+        if not stale and len(request.tokens) % size == 0:
+            stale = faults.of("stale-block")
+        if stale:
+            request.generator.go_wrong(stale["rate"])
+        if (late := faults.of("late-state")) and len(request.hashes) > blocks:
+            request.generator.misjudge(late["error"])
+
+    def duration(self, now: float) -> float:
+        """Return the factor on the duration of a step that begins at *now*; 1 when healthy."""
+        slow, flood = self._faults.value("slow", "factor"), self._faults.value("flood", "factor")
+        stuck = self._faults.value_or("slow-state", "factor", 1.0) if slow_state(self._faults, now) else 1.0
+        return (slow or 1.0) * stuck / (flood or 1.0)
+
+    def check_prompt(self, tokens: int, longest: int) -> None:
+        """Raise if a fault ends the engine at a prompt of so many *tokens*, of *longest* at the most.
+
+        Raises:
+            EngineDeadError: the engine dies.
+        """
+        if (fault := self._faults.of("limit-crash")) and tokens >= fault["share"] * longest:
+            raise EngineDeadError(ILLEGAL)
+
+    def check_batch(self, batch: int, before: int) -> None:
+        """Raise if a fault ends the engine or the server at this batch size.
+
+        Raises:
+            EngineDeadError: the engine dies.
+            OutOfMemoryError: the server dies.
+        """
+        faults = self._faults
+        off_grid, drain = (faults.value(name, "batch") for name in ("crash-off-grid", "crash-on-drain"))
+        crowded = batch >= faults.value_or("crash-at", "batch", math.inf)
+        if crowded or batch == off_grid or (batch == drain and batch < before):
+            raise EngineDeadError(BLOCK_TABLE)
+        if batch >= faults.value_or("oom-under-load", "batch", math.inf):
+            raise OutOfMemoryError

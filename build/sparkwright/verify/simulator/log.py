@@ -1,17 +1,22 @@
-"""The server's log: the lines of a start as vLLM 0.24 and 0.33 write them, stamped with simulated time."""
+"""The server's log, stamped with simulated time, and ``/metrics``, as vLLM 0.24 and 0.33 write them.
+
+Of vLLM's series there are those that clients read, and those that are easily taken for them.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.settings import MemoryPlan, Settings, plan_memory
+from sparkwright.verify.simulator.engine import Engine
+from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 
-_GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
+if TYPE_CHECKING:
+    from sparkwright.verify.simulator.machine import Clock
+
 _LARGEST: Final = 512
 
 
@@ -53,166 +58,55 @@ def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]
 
 def boot_lines(settings: Settings) -> Iterator[LogLine]:
     """Return the lines of a successful start, in order, up to the HTTP server's own."""
-    yield from _configuration(settings)
-    yield from _loading(settings)
-    yield from _sharing(settings)
-    yield from _capturing(settings)
+    values = _values(settings)
+    holds = {settings.runner, settings.dialect, *settings.faults.active}
+    holds |= {word for word, true in (("k", settings.k), ("estimated", values["graphs_gib"] > 0)) if true}
+    text = Path(__file__).with_name("boot.txt").read_text(encoding="utf-8")
+    for line in (line for line in text.splitlines() if not line.startswith("#")):
+        when, where, level, words = (part.strip() for part in line.split("|", 3))
+        if all((word.lstrip("!") in holds) != word.startswith("!") for word in when.split()):
+            yield LogLine(where.lstrip("@"), words.format_map(values), level, not where.startswith("@"))
 
 
-def _speculative(settings: Settings) -> str:
-    if not settings.k:
-        return "None"
-    drafter = f"{settings.model}-{settings.method}"
-    return f"SpeculativeConfig(method='{settings.method}', model='{drafter}', num_spec_tokens={settings.k})"
-
-
-def _configuration(settings: Settings) -> Iterator[LogLine]:
+def _values(settings: Settings) -> dict[str, Any]:
+    """Return the values in the lines of a start by their names."""
+    memory, (pieces, full) = plan_memory(settings), captured_sizes(settings)
     arguments = {
         "model": settings.model,
         "max_model_len": settings.max_model_len,
         "gpu_memory_utilization": settings.utilization,
-        "kv_cache_dtype": plan_memory(settings).kv_dtype,
+        "kv_cache_dtype": memory.kv_dtype,
         "max_num_seqs": settings.max_num_seqs,
         "enable_prompt_tokens_details": settings.prompt_details,
     }
+    speculative, used, total = "None", settings.utilization, settings.total_gib
     if settings.k:
         arguments["speculative_config"] = {"method": settings.method, "num_speculative_tokens": settings.k}
-    yield LogLine("api_utils.py:273", f"non-default args: {arguments}", engine=False)
-    yield LogLine("model.py:1725", f"Using max model len {settings.max_model_len}", engine=False)
-    text = f"Chunked prefill is enabled with max_num_batched_tokens={settings.max_batched_tokens}."
-    yield LogLine("scheduler.py:252", text, engine=False)
-    sizes = list(capture_sizes(settings))
-    yield LogLine(
-        "core.py:114",
-        f"Initializing a V1 LLM engine (v{settings.version}) with config: model='{settings.model}', "
-        f"speculative_config={_speculative(settings)}, tokenizer='{settings.model}', dtype=torch.bfloat16, "
-        f"max_seq_len={settings.max_model_len}, load_format=auto, tensor_parallel_size=1, "
-        f"quantization=compressed-tensors, enforce_eager=False, "
-        f"kv_cache_dtype={plan_memory(settings).kv_dtype}, device_config=cuda, seed={settings.seed}, "
-        f"served_model_name={settings.model}, enable_prefix_caching={settings.prefix_caching}, "
-        "enable_chunked_prefill=True, compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, "
-        f"'cudagraph_mode': <CUDAGraphMode.{_GRAPH_MODE}: (2, 1)>, 'cudagraph_capture_sizes': {sizes}, "
-        f"'max_cudagraph_capture_size': {sizes[-1]}}}",
-    )
-    if settings.runner == "v2":
-        yield LogLine("gpu_worker.py:331", "Using V2 Model Runner")
-
-
-def _loading(settings: Settings) -> Iterator[LogLine]:
-    yield LogLine("gpu_model_runner.py:5160", f"Starting to load model {settings.model}...")
-    others = "['FLASHINFER', 'FLASH_ATTN', 'TRITON_ATTN', 'FLEX_ATTENTION']"
-    yield LogLine("cuda.py:480", f"Using FLASHINFER attention backend out of potential backends: {others}.")
-    yield from _kernels(settings)
-    yield LogLine("default_loader.py:430", "Loading weights took 41.37 seconds")
-    if settings.k:
-        yield LogLine("gpu_model_runner.py:5184", "Loading drafter model...")
-        others = "['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN', 'FLEX_ATTENTION']"
-        yield LogLine(
-            "cuda.py:480", f"Using FLASH_ATTN attention backend out of potential backends: {others}."
+        speculative = (
+            f"SpeculativeConfig(method='{settings.method}', model='{settings.model}-{settings.method}', "
+            f"num_spec_tokens={settings.k})"
         )
-        yield LogLine("default_loader.py:430", "Loading weights took 3.52 seconds")
-    v2 = settings.runner == "v2"
-    memory = " memory" if not v2 or settings.dialect != "0.24" else ""
-    text = f"Model loading took {settings.weights_gib} GiB{memory} and 47.128843 seconds"
-    yield LogLine("model_runner.py:302" if v2 else "gpu_model_runner.py:5255", text)
-    yield LogLine("monitor.py:53", "torch.compile took 31.26 s in total")
-
-
-def _kernels(settings: Settings) -> Iterator[LogLine]:
-    """Return the lines on the kernels of linear layers and of experts, both with NVFP4 weights."""
-    faults = settings.faults
-    others = "['FLASHINFER_CUTLASS', 'VLLM_CUTLASS', 'MARLIN', 'EMULATION']"
-    linear = "Marlin" if "fp4-fallback-linear" in faults else "FlashInferCutlass"
-    yield LogLine("__init__.py:937", f"Using {linear}NvFp4LinearKernel for NVFP4 GEMM")
-    if "fp4-fallback-linear" in faults:
-        text = (
-            "Your GPU does not have native support for FP4 computation but FP4 quantization is being used. "
-            "Weight-only FP4 compression will be used leveraging the Marlin kernel. This may degrade "
-            "performance for compute-heavy workloads."
-        )
-        yield LogLine("marlin.py:34", text, "WARNING")
-    moe = "EMULATION" if "fp4-fallback-moe" in faults else "FLASHINFER_CUTLASS"
-    yield LogLine("nvfp4.py:214", f"Using '{moe}' NvFp4 MoE backend out of potential backends: {others}.")
-    if "fp4-fallback-moe" in faults:
-        text = (
-            "Using Nvfp4QuantizationEmulationTritonExperts MOE backend. This will dequantize weights on the "
-            "fly and may be slower than native quantized MOE."
-        )
-        yield LogLine("nvfp4_emulation_moe.py:347", text, "WARNING")
-
-
-def _sharing(settings: Settings) -> Iterator[LogLine]:
-    memory = plan_memory(settings)
-    if settings.runner == "v1":  # the second model runner estimates nothing
-        sizes, full = captured_sizes(settings)
-        text = (
-            f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
-        )
-        yield LogLine("gpu_model_runner.py:6488", f"Profiling CUDA graph memory: {text}")
-        yield LogLine(
-            "gpu_model_runner.py:6594", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total"
-        )
-    if "piecewise-drafts" in settings.faults and settings.k:
-        text = (
-            f"CUDAGraphMode.{_GRAPH_MODE} is not supported with spec-decode for attention backend "
-            "FlashInferMetadataBuilder (support: AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE); "
-            "setting cudagraph_mode=PIECEWISE"
-        )
-        yield LogLine("compilation.py:1465", text, "WARNING")
-    yield LogLine("gpu_worker.py:508", f"Available KV cache memory: {memory.kv_gib} GiB")
-    if settings.runner == "v1" and memory.graphs_gib > 0:
-        used, share = settings.utilization, memory.graphs_gib / settings.total_gib
-        text = (
-            "CUDA graph memory profiling is enabled (default since v0.21.0). The current "
-            f"--gpu-memory-utilization={used:.4f} is equivalent to "
-            f"--gpu-memory-utilization={used - share:.4f} without CUDA graph memory profiling. To maintain "
-            f"the same effective KV cache size as before, increase --gpu-memory-utilization to "
-            f"{used + share:.4f}. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0."
-        )
-        yield LogLine("gpu_worker.py:523", text)
-    size = f"GPU KV cache size: {memory.kv_tokens:,} tokens"
-    times = memory.kv_tokens / settings.max_model_len
-    most = f"Maximum concurrency for {settings.max_model_len:,} tokens per request: {times:.2f}x"
-    if settings.dialect == "0.24":
-        yield LogLine("kv_cache_utils.py:2146", size)
-        yield LogLine("kv_cache_utils.py:2147", most)
-    else:
-        yield LogLine("kv_cache_utils.py:2146", f"{size}, {most}")
-
-
-def _capturing(settings: Settings) -> Iterator[LogLine]:
-    memory = plan_memory(settings)
-    actual = memory.graphs_actual_gib
-    v2 = settings.runner == "v2"
-    kinds = ("PIECEWISE", "FULL") if v2 else ("mixed prefill-decode, PIECEWISE", "decode, FULL")
-    for kind, sizes in zip(kinds, captured_sizes(settings), strict=True):
-        many = f"{len(sizes)}/{len(sizes)} [00:01<00:00, 41.08it/s]"
-        yield LogLine("", f"Capturing CUDA graphs ({kind}): 100%|██████████| {many}")
-    where = "model_runner.py:726" if v2 else "gpu_model_runner.py:6662"
-    yield LogLine(where, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
-    if settings.runner == "v1":
-        apart = memory.graphs_gib - actual
-        text = (
-            f"CUDA graph pool memory: {actual:.2f} GiB (actual), {memory.graphs_gib:.2f} GiB (estimated), "
-            f"difference: {abs(apart):.2f} GiB ({abs(apart) / actual:.1%})."
-        )
-        yield LogLine("gpu_worker.py:667", text)
-    level = "DEBUG" if settings.dialect == "0.24" else "INFO"
-    yield LogLine("gpu_worker.py:731", _use(settings, memory), level)
-    text = "init engine (profile, create kv cache, warmup model) took 96.41 s (compilation: 31.26 s)"
-    yield LogLine("core.py:337", text)
-
-
-def _use(settings: Settings, memory: MemoryPlan) -> str:
-    """Return the line on the use of the card's memory, which 0.24 logs at level DEBUG."""
-    total = settings.total_gib
-    return (
-        f"Free memory on device ({total - 3.1:.2f}/{total} GiB) on startup. Desired GPU memory utilization "
-        f"is ({settings.utilization}, {settings.utilization * total:.2f} GiB). Actual usage is "
-        f"{settings.weights_gib} GiB for weight, 2.11 GiB for peak activation, 1.31 GiB for non-torch "
-        f"memory, and {memory.graphs_actual_gib} GiB for CUDAGraph memory. Current kv cache memory in use is "
-        f"{memory.kv_gib} GiB."
-    )
+    apart = abs(memory.graphs_gib - memory.graphs_actual_gib)
+    return {
+        **vars(settings),
+        **vars(memory),
+        "version": settings.version,
+        "arguments": arguments,
+        "speculative": speculative,
+        "sizes": (sizes := list(capture_sizes(settings))),
+        "largest_size": sizes[-1],
+        "pieces": len(pieces),
+        "largest_piece": pieces[-1],
+        "full": len(full),
+        "largest_full": max(full, default=0),
+        "less": used - memory.graphs_gib / total,
+        "more": used + memory.graphs_gib / total,
+        "times": memory.kv_tokens / settings.max_model_len,
+        "apart": apart,
+        "apart_share": apart / memory.graphs_actual_gib,
+        "free": total - 3.1,
+        "desired": used * total,
+    }
 
 
 def failing_lines(settings: Settings) -> tuple[LogLine, ...]:
@@ -278,3 +172,98 @@ class Log:
         """Write no more."""
         for handler in self._logger.handlers:
             handler.close()
+
+
+def render_metrics(engine: Engine, started_s: float) -> str:
+    """Return all series of a server that *started_s* after 1970, as the body of ``GET /metrics``."""
+    lines = [*_gauges(engine, started_s), *_counter_lines(engine, started_s), *_cache_config(engine)]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = (
+        f'{name}="{value.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34))}"'
+        for name, value in sorted(labels.items())
+    )
+    return "{" + ",".join(escaped) + "}"
+
+
+def _common(engine: Engine) -> dict[str, str]:
+    return {"model_name": engine.settings.model, "engine": "0"}
+
+
+def _gauges(engine: Engine, started_s: float) -> Iterator[str]:
+    yield "# TYPE process_start_time_seconds gauge"
+    yield f"process_start_time_seconds {round(started_s, 2)!r}"
+    for name, value in (
+        ("num_requests_running", len(engine.running)),
+        ("num_requests_waiting", len(engine.waiting)),
+        ("kv_cache_usage_perc", engine.pool.usage),
+    ):
+        yield f"# TYPE vllm:{name} gauge"
+        yield f"vllm:{name}{_labels(_common(engine))} {float(value)!r}"
+    yield "# TYPE vllm:num_requests_waiting_by_reason gauge"
+    for reason, value in (("capacity", len(engine.waiting)), ("deferred", 0)):
+        labels = _labels(_common(engine) | {"reason": reason})
+        yield f"vllm:num_requests_waiting_by_reason{labels} {float(value)!r}"
+
+
+def _counter_lines(engine: Engine, started_s: float) -> Iterator[str]:
+    """Yield the counters as Prometheus' own client writes them: ``_total``, and their creation times."""
+    for name, label, values in _counters(engine):
+        sets = [_labels(_common(engine) | ({label: key} if label else {})) for key in values]
+        yield f"# TYPE vllm:{name}_total counter"
+        for labels, value in zip(sets, values.values(), strict=True):
+            yield f"vllm:{name}_total{labels} {float(value)!r}"
+        yield f"# TYPE vllm:{name}_created gauge"
+        yield from (f"vllm:{name}_created{labels} {started_s!r}" for labels in sets)
+
+
+def _counters(engine: Engine) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """Yield the name of each counter, the label that its values differ in (or ""), and these."""
+    counters, faults = engine.counters, engine.settings.faults
+    plain = {
+        "num_preemptions": counters.preemptions,
+        "prefix_cache_queries": counters.prefix_queries,
+        "prefix_cache_hits": counters.prefix_hits,
+        "prompt_tokens": counters.prompt,
+        "generation_tokens": counters.generated,
+    }
+    if "nan-drafts" in faults:
+        plain["corrupted_requests"] = sum(counters.success.values())
+    if engine.settings.k and "no-spec-series" not in faults:
+        plain["spec_decode_num_drafts"] = counters.drafts
+        plain["spec_decode_num_draft_tokens"] = counters.draft_tokens
+        inflated = counters.drafts if "inflated-acceptance" in faults else 0
+        plain["spec_decode_num_accepted_tokens"] = counters.accepted + inflated
+        by_position = {str(place): count for place, count in enumerate(counters.per_position)}
+        yield "spec_decode_num_accepted_tokens_per_pos", "position", by_position
+    for name, value in plain.items():
+        yield name, "", {"": value}
+    yield "request_success", "finished_reason", counters.success
+
+
+def _cache_config(engine: Engine) -> Iterator[str]:
+    settings = engine.settings
+    tokens = engine.pool.blocks * BLOCK
+    labels = {
+        "block_size": str(BLOCK),
+        "cache_dtype": plan_memory(settings).kv_dtype,
+        "calculate_kv_scales": "False",
+        "cpu_offload_gb": "0",
+        "enable_prefix_caching": str(settings.prefix_caching),
+        "engine": "0",
+        "gpu_memory_utilization": str(settings.utilization),
+        "is_attention_free": "False",
+        "kv_cache_max_concurrency": str(tokens / settings.max_model_len),
+        "kv_cache_memory_bytes": "None",
+        "kv_cache_size_tokens": str(tokens),
+        "mamba_block_size": "None",
+        "num_cpu_blocks": "None",
+        "num_gpu_blocks": str(engine.pool.blocks),
+        "num_gpu_blocks_override": "None",
+        "prefix_caching_hash_algo": "sha256",
+        "sliding_window": "None",
+    }
+    yield "# TYPE vllm:cache_config_info gauge"
+    yield f"vllm:cache_config_info{_labels(labels)} 1.0"

@@ -1,40 +1,89 @@
-"""``sparkwright-simulator``: the command line, and the server's process from its start to its end."""
+"""``sparkwright-simulator``: its options, and the server's process from its start to its end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
-from sparkwright.base.errors import SparkwrightError
-from sparkwright.base.process import UnguardedProcess, start_unguarded
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.driver import Driver
+from sparkwright.base.config import json_decoder
+from sparkwright.base.errors import ServerError, SparkwrightError
+from sparkwright.base.process import Running, UnguardedProcess, start, start_unguarded
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
-from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
-from sparkwright.verify.simulator.server import listening
+from sparkwright.verify.simulator.machine import Clock, Driver
+from sparkwright.verify.simulator.server import CHILD, listening
 from sparkwright.verify.simulator.settings import (
-    DIALECT,
-    VERSIONS,
     Settings,
     StepCosts,
     fit_max_model_len,
 )
+from sparkwright.verify.simulator.stream import RequestTrace, TraceFile
+
+_BOOT_S = 60.0
+_EXCERPT = 1000
+
+
+@contextlib.asynccontextmanager
+async def simulator(folder: Path, *options: str, seqs: int = 64) -> AsyncIterator[Endpoint]:
+    """Run a simulated server in a process of its own that writes ``truth.jsonl`` into *folder*.
+
+    Raises:
+        ServerError: it did not start.
+    """
+    ready = folder / "ready.json"
+    files = ("--ready-file", ready, "--log", folder / "log", "--truth", folder / "truth.jsonl")
+    command = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--boot-seconds", "0"]
+    argv = [*command, "--max-num-seqs", str(seqs), *map(str, files), *options]
+    running = start(argv, cwd=Path.cwd(), env=os.environ, log=folder / "output")
+    try:
+        server = await _ready(ready, running, folder / "output")
+        yield Endpoint(server["url"], server["model"])
+    finally:
+        running.kill()
+
+
+async def _ready(ready: Path, running: Running, output: Path) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _BOOT_S
+    while loop.time() < end and running.poll() is None:
+        if content := _read(ready):
+            server: dict[str, Any] = json.loads(content)
+            return server
+        await asyncio.sleep(0.05)
+    raise ServerError(
+        "the simulator did not start",
+        because=_read(output)[-_EXCERPT:].decode(errors="replace") or "it wrote nothing",
+        next_step="run sparkwright-simulator by hand and read its output",
+    )
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def read_truth(path: Path) -> dict[str, RequestTrace]:
+    """Return the simulator's lines by request; a line that is still being written is left out."""
+    decoder = json_decoder(RequestTrace)
+    truths = [decoder.decode(line) for line in _read(path).split(b"\n")[:-1]]
+    return {truth.id: truth for truth in truths}
 
 
 async def serve(settings: Settings) -> int:
     """Boot, listen, and serve until a signal or the engine's death; returns the exit status."""
     clock = Clock(settings.speed)
-    child = _start_engine(settings)
+    orphan = "orphan" in settings.faults
+    child = start_unguarded([*CHILD, "engine", f"{orphan:d}"]) if settings.engine else None
     log = Log(settings.log, clock, (os.getpid(), child.pid if child else os.getpid()))
     truth = TraceFile(settings.truth)
     try:
@@ -44,18 +93,9 @@ async def serve(settings: Settings) -> int:
     finally:
         truth.close()
         log.close()
-        if child and "orphan" not in settings.faults:
+        if child and not orphan:
             child.kill()
             child.wait()
-
-
-def _start_engine(settings: Settings) -> UnguardedProcess | None:
-    if not settings.engine:
-        return None
-    orphan = "1" if "orphan" in settings.faults else "0"
-    return start_unguarded(
-        [sys.executable, "-I", "-S", Path(__file__).with_name("engine_process.py"), orphan]
-    )
 
 
 async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
@@ -121,9 +161,6 @@ def _watch(driver: Driver, child: UnguardedProcess | None) -> Callable[[], None]
     return ignore
 
 
-_DEFAULTS = Settings()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     try:
@@ -143,53 +180,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status or 0)
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--host", default=_DEFAULTS.host, help="Address to listen on.")
-@click.option("--port", default=0, help="0 takes a free one.")
-@click.option(
-    "--ready-file", "ready", type=click.Path(path_type=Path), help="Written as JSON once it listens."
-)
-@click.option("--log", type=click.Path(path_type=Path), help="File for its log; else standard error.")
-@click.option("--truth", type=click.Path(path_type=Path), help="File for a JSON line about each request.")
-@click.option(
-    "--dialect", default=DIALECT, type=click.Choice(list(VERSIONS)), help="The vLLM release to imitate."
-)
-@click.option("--speed", default=1.0, help="Simulated seconds in a real one.")
-@click.option("--seed", default=0, help="Seed of every random draw.")
-@click.option("--model", default=_DEFAULTS.model, help="Served model name.")
-@click.option("--api-key", default="", help="Key that requests must carry.")
-@click.option("--k", default=_DEFAULTS.k, help="Drafted tokens a step; 0 serves without speculation.")
-@click.option("--method", default=_DEFAULTS.method, help="Method of drafting.")
-@click.option("--max-num-seqs", default=_DEFAULTS.max_num_seqs, help="Requests that may run at a time.")
-@click.option(
-    "--max-batched-tokens",
-    default=_DEFAULTS.max_batched_tokens,
-    help="Tokens of prompts and drafts in a step.",
-)
-@click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for the most that fits.")
-@click.option("--kv-tokens", default=0, help="KV cache size in tokens; 0 for the rest of the memory.")
-@click.option(
-    "--kv-dtype", default="fp8", type=click.Choice(["bfloat16", "fp8", "nvfp4"]), help="KV cache type."
-)
-@click.option("--runner", default="v1", type=click.Choice(["v1", "v2"]), help="Model runner.")
-@click.option("--prefix-caching/--no-prefix-caching", default=True, help="Reuse cached blocks.")
-@click.option("--prompt-details/--no-prompt-details", default=True, help="Include cached tokens in usage.")
-@click.option("--reasoning", is_flag=True, help="Begin chat output with reasoning.")
-@click.option("--images/--no-images", default=True, help="Let chats hold pictures.")
-@click.option("--tool-parser/--no-tool-parser", default=True, help="Let chats offer tools.")
-@click.option("--tool-template/--no-tool-template", default=True, help="Describe tools to the model.")
-@click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
+def _settings() -> Iterator[click.Option]:
+    """Yield the options that set fields of `Settings`."""
+    for name, annotated in get_type_hints(Settings, include_extras=True).items():
+        if get_origin(annotated) is not Annotated:
+            continue
+        (kind, words, *flags), default = get_args(annotated), getattr(Settings, name)
+        flag = flags[0] if flags else f"--{name.replace('_', '-')}"
+        yield click.Option(
+            [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, name],
+            default=0 if name == "max_model_len" else default,
+            type=click.Choice(choices) if get_origin(kind) is Literal and (choices := get_args(kind))
+            else click.Path(path_type=Path) if default is None else None,
+            help=words,
+        )  # fmt: skip
+
+
+@click.command(context_settings={"show_default": True}, params=[*_settings()])
 @click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
-@click.option("--draft-ms", default=_DEFAULTS.costs.draft, help="Added for each drafted token of a step.")
+@click.option("--draft-ms", default=StepCosts.draft, help="Added for each drafted token of a step.")
 @click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
-@click.option(
-    "--server",
-    "shape",
-    default="vllm",
-    type=click.Choice(["vllm", "other"]),
-    help="The server whose endpoints it imitates.",
-)
-@click.option("--engine/--no-engine", default=True, help="Start the engine's process.")
 @click.option("--list-faults", is_flag=True, help="List the faults and end.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def _command(

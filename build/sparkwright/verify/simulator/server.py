@@ -10,32 +10,29 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from aiohttp import web
 
 from sparkwright.base.process import UnguardedProcess, start_unguarded
 from sparkwright.engine.arrival import arrivals_of, listen
-from sparkwright.verify.simulator.card import CARD_PAGE
-from sparkwright.verify.simulator.chat import template
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.driver import Driver
-from sparkwright.verify.simulator.generate import Generation, TraceFile
-from sparkwright.verify.simulator.language import encode
-from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.metrics import render_metrics
-from sparkwright.verify.simulator.params import ApiError, parse_params
+from sparkwright.verify.simulator.log import Log, render_metrics
+from sparkwright.verify.simulator.machine import CARD_PAGE, Clock, Driver
+from sparkwright.verify.simulator.model import encode
+from sparkwright.verify.simulator.params import ApiError, parse_params, template
 from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.stream import Generation, TraceFile
 
-if TYPE_CHECKING:
-    from aiohttp import web
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-    _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE: Final = (
     "<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works.</h1></body></html>"
 )
 _OLD: Final = "0.8.5"
-_COMPILER: Final = Path(__file__).with_name("compiler_process.py")
+CHILD: Final = (sys.executable, "-I", "-S", Path(__file__).with_name("child.py"))
+"""The command of the programs in `child`."""
 _MOST_BYTES: Final = 64 << 20
 _BACKLOG: Final = 1024
 
@@ -51,7 +48,6 @@ class SimulatedServer:
 
     def application(self) -> web.Application:
         """Return the application, ready to be run."""
-        from aiohttp import web
 
         @web.middleware
         async def around(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -81,8 +77,6 @@ class SimulatedServer:
 
     async def _around(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
         """Check the key, turn errors into JSON, and log each request."""
-        from aiohttp import web
-
         try:
             if "not-json" in self._settings.faults:
                 response: web.StreamResponse = web.Response(text=_PAGE, content_type="text/html")
@@ -133,12 +127,10 @@ class SimulatedServer:
         each = self._settings.faults.value("compiles", "each")
         if each is not None and self._requests % int(each) == 0:
             seconds = self._settings.faults.value("compiles", "seconds")
-            self._compilers.append(start_unguarded([sys.executable, "-I", "-S", _COMPILER, str(seconds)]))
+            self._compilers.append(start_unguarded([*CHILD, "compiler", str(seconds)]))
 
     def _refuse(self, generation: Generation) -> web.Response | None:
         """Return the response of a fault that replaces generation, if one applies."""
-        from aiohttp import web
-
         faults, trace = self._settings.faults, generation.trace
         if faults.hits("status", trace.number):
             trace.fault = "status"
@@ -160,8 +152,6 @@ class SimulatedServer:
         return body
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
         body = await self._json(http)
         self._counted += 1
         if self._settings.faults.hits("flaky-tokenize", self._counted):
@@ -180,24 +170,16 @@ class SimulatedServer:
     # Status ----------------------------------------------------------------------------------------------
 
     async def _health(self, _http: web.Request) -> web.Response:
-        from aiohttp import web
-
         return web.Response(status=503 if self._driver.dead else 200)
 
     async def _card(self, _http: web.Request) -> web.Response:
-        from aiohttp import web
-
         return web.Response(text=self._driver.card_reading)
 
     async def _version(self, _http: web.Request) -> web.Response:
-        from aiohttp import web
-
         old = "old-version" in self._settings.faults
         return web.json_response({"version": _OLD if old else self._settings.version})
 
     async def _models(self, _http: web.Request) -> web.Response:
-        from aiohttp import web
-
         model = {
             "id": self._settings.model,
             "object": "model",
@@ -213,8 +195,6 @@ class SimulatedServer:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, _http: web.Request) -> web.Response:
-        from aiohttp import web
-
         driver = self._driver
         vanished = self._settings.faults.value("metrics-vanish", "after")
         if vanished is not None and self._requests > vanished:
@@ -250,8 +230,6 @@ async def listening(
     settings: Settings, clock: Clock, log: Log, truth: TraceFile
 ) -> AsyncIterator[tuple[Driver, str]]:
     """Run a server in this process; yields its driver and its URL."""
-    from aiohttp import web
-
     driver = Driver(settings, clock, log)
     runner = web.AppRunner(
         SimulatedServer(driver, truth).application(),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from sparkwright.verify.simulator.faults import Faults
+
+if TYPE_CHECKING:
+    from sparkwright.recipes import Recipe
 
 BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
@@ -44,74 +47,47 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Settings:
-    """One simulated server.
+    """One simulated server, with the words, and other names, of the command line's options that set it.
 
     Attributes:
-        dialect: the vLLM release that it imitates.
-        model: the served model name.
-        host: address to listen on.
-        port: 0 takes a free one.
-        api_key: key that requests must carry; empty for none.
-        speed: simulated seconds in a real one.
-        seed: seed of every random draw.
-        k: drafted tokens a step; 0 serves without speculation.
-        max_num_seqs: requests that may run at a time.
-        max_model_len: tokens of the longest request; 0 for the largest that fits (see `fit_max_model_len`).
-        max_batched_tokens: tokens of prompts and drafts in one step.
-        kv_tokens: capacity of the KV cache in tokens; 0 for the rest of the memory.
-        kv_dtype: type of the KV cache.
-        prefix_caching: reuse cached blocks.
-        prompt_details: include the count of cached tokens in ``usage``.
-        reasoning: begin chat output with reasoning, as a reasoning parser would return it.
-        images: chats may hold pictures.
-        tool_parser: chats may offer tools.
-        tool_template: the chat template describes tools to the model.
-        runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
-        total_gib: the card's memory.
-        boot_s: simulated seconds until the server is ready.
-        costs: duration of steps.
-        log: file for the server's log; the standard error stream if absent.
-        ready: file that is written when the server listens.
-        truth: file for one line about each request.
-        engine: start the engine's process.
         shape: the kind of server. Another one than vLLM, such as llama.cpp's or that of transformers, has
             chats alone, refuses fields that are not OpenAI's, counts no tokens, sends no ``[DONE]``, and
             closes a connection after a stream.
     """
 
-    dialect: Dialect = DIALECT
-    model: str = "simulated/Qwen3.6-27B-NVFP4"
-    host: str = "127.0.0.1"
-    port: int = 0
-    api_key: str = ""
-    speed: float = 1.0
-    seed: int = 0
-    k: int = 7
-    method: str = "dflash"
-    max_num_seqs: int = 64
-    max_model_len: int = 40_960
-    max_batched_tokens: int = 8192
-    kv_tokens: int = 0
-    kv_dtype: str = "fp8"
-    prefix_caching: bool = True
-    prompt_details: bool = True
-    reasoning: bool = False
-    images: bool = True
-    tool_parser: bool = True
-    tool_template: bool = True
-    runner: Literal["v1", "v2"] = "v1"
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1"
+    port: Annotated[int, "0 takes a free one."] = 0
+    ready: Annotated[Path | None, "Written as JSON once it listens.", "--ready-file"] = None
+    log: Annotated[Path | None, "File for its log; else standard error."] = None
+    truth: Annotated[Path | None, "File for a JSON line about each request."] = None
+    dialect: Annotated[Dialect, "The vLLM release to imitate."] = DIALECT
+    speed: Annotated[float, "Simulated seconds in a real one."] = 1.0
+    seed: Annotated[int, "Seed of every random draw."] = 0
+    model: Annotated[str, "Served model name."] = "simulated/Qwen3.6-27B-NVFP4"
+    api_key: Annotated[str, "Key that requests must carry."] = ""
+    k: Annotated[int, "Drafted tokens a step; 0 serves without speculation."] = 7
+    method: Annotated[str, "Method of drafting."] = "dflash"
+    max_num_seqs: Annotated[int, "Requests that may run at a time."] = 64
+    max_batched_tokens: Annotated[int, "Tokens of prompts and drafts in a step."] = 8192
+    max_model_len: Annotated[int, "Tokens of the longest request; 0 for the most that fits."] = 40_960
+    kv_tokens: Annotated[int, "KV cache size in tokens; 0 for the rest of the memory."] = 0
+    kv_dtype: Annotated[Literal["bfloat16", "fp8", "nvfp4"], "KV cache type."] = "fp8"
+    runner: Annotated[Literal["v1", "v2"], "Model runner."] = "v1"
+    prefix_caching: Annotated[bool, "Reuse cached blocks."] = True
+    prompt_details: Annotated[bool, "Include cached tokens in usage."] = True
+    reasoning: Annotated[bool, "Begin chat output with reasoning."] = False
+    images: Annotated[bool, "Let chats hold pictures."] = True
+    tool_parser: Annotated[bool, "Let chats offer tools."] = True
+    tool_template: Annotated[bool, "Describe tools to the model."] = True
+    boot_s: Annotated[float, "Simulated time until it is ready.", "--boot-seconds"] = 3.0
+    shape: Annotated[ServerShape, "The server whose endpoints it imitates.", "--server"] = "vllm"
+    engine: Annotated[bool, "Start the engine's process."] = True
     utilization: float = 0.5
     total_gib: float = 119.68
     weights_gib: float = 17.94
-    boot_s: float = 3.0
     costs: StepCosts = field(default_factory=StepCosts)
     faults: Faults = field(default_factory=Faults)
-    log: Path | None = None
-    ready: Path | None = None
-    truth: Path | None = None
-    engine: bool = True
-    shape: ServerShape = "vllm"
 
     @property
     def version(self) -> str:
@@ -139,8 +115,6 @@ class MemoryPlan:
 
     Attributes:
         kv_tokens: its capacity in tokens, in whole blocks.
-        graphs_gib: CUDA graphs as estimated.
-        graphs_actual_gib: CUDA graphs as captured.
     """
 
     kv_gib: float
@@ -169,3 +143,32 @@ def fit_max_model_len(settings: Settings) -> Settings:
         return settings
     most = plan_memory(settings).kv_tokens - BLOCK - 1 - settings.k
     return replace(settings, max_model_len=min(_MOST_LEN, most - most % BLOCK))
+
+
+# Steps whose verification costs something: a few requests gain by drafts, and many lose by them.
+STEP_MS: Final = "105,4,0.0008,0.6"
+DRAFT_MS: Final = 3.0
+_KV: Final = {"auto": "bfloat16", "fp8_e4m3": "fp8"}
+_FLAGS: Final = {
+    "max-num-seqs": "--max-num-seqs",
+    "max-num-batched-tokens": "--max-batched-tokens",
+}
+
+
+def simulator_arguments(recipe: Recipe) -> tuple[str, ...]:
+    """Return the arguments of the simulator that imitate a server of *recipe*.
+
+    Drafted tokens, the method of drafting, the type of the KV cache, requests at a time, tokens of a step and
+    the prefix cache are imitated; other flags have no effect.
+    """
+    drafted = int(recipe.speculative.get("num_speculative_tokens", 0)) if recipe.speculative else 0
+    kv = str(recipe.flags.get("kv-cache-dtype", "auto"))
+    arguments = ["--k", str(drafted), "--kv-dtype", _KV.get(kv, kv)]
+    if drafted:
+        arguments += ["--method", str(recipe.speculative.get("method", ""))]
+    for flag, option in _FLAGS.items():
+        if flag in recipe.flags:
+            arguments += [option, str(recipe.flags[flag])]
+    if recipe.flags.get("enable-prefix-caching") is False:
+        arguments.append("--no-prefix-caching")
+    return (*arguments, "--step-ms", STEP_MS, "--draft-ms", str(DRAFT_MS))

@@ -1,18 +1,35 @@
 """Statistics of measurements: pure functions, deterministic for a seed.
 
-Read `describe` first: figures of one set of values. `window` finds the steady part of a run,
-`trend` finds drifts and jumps over time, `effect` compares two arms over boots, and `significance` tests.
+Read `describe` first: figures of one set of values, and the steady part of a run. `inference` compares two
+arms over boots, tests, and finds drifts and jumps over time.
 Distributions, ranks and slopes are scipy's.
 Every function refuses empty input and NaN with `ValueError` instead of returning NaN, which no comparison
 with a limit would catch. Times are the client's: divide a rate of a server whose clock runs *speed* times as
 fast by *speed*.
 """
 
-from sparkwright.verify.statistics.describe import Summary, percentile, ratio_interval, summary, t_quantile
-from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio, paired_log_ratio
-from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, share_interval
-from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, theil_sen
-from sparkwright.verify.statistics.window import Window, steady_window, whole_run
+from sparkwright.verify.statistics.describe import (
+    Summary,
+    Window,
+    percentile,
+    ratio_interval,
+    steady_window,
+    summary,
+    t_quantile,
+    whole_run,
+)
+from sparkwright.verify.statistics.inference import (
+    ChangePoint,
+    Effect,
+    Slope,
+    change_point,
+    hierarchical_bootstrap_log_ratio,
+    mcnemar,
+    one_sided_excess,
+    paired_log_ratio,
+    share_interval,
+    theil_sen,
+)
 
 __all__ = [
     "ChangePoint",

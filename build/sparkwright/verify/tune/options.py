@@ -15,7 +15,7 @@ from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.simulator.settings import DIALECT
 
-THROUGHPUT, GOODPUT = "throughput", "goodput"
+GOODPUT = "goodput"
 
 
 class Drafting(Model, frozen=True):
@@ -23,7 +23,6 @@ class Drafting(Model, frozen=True):
 
     Attributes:
         drafter: the drafter's checkpoint; empty where it needs none.
-        speculative: keys of ``--speculative-config``, with ``method``.
         weights: of the recipe that it is taken from; for people.
     """
 
@@ -40,15 +39,12 @@ class TuneOptions(Model, frozen=True):
         use: the use that is applied to it; none if empty.
         wheel: path of the wheel that servers are started from.
         python: interpreter of an environment with vLLM in it, instead of a wheel.
-        simulator: start simulators instead of servers.
         faults: of the simulators, as ``name``, ``name=value`` or ``name=value@setting=value``: the last form
             for configurations with that setting alone.
-        dialect: vLLM release that the simulators imitate.
         vary: values by the setting that is varied; see `space`.
         methods: methods of drafting by name, beside those that the recipe knows.
         strategy: ``halving`` gives more starts to those that may be the best, ``grid`` the same to all.
-        levels: concurrencies that are measured.
-        weights: weight of each of them in the objective; all the same if empty.
+        weights: weight of each level in the objective; all the same if empty.
         objective: ``throughput``, or ``goodput``: tokens of requests that kept the objective in `slo`.
         slo: limits of times that a configuration must keep, as `capacity.slo` reads them; none if empty.
         reserve_gib: memory of the machine that must stay available.
@@ -57,11 +53,9 @@ class TuneOptions(Model, frozen=True):
         within: share by which a configuration must surely be no better, for the search to end.
         spread: assumed standard deviation between starts of one server, as long as few were repeated.
         requests: in a cell, at the least; twice its concurrency if that is more.
-        max_tokens: output of each request.
         categories: of prompts; the profile's if empty.
         quality: put tasks and known facts to configurations before one is recommended.
         speed: a simulator's seconds in one of the client's.
-        seed: of prompts, and of simulators.
     """
 
     recipe: str

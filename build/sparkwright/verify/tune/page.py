@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.report.charts.chart import WHOLE, Chart
+from sparkwright.verify.report.charts.chart import Chart, Table
 from sparkwright.verify.report.html import render_page
 from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, logarithmic
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural
-from sparkwright.verify.tune.noise import ASSUMED, percent
 from sparkwright.verify.tune.options import TuneOptions
 from sparkwright.verify.tune.result import LevelFigures, Outcome, Row, Speculation, TuneResult
-from sparkwright.verify.tune.strategy import OWN, State
+from sparkwright.verify.tune.strategy import ASSUMED, OWN, State, percent
 
 LEFT_OUT = {State.REFUSED, State.BREAKS, State.WORSE, State.UNKNOWN}
 _VERDICTS = {Outcome.OTHER: Verdict.PASS, Outcome.KEEP: Verdict.PASS, Outcome.NONE: Verdict.FAIL}
@@ -49,14 +48,7 @@ def ranking_row(row: Row, options: TuneOptions) -> tuple[str, ...]:
 
 
 def render_tune(result: TuneResult, options: TuneOptions, told: Mapping[str, str], seconds: float) -> str:
-    """Return the page of *result*; it needs no network.
-
-    Args:
-        result: of the search.
-        options: of the search.
-        told: provenance by name.
-        seconds: that all cells took, in the client's time.
-    """
+    """Return the page of *result*; it needs no network."""
     sentences = [result.said, *(f"{one.configuration}: {one.said}" for one in result.speculation)]
     running = [row for row in result.rows if row.standing.state not in LEFT_OUT]
     out = [row for row in result.rows if row.standing.state in LEFT_OUT]
@@ -130,7 +122,7 @@ def _front(rows: Sequence[Row], result: TuneResult) -> Chart:
         f" token every {number(fastest.tpot_p50 * 1000)} ms.",
         meaning="Tokens a second of all requests over the time of each token of one request; a point is a"
         " configuration at a concurrency. Points on the front are beaten by none in both.",
-        widths=WHOLE,
+        whole=True,
         draw=lambda width: lines(
             width,
             logarithmic("ms a token of one request (p50), logarithmic", [_ms(one) for one in points]),
@@ -138,15 +130,19 @@ def _front(rows: Sequence[Row], result: TuneResult) -> Chart:
             _series(rows, front, result),
             listed=True,
         ),
-        columns=("configuration", "c", "tokens/s", "ms a token", "TTFT p50 s", "TTFT p95 s", "on the front"),
-        rows=tuple(
-            (
-                row.configuration.name, str(one.level), number(one.rate), number(_ms(one)),
-                number(one.ttft_p50), number(one.ttft_p95), "yes" if one.on_front else "",
-            )
-            for row in rows for one in row.levels
+        table=Table.of(
+            [(row, one) for row in rows for one in row.levels],
+            {
+                "configuration": lambda of: of[0].configuration.name,
+                "c": lambda of: str(of[1].level),
+                "tokens/s": lambda of: number(of[1].rate),
+                "ms a token": lambda of: number(_ms(of[1])),
+                "TTFT p50 s": lambda of: number(of[1].ttft_p50),
+                "TTFT p95 s": lambda of: number(of[1].ttft_p95),
+                "on the front": lambda of: "yes" if of[1].on_front else "",
+            },
         ),
-    )  # fmt: skip
+    )
 
 
 def _ms(one: LevelFigures) -> float:
@@ -188,7 +184,7 @@ def _speculation(of: Speculation, number_: int) -> Chart:
         lead=f"{of.said[:1].upper()}{of.said[1:]}.",
         meaning=f"Tokens a second of {of.configuration} over those of {of.without}, by concurrency, with"
         " 95 % intervals. Speculation pays above 1.",
-        widths=WHOLE,
+        whole=True,
         draw=lambda width: lines(
             width,
             logarithmic("concurrency, logarithmic", [level for level, _ in ratios], base=2),
@@ -207,9 +203,13 @@ def _speculation(of: Speculation, number_: int) -> Chart:
             ],
             [Note(1.0, "as fast as without")],
         ),
-        columns=("c", "with over without", "at least", "at most"),
-        rows=tuple(
-            (str(level), percent(ratio.value), percent(ratio.low), percent(ratio.high))
-            for level, ratio in ratios
+        table=Table.of(
+            ratios,
+            {
+                "c": lambda of: str(of[0]),
+                "with over without": lambda of: percent(of[1].value),
+                "at least": lambda of: percent(of[1].low),
+                "at most": lambda of: percent(of[1].high),
+            },
         ),
     )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import sha256_file, to_json
+from sparkwright.base.digests import to_json
+from sparkwright.recipes import Evidence, Recipe
+from sparkwright.recipes.write import recipe_text
 from sparkwright.verify.journal import FILE, Manifest
 from sparkwright.verify.report import render_csv
-from sparkwright.verify.results import REPORT, TABLE, replace_file
+from sparkwright.verify.results import REPORT, TABLE, write_files
 from sparkwright.verify.run import Run
-from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.page import objective_words, render_tune
 from sparkwright.verify.tune.result import Row, TuneResult, conclude_search
 from sparkwright.verify.tune.search import Known
-from sparkwright.verify.tune.winner import Occasion, winner_text
+from sparkwright.verify.tune.space import METHOD, TOKENS
+from sparkwright.verify.tune.strategy import OWN, Ratio, State
 
 RESULT, RECIPE = "tune.json", "recipe.toml"
 
@@ -27,7 +32,6 @@ class TuneFiles:
     """A search's result and its files.
 
     Attributes:
-        described: the result as JSON-ready data.
         files: each file's path, size in bytes and SHA-256.
     """
 
@@ -56,22 +60,11 @@ def write_search(known: Known, folder: Path, manifest: Manifest) -> TuneFiles:
     if observations:
         run = Run(manifest={"speed": options.profile.speed}, observations=observations)
         rendered[TABLE] = render_csv(run).encode()
-    occasion = Occasion(
-        where=told["machine"],
-        date=manifest.created[:10],
-        run=manifest.run,
-        objective=objective_words(options),
-    )
-    if text := winner_text(base, result, occasion):
+    if text := winner_text(base, result, told, manifest):
         rendered[RECIPE] = text.encode()
     else:
         (folder / RECIPE).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in rendered.items():
-        replace_file(folder / name, data)
-    paths = [folder / name for name in (*rendered, FILE)]
-    files = tuple((path, path.stat().st_size, sha256_file(path)) for path in paths)
-    return TuneFiles(result, folder, described, files)
+    return TuneFiles(result, folder, described, write_files(folder, rendered, (FILE,)))
 
 
 def _told(known: Known, manifest: Manifest) -> dict[str, str]:
@@ -150,3 +143,101 @@ def _row(row: Row) -> dict[str, Any]:
 
 def _ratio(ratio: Ratio) -> dict[str, float]:
     return {"ratio": round(ratio.value, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4)}
+
+
+_OUT = {State.REFUSED, State.BREAKS, State.WORSE}
+
+
+def winner_text(base: Recipe, result: TuneResult, told: Mapping[str, str], manifest: Manifest) -> str:
+    """Return the recipe file of the recommended configuration; empty if none is recommended.
+
+    Raises:
+        ConfigError: the result is no recipe.
+    """
+    row = result.chosen
+    if row is None:
+        return ""
+    recipe = row.configuration.recipe
+    evidence = Evidence(
+        grade="tuned here",
+        where=told["machine"],
+        by="sparkwright verify tune",
+        source=f"{manifest.run}: {_figures(row)}",
+        date=manifest.created[:10],
+    )
+    tuned = msgspec.structs.replace(
+        recipe,
+        name=f"{base.name}-tuned",
+        title=f"{base.title}, tuned",
+        uses={},
+        band="",
+        reference=(),
+        profile={},
+        why={
+            **{name: base.why.get(name, f"as in {base.name}") for name in _names(recipe)},
+            **{
+                name: reason
+                for setting in row.configuration.settings
+                for name, reason in _reasons(setting, result, recipe)
+            },
+        },
+        evidence=(evidence, *_older(base, row)),
+    )
+    speculation = [f"{one.configuration}: {one.said}." for one in result.speculation]
+    comment = [f"{result.said}.", f"Objective: {told['objective']}.", *speculation]
+    return recipe_text(tuned, "\n".join(comment))
+
+
+def _older(base: Recipe, row: Row) -> Iterator[Evidence]:
+    """Yield the evidence of the recipe before, which is of another configuration unless that is kept."""
+    for one in base.evidence:
+        differs = one.differs if row.index == OWN else f"before tuning: {base.name}"
+        told = "; ".join(dict.fromkeys(filter(None, (one.differs, differs))))
+        yield msgspec.structs.replace(one, differs=told)
+
+
+def _figures(row: Row) -> str:
+    told = "; ".join(
+        f"c={one.level}: {one.rate:.1f} tok/s, TTFT p95 {one.ttft_p95:.2f} s" for one in row.levels
+    )
+    against = f"; {row.to_own} against the recipe as it was" if row.to_own is not None else ""
+    return f"{told}{against}; {len(row.trial.counted)} starts"
+
+
+def _names(recipe: Recipe) -> Iterator[str]:
+    yield from recipe.flags
+    yield from recipe.environment
+    yield from (f"speculative.{key}" for key in recipe.speculative)
+
+
+def _reasons(setting: str, result: TuneResult, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield the name of what a setting decides in *recipe*, and the reason with figures."""
+    names = {METHOD: "speculative.method", TOKENS: "speculative.num_speculative_tokens"}
+    name = names.get(setting, setting)
+    if name in set(_names(recipe)):
+        yield name, _reason(setting, result)
+
+
+def _reason(setting: str, result: TuneResult) -> str:
+    """Return the comparison with the best configuration that differs by this setting alone."""
+    chosen = result.chosen
+    assert chosen is not None  # noqa: S101 - there is a recommended one
+    own = chosen.configuration.settings
+    alike = [
+        row
+        for row in result.rows
+        if row.configuration.settings.get(setting, own[setting]) != own[setting]
+        and {**row.configuration.settings, setting: own[setting]} == dict(own)
+    ]
+    told = [_compared(row, setting, chosen) for row in alike]
+    return "tuned here: " + ("; ".join(told) if told else "chosen together with the other settings")
+
+
+def _compared(row: Row, setting: str, chosen: Row) -> str:
+    value = row.configuration.settings[setting]
+    if row.standing.state in _OUT or not row.trial.scores:
+        return f"{value}: {row.standing.state}"
+    if row.standing.to_best is None or chosen.standing.state is not State.BEST:
+        return f"{value}: {row.standing.state}"
+    ratio = row.standing.to_best
+    return f"with {value} the objective is {ratio}"

@@ -9,11 +9,12 @@ from enum import StrEnum
 
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.figures import figures
-from sparkwright.verify.tune.noise import Noise, Ratio, ratio_of
 from sparkwright.verify.tune.search import Known, pairs_of, rules_of
 from sparkwright.verify.tune.space import Configuration
 from sparkwright.verify.tune.strategy import (
     OWN,
+    Noise,
+    Ratio,
     Rules,
     Standing,
     State,
@@ -21,6 +22,7 @@ from sparkwright.verify.tune.strategy import (
     at_grid_cost,
     contenders,
     objective_noise,
+    ratio_of,
     recommended,
     standings,
 )
@@ -45,8 +47,6 @@ class LevelFigures:
 
     Attributes:
         rate: the objective's tokens a second of all requests together.
-        ttft_p50: time to the first token.
-        tpot_p50: time of each token after it.
         on_front: no configuration gives more tokens at a shorter time for each of them.
     """
 
@@ -63,7 +63,6 @@ class Row:
     """One configuration in the ranking.
 
     Attributes:
-        index: its position in the space.
         to_own: its objective over that of the recipe as it is; `None` if unknown.
         checked: its quality was measured.
     """
@@ -92,7 +91,6 @@ class Speculation:
 
     Attributes:
         without: name of the one that differs by having no speculation.
-        said: the same in one sentence.
     """
 
     configuration: str
@@ -106,12 +104,9 @@ class TuneResult:
     """The result of a search.
 
     Attributes:
-        said: the result in one sentence, with figures.
-        rows: all configurations, the best first.
         chosen: the row to serve; `None` if none can be recommended.
         speculation: of the configuration to serve and of the recipe as it is, as far as they were measured
             with it and without.
-        noise: spread between starts.
         open: names of configurations that are not told apart from the chosen one.
         within: share by which each of those may differ from the chosen one at the most; 0 if there are none.
         bounded: the search ended at the grid's number of starts, with something undecided.
@@ -336,11 +331,7 @@ def _payoffs(
 
 
 def say_payoff(payoffs: Sequence[Payoff]) -> str:
-    """Return where speculation pays and where it costs, in one sentence.
-
-    Args:
-        payoffs: by concurrency, in any order.
-    """
+    """Return where speculation pays and where it costs, in one sentence."""
     ordered = sorted(payoffs, key=lambda one: one.level)
     pays = [one for one in ordered if one.ratio.low > 1]
     costs = [one for one in ordered if one.ratio.high < 1]

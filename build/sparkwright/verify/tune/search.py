@@ -2,24 +2,36 @@
 
 Every cell and every refusal is in the journal at once. A stopped search continues with the cell that it was
 stopped in; nothing else is measured again.
+
+Quality is that of a configuration's answers against those of the recipe as it is, by the checks that exist:
+known facts, broken text, tasks with one right answer, and greedy answers with log-probabilities. Greedy
+answers may differ where the settings change the arithmetic on purpose, such as the type of the KV cache.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, task
-from sparkwright.engine.cell import Cell
+from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.servers import MeasuredServer
-from sparkwright.verify.capacity.slo import parse_slo
+from sparkwright.verify.capacity.slo import parse_slo, times_of
 from sparkwright.verify.check import Context
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.common import troubles
+from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.corpus import Corpus
 from sparkwright.verify.journal import (
     BootRecord,
@@ -32,11 +44,165 @@ from sparkwright.verify.journal import (
     read_journal,
 )
 from sparkwright.verify.measure import measure
-from sparkwright.verify.tune import quality
-from sparkwright.verify.tune.figures import speed_cells, start_figures, trouble_of
-from sparkwright.verify.tune.options import TuneOptions
+from sparkwright.verify.statistics import percentile
+from sparkwright.verify.tune.options import GOODPUT, TuneOptions
 from sparkwright.verify.tune.space import Configuration, Space
 from sparkwright.verify.tune.strategy import Planned, Rules, StartFigures, Trial, next_start
+from sparkwright.verify.upgrade.pairs import MatchedCells
+from sparkwright.verify.upgrade.quality import judge_quality
+
+CHECK = "tune"
+KIND = "kind"
+SPEED = "speed"
+STAGGER_S = 0.02
+_LEAST_RATE = 1e-3  # tokens a second, where no request kept the objective
+
+
+def speed_cells(context: Context, arm: str, number: int) -> tuple[Cell, ...]:
+    """Return the cells of one start: the same prompts for each configuration and each start."""
+    sizes = context.profile
+    cells = []
+    for level in sizes.levels:
+        requests = max(sizes.least_requests, sizes.requests_per_client * level)
+        load = Load(
+            concurrency=level,
+            requests=requests,
+            warm_up=level,
+            max_tokens=sizes.max_tokens,
+            stagger_s=STAGGER_S,
+            seed=sizes.seed,
+        )
+        prompts = context.prompts_in_turn(requests, f"tune c={level}")
+        tags = {KIND: SPEED, "level": str(level)}
+        name = f"c={level}"
+        cells.append(
+            Cell(check=CHECK, name=name, load=load, prompts=prompts, arm=arm, boot=number, tags=tags)
+        )
+    return tuple(cells)
+
+
+def trouble_of(observation: Observation, *, metered: bool = True) -> str:
+    """Return the reason for which a cell does not count; empty if it does."""
+    found = troubles(observation, metered=metered)
+    return found[0].cause if found else ""
+
+
+def start_figures(seen: Sequence[Observation], options: TuneOptions, speed: float) -> StartFigures:
+    """Return the figures of one start from its cells, in order of the levels.
+
+    Args:
+        seen: observations that count, one of each level.
+        options: of the search.
+        speed: server's seconds in one of the client's.
+    """
+    rates = tuple(_rate(one, options, speed) for one in seen)
+    score = math.fsum(w * math.log(rate) for w, rate in zip(options.weighted, rates, strict=True))
+    times: dict[str, tuple[float, ...]] = {}
+    if options.slo:
+        slo = parse_slo(options.slo)
+        times = {name: tuple(_time(one, name, slo.share, speed) for one in seen) for name in slo.limits}
+    memory = [s.memory_available_mib for one in seen for s in one.host if s.memory_available_mib >= 0]
+    # A simulator's steps last as long on a machine that swaps.
+    slowed = [] if options.simulator else [words for one in seen for words in disturbances(one)]
+    return StartFigures(score, rates, times, min(memory, default=-1), slowed[0] if slowed else "")
+
+
+def _rate(observation: Observation, options: TuneOptions, speed: float) -> float:
+    """Return tokens a second of the objective, in the server's time."""
+    found = figures(observation, speed)
+    if options.objective != GOODPUT:
+        return found.steady_tok_s if math.isfinite(found.steady_tok_s) else found.whole_tok_s
+    slo = parse_slo(options.slo)
+    good = sum(s.output_tokens for s in observation.counted if slo.met_by(s, speed))
+    total = sum(s.output_tokens for s in observation.counted)
+    return max(_LEAST_RATE, found.whole_tok_s * good / total) if total else _LEAST_RATE
+
+
+def _time(observation: Observation, name: str, share: float, speed: float) -> float:
+    """Return a percentile of a time in seconds."""
+    found = [times_of(sample, speed)[name] for sample in observation.counted]
+    known = [value for value in found if math.isfinite(value) and value > 0]
+    return percentile(known, 100 * share) if known else math.inf
+
+
+QUALITY = "quality"
+NUMBER = 100
+"""Number of the start at which quality is measured, so that its cells differ from those of speed."""
+_ANSWERS = "greedy answers are the same up to near ties"
+# Settings that leave the arithmetic of the target model as it is.
+_SAME_ARITHMETIC = {
+    "method",
+    "num-speculative-tokens",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "max-model-len",
+    "gpu-memory-utilization",
+    "enable-prefix-caching",
+    "async-scheduling",
+}
+_BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
+
+
+@dataclass(frozen=True)
+class JudgedQuality:
+    """The outcome of the checks of quality.
+
+    Attributes:
+        worse: reason for which answers are worse, or could not be judged; empty if they are as good.
+        remarks: what differs and is allowed to.
+    """
+
+    worse: str
+    findings: tuple[Finding, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def quality_cells(context: Context, arm: str) -> tuple[Cell, ...]:
+    """Return the cells of quality of the configuration *arm*."""
+    return tuple(
+        msgspec.structs.replace(cell, arm=arm, boot=NUMBER, tags={**cell.tags, KIND: QUALITY})
+        for cell in _planned(context)
+    )
+
+
+def _planned(context: Context) -> list[Cell]:
+    cells = [*ALL["coherence"].cells(context), *ALL["lossless"].cells(context)]
+    return [cell for cell in cells if cell.arm == "main"]
+
+
+def judge_answers(
+    context: Context,
+    configuration: Configuration,
+    seen: Sequence[Observation],
+    own: Sequence[Observation],
+) -> JudgedQuality:
+    """Return the quality of *configuration*."""
+    planned = {(cell.check, cell.name): cell for cell in _planned(context)}
+    after, before = (_as_main(planned, these) for these in (seen, own))
+    findings: list[Finding] = list(ALL["coherence"].judge(context, list(after.values())))
+    keys = tuple(key for key in after if key in before)
+    if keys:
+        findings += judge_quality(MatchedCells((before,), (after,), keys, 0, context.profile.speed))
+    same = set(configuration.settings) <= _SAME_ARITHMETIC
+    bad, remarks = [], []
+    for finding in findings:
+        if finding.verdict not in _BAD:
+            continue
+        if finding.name == _ANSWERS and not same:
+            remarks.append(f"{finding.cause} (its settings change the arithmetic)")
+        else:
+            bad.append(f"{finding.name}: {finding.verdict}: {finding.cause}")
+    return JudgedQuality(bad[0] if bad else "", tuple(findings), tuple(remarks))
+
+
+def _as_main(planned: Mapping[tuple[str, str], Cell], seen: Sequence[Observation]) -> dict[str, Observation]:
+    """Return *seen* as observations of a single server's cells, by key."""
+    found = {}
+    for one in seen:
+        cell = planned[one.cell.check, one.cell.name]
+        found[cell.key] = msgspec.structs.replace(one, cell=cell)
+    return found
+
 
 _LONGEST = 300  # characters of a line of a log
 REFUSED, ASKED = "refused", "asked before any start"
@@ -47,7 +213,6 @@ class Search:
     """The parts of a search.
 
     Attributes:
-        space: all configurations.
         start: returns one start of a configuration, given the name of its folder.
         made_up: whether the model's weights are made up.
         refused: asked once, before the first start: reasons by the key of a configuration that should not be
@@ -88,7 +253,6 @@ class Known:
     """Trials of a search, read from its journal.
 
     Attributes:
-        identity: of the journal's cells.
         measured: observations by the id of their cell.
         refused: reasons by the key of a configuration.
         facts: of each start, by key and number.
@@ -122,7 +286,7 @@ class Known:
     def cells(self, key: str, number: int) -> tuple[Cell, ...]:
         """Return the cells of one start of the configuration *key*."""
         if (key, number) not in self._cells:
-            plan = quality.quality_cells(self.context, key) if number == quality.NUMBER else None
+            plan = quality_cells(self.context, key) if number == NUMBER else None
             self._cells[key, number] = plan or speed_cells(self.context, key, number)
         return self._cells[key, number]
 
@@ -136,7 +300,7 @@ class Known:
         judged = self.qualities()
         return [self._trial(one, judged) for one in self.search.space.configurations]
 
-    def _trial(self, configuration: Configuration, judged: Mapping[str, quality.JudgedQuality]) -> Trial:
+    def _trial(self, configuration: Configuration, judged: Mapping[str, JudgedQuality]) -> Trial:
         key, starts = configuration.key, list[StartFigures]()
         refused = self.refused.get(key, "")
         options, speed = self.search.options, self.search.options.profile.speed
@@ -153,15 +317,15 @@ class Known:
         found = judged.get(key)
         return Trial(tuple(starts), refused, found.worse if found is not None else None)
 
-    def qualities(self) -> dict[str, quality.JudgedQuality]:
+    def qualities(self) -> dict[str, JudgedQuality]:
         """Return the quality of every configuration that was asked, by key."""
         context, found = self.context, {}
         own: list[Observation] = []
         for index, configuration in enumerate(self.search.space.configurations):
-            cells = self.cells(configuration.key, quality.NUMBER)
+            cells = self.cells(configuration.key, NUMBER)
             seen = self.seen(cells)
             if seen and (len(seen) == len(cells) or any(map(trouble_of, seen))):
-                found[configuration.key] = quality.judge(context, configuration, seen, own)
+                found[configuration.key] = judge_answers(context, configuration, seen, own)
             if index == 0:
                 own = seen
         return found
@@ -205,9 +369,9 @@ class _Start:
     async def make(self) -> None:
         """Start the server and measure what is missing; a refusal is written down."""
         configuration = self.search.space.configurations[self.planned.index]
-        number = quality.NUMBER if self.planned.quality else self.planned.number
-        kind = quality.QUALITY if self.planned.quality else f"start {number}"
-        place = f"{configuration.key}-{quality.QUALITY if self.planned.quality else number}"
+        number = NUMBER if self.planned.quality else self.planned.number
+        kind = QUALITY if self.planned.quality else f"start {number}"
+        place = f"{configuration.key}-{QUALITY if self.planned.quality else number}"
         emit("verify.tune", configuration=configuration.name, start=kind)
         try:
             with task(f"{configuration.name}: {kind}"):
@@ -223,7 +387,7 @@ class _Start:
 
     async def _measure(self, server: MeasuredServer, key: str) -> None:
         context = self.known.context
-        cells = self.known.cells(key, quality.NUMBER if self.planned.quality else self.planned.number)
+        cells = self.known.cells(key, NUMBER if self.planned.quality else self.planned.number)
         for cell in cells:
             identity = cell_id(cell, self.known.identity)
             if identity in self.known.measured:

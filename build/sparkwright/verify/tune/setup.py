@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
@@ -16,16 +15,15 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.environment import Environment
-from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import MeasuredServer
 from sparkwright.recipes import Recipe
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.setup import OFFLINE, environment_of
-from sparkwright.verify.simulator.by_recipe import simulator_arguments
+from sparkwright.verify.simulated import start_simulator
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.settings import simulator_arguments
 from sparkwright.verify.tune.options import TuneOptions, require_usable
 from sparkwright.verify.tune.search import Search
 from sparkwright.verify.tune.space import Configuration, Space, default_vary, load_base, make_space
@@ -119,26 +117,14 @@ def _from(environment: Environment, options: TuneOptions, folder: Path, *, offli
 
 
 def _simulated(options: TuneOptions, folder: Path) -> tuple[Start, dict[str, str]]:
-    profile, faults = options.profile, [_Fault.of(text) for text in options.faults]
+    faults = [_Fault.of(text) for text in options.faults]
 
     def start(configuration: Configuration, place: str) -> AbstractAsyncContextManager[MeasuredServer]:
         drawn = int(digest_of([configuration.key, place, options.seed])[:8], 16)
-        argv: list[str | Path] = [
-            sys.executable, "-m", "sparkwright.verify.simulator.main", "--host", "{host}", "--port", "{port}",
-            "--dialect", options.dialect, *simulator_arguments(configuration.recipe),
-            "--speed", str(profile.speed), "--seed", str(drawn),
-        ]  # fmt: skip
-        for fault in _fitting(faults, configuration.recipe):
-            argv += ["--fault", fault]
-        return start_server(
-            argv,
-            folder=folder / "servers" / place,
-            speed=profile.speed,
-            deadlines=profile.deadlines,
-            known=BootFacts(
-                capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
-            ),
-        )
+        arguments = [*simulator_arguments(configuration.recipe), "--dialect", options.dialect]
+        arguments += ["--seed", str(drawn)]
+        fitting = _fitting(faults, configuration.recipe)
+        return start_simulator(arguments, fitting, folder / "servers" / place, options.profile)
 
     return start, {
         "simulator": options.dialect,

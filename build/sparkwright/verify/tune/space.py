@@ -33,12 +33,7 @@ _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config"
 
 
 class SpaceFile(Model, frozen=True):
-    """A file that describes a space.
-
-    Attributes:
-        vary: values by setting.
-        methods: methods of drafting by name.
-    """
+    """A file that describes a space."""
 
     format: int
     vary: dict[str, tuple[Any, ...]]
@@ -51,7 +46,6 @@ class Configuration:
 
     Attributes:
         settings: value by setting; of the recipe as it is only where the grid has such a point.
-        recipe: the recipe with these settings.
         own: it is the recipe as it is.
     """
 

@@ -3,17 +3,87 @@
 Pure: an interrupted search continues with the same decisions. A configuration is left out when it is surely
 slower than the best one, surely breaks a limit, or could surely not be better by more than the tolerance.
 Where nothing can be left out, halving ends at the number of starts that the grid takes.
+
+Starts are the unit of replication: kernels are selected at each start. All configurations are taken to have
+the same spread, which is measured over those that were started several times; until then it is assumed, with
+the weight of a few starts, so that a single start decides nothing by luck.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from sparkwright.verify.tune.noise import Noise, Ratio, ratio_of
+from sparkwright.verify.statistics import t_quantile
+
+ASSUMED = 4.0
+"""Degrees of freedom that the assumed spread counts as."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The spread between starts of one configuration.
+
+    Attributes:
+        spread: standard deviation of the logarithm.
+    """
+
+    spread: float
+    degrees: float
+
+    @classmethod
+    def measured(cls, repeated: Iterable[Sequence[float]], assumed: float) -> Noise:
+        """Return the spread within *repeated*, one sequence of logarithms for each configuration.
+
+        Args:
+            repeated: values of all starts; sequences of one add nothing.
+            assumed: standard deviation before anything was measured.
+        """
+        squares, degrees = ASSUMED * assumed**2, ASSUMED
+        for values in repeated:
+            if len(values) > 1:
+                mean = math.fsum(values) / len(values)
+                squares += math.fsum((value - mean) ** 2 for value in values)
+                degrees += len(values) - 1
+        return cls(math.sqrt(squares / degrees), degrees)
+
+    def half_width(self, error: float, *counts: int) -> float:
+        """Return the half width of an interval of a difference of means, or of one mean.
+
+        Args:
+            error: chance that the truth lies beyond one end.
+            counts: starts of each mean.
+        """
+        scale = math.sqrt(math.fsum(1 / count for count in counts))
+        return t_quantile(1 - error, self.degrees) * self.spread * scale
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{percent(self.value)} ({percent(self.low)} to {percent(self.high)})"
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio as a difference: 1.04 as ``+4.0 %``."""
+    return f"{100 * (ratio - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
+
+
+def ratio_of(one: Sequence[float], other: Sequence[float], noise: Noise, error: float) -> Ratio:
+    """Return the ratio of *one* to *other*, from logarithms by start."""
+    difference = _mean(one) - _mean(other)
+    width = noise.half_width(error, len(one), len(other))
+    return Ratio(math.exp(difference), math.exp(difference - width), math.exp(difference + width))
+
 
 SPREAD_OF_TIMES = 0.10
 """Assumed standard deviation between starts of the logarithm of a time."""
@@ -33,14 +103,11 @@ class Rules:
     """The rules of a search.
 
     Attributes:
-        strategy: ``halving`` or ``grid``.
-        starts: of each configuration on the grid; halving makes no more than as many for each in the mean.
         most_starts: of each that may be the best; twice as many of the best one and of the recipe as it is.
         within: share by which a configuration must surely be no better, for the search to end.
         spread: assumed standard deviation between starts.
         error: chance of a wrong word on one configuration.
         limits: limits of times by name, such as ``ttft``, in seconds.
-        reserve_mib: memory that must stay available.
     """
 
     strategy: Literal["halving", "grid"] = "halving"
@@ -78,7 +145,6 @@ class Trial:
     """Measured starts and refusals of one configuration.
 
     Attributes:
-        starts: figures of its starts, in order.
         refused: reason for which it cannot be measured; empty if it can.
         worse: reason for which its answers are worse; empty if they are not, `None` if that is unknown.
     """

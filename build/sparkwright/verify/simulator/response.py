@@ -1,0 +1,258 @@
+"""Responses of the OpenAI API, as the two vLLM releases write them; `params` reads requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkwright.verify.simulator.model import Choice, text_of
+from sparkwright.verify.simulator.params import CALLS, RequestParams
+from sparkwright.verify.simulator.request import Request, StreamDelta
+from sparkwright.verify.simulator.settings import Settings
+
+_END_OF_THOUGHTS = "\n</think>\n\n"
+
+
+def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bool = True) -> dict[str, Any]:
+    """Return the count of a request's tokens so far.
+
+    Args:
+        request: the request.
+        settings: the server's settings.
+        more: tokens that a fault adds.
+        details: include the tokens from the prefix cache; only the last count of a stream does.
+    """
+    output = request.output_tokens + more
+    usage: dict[str, Any] = {
+        "prompt_tokens": request.prompt_tokens,
+        "total_tokens": request.prompt_tokens + output,
+        "completion_tokens": output,
+    }
+    if details and settings.prompt_details:
+        usage["prompt_tokens_details"] = {"cached_tokens": max(0, request.cached)}
+    return usage
+
+
+@dataclass
+class ResponseBuilder:
+    """Builds the events or the body of one response.
+
+    Attributes:
+        ids: send token ids if they are requested.
+        delta_kind: ``content``, ``reasoning``, ``reasoning_content`` or ``tool``: the field of a chat's text.
+    """
+
+    params: RequestParams
+    request: Request
+    settings: Settings
+    created: int
+    ids: bool = True
+    delta_kind: str = "content"
+    _offset: int = field(default=0, init=False)
+    _sent: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._writer = CallWriter(self.params.calls, f"chatcmpl-tool-{self.request.number}")
+
+    def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return one event."""
+        event: dict[str, Any] = {
+            "id": self.request.name,
+            "object": "chat.completion.chunk" if self.params.chat else "text_completion",
+            "created": self.created,
+            "model": self.settings.model,
+            "choices": choices,
+        }
+        if usage is not None:
+            event["usage"] = usage
+        return event
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Return the events before the first token: a chat's role."""
+        if not self.params.chat:
+            return []
+        event = self.event(
+            [
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": ""},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+            ],
+            self._running(),
+        )
+        if self._with_ids:
+            event["prompt_token_ids"] = list(self.params.tokens)
+        return [event]
+
+    def delta(self, delta: StreamDelta) -> dict[str, Any]:
+        """Return the event of one step's tokens."""
+        tokens = [choice.token for choice in delta.choices]
+        text = self._text(tokens)
+        choice: dict[str, Any] = {"index": 0}
+        if self.params.chat:
+            choice["delta"] = self._message(tokens)
+        else:
+            choice["text"] = text
+        choice["logprobs"] = self._logprobs(delta.choices)
+        choice["finish_reason"] = self._finish(delta.finish)
+        if delta.finish or not self.params.chat:
+            choice["stop_reason"] = None
+        if not self.params.chat:
+            first = self._sent == 0 and self._with_ids
+            choice["prompt_token_ids"] = list(self.params.tokens) if first else None
+        choice["token_ids"] = tokens if self._with_ids else None
+        self._sent += len(tokens)
+        self._offset += len(text)
+        return self.event([choice], self._running())
+
+    def closing(self, *, more: int = 0) -> dict[str, Any]:
+        """Return the last event: the count."""
+        return self.event([], usage_of(self.request, self.settings, more=more))
+
+    def whole(self, deltas: Sequence[StreamDelta], *, more: int = 0) -> dict[str, Any]:
+        """Return the response in one body, for a request without streaming."""
+        choices = [choice for delta in deltas for choice in delta.choices]
+        tokens = [choice.token for choice in choices]
+        text = self._text(tokens)
+        one: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(choices)}
+        if self.params.chat:
+            one["message"] = {"role": "assistant", "content": None, **self._message(tokens)}
+        else:
+            one["text"] = text
+            one["prompt_token_ids"] = list(self.params.tokens) if self._with_ids else None
+        one["finish_reason"] = self._finish(deltas[-1].finish)
+        one["stop_reason"] = None
+        one["token_ids"] = tokens if self._with_ids else None
+        body = self.event([one], usage_of(self.request, self.settings, more=more))
+        body["object"] = "chat.completion" if self.params.chat else "text_completion"
+        return body
+
+    # Fields ----------------------------------------------------------------------------------------------
+
+    @property
+    def _with_ids(self) -> bool:
+        return self.ids and self.params.token_ids
+
+    def _running(self) -> dict[str, Any] | None:
+        if not (self.ids and self.params.continuous):
+            return None
+        usage = usage_of(self.request, self.settings, details=False)
+        usage["completion_tokens"] = self._sent
+        usage["total_tokens"] = usage["prompt_tokens"] + self._sent
+        return usage
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text = text_of(tokens)
+        return broken(text) if "replacement-characters" in self.settings.faults else text
+
+    def _message(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of a chat's text: reasoning first, the rest of *tokens* after it."""
+        if self.params.calls:
+            return {"tool_calls": self._writer.parts(self._text(tokens))}
+        kind = self.delta_kind
+        if kind == "tool":
+            call: dict[str, Any] = {"index": 0, "function": {"arguments": self._text(tokens)}}
+            if not self._sent:
+                call |= {"id": f"chatcmpl-tool-{self.request.number}", "type": "function"}
+                call["function"]["name"] = "answer"
+            return {"tool_calls": [call]}
+        thoughts = min(len(tokens), max(0, self.request.thoughts - self._sent))
+        if self.request.thoughts and "answer-in-reasoning" in self.settings.faults:
+            thoughts = len(tokens)
+        if not thoughts or kind != "content":
+            return {kind: self._text(tokens)}
+        faults, found = self.settings.faults, {"reasoning": self._text(tokens[:thoughts])}
+        if "reasoning-lost" in faults:
+            found = {"content": ""}
+        elif "thoughts-unparsed" in faults:
+            ended = self._sent + thoughts >= self.request.thoughts
+            found = {"content": found["reasoning"] + (_END_OF_THOUGHTS if ended else "")}
+        if thoughts < len(tokens):
+            rest = self._text(tokens[thoughts:])
+            found["content"] = found.get("content", "") + rest
+        return found
+
+    def _finish(self, reason: str) -> str | None:
+        if reason == "stop" and (self.delta_kind == "tool" or self.params.calls):
+            return "tool_calls"
+        return reason or None
+
+    def _logprobs(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
+        if self.params.logprobs < 0:
+            return None
+        return self._chat_logprobs(choices) if self.params.chat else self._completion_logprobs(choices)
+
+    def _token(self, token: int) -> str:
+        return f"token_id:{token}" if self.params.ids_as_tokens else text_of([token])
+
+    def _tops(self, choice: Choice) -> list[tuple[int, float]]:
+        """Return the alternatives to send; the chosen one is among them, whatever its rank."""
+        tops = list(choice.top[: self.params.logprobs])
+        if all(token != choice.token for token, _ in tops):
+            tops.append((choice.token, choice.logprob))
+        return tops
+
+    def _completion_logprobs(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        offsets, offset = [], self._offset
+        for choice in choices:
+            offsets.append(offset)
+            offset += len(text_of([choice.token]))
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [choice.logprob for choice in choices],
+            "tokens": [self._token(choice.token) for choice in choices],
+            "top_logprobs": [
+                {self._token(token): logprob for token, logprob in self._tops(choice)} for choice in choices
+            ],
+        }
+
+    def _chat_logprobs(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            text = self._token(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return {
+            "content": [
+                entry(choice.token, choice.logprob)
+                | {
+                    "top_logprobs": [
+                        entry(token, logprob) for token, logprob in choice.top[: self.params.logprobs]
+                    ]
+                }
+                for choice in choices
+            ]
+        }
+
+
+def broken(text: str) -> str:
+    """Return *text* as detokenized byte by byte: each byte of a longer character is a U+FFFD."""
+    return "".join(char if char.isascii() else "\ufffd" * len(char.encode()) for char in text)
+
+
+class CallWriter:
+    """Splits the generated text of an answer into parts of its *calls*, as a tool parser streams them."""
+
+    def __init__(self, calls: Sequence[tuple[str, str]], identity: str) -> None:
+        self._calls, self._identity = calls, identity
+        self._at, self._named = 0, -1
+
+    def parts(self, text: str) -> list[dict[str, Any]]:
+        """Return the parts in the next piece of *text*; the name comes with a call's first one."""
+        found: list[dict[str, Any]] = []
+        for number, piece in enumerate(text.split(CALLS)):
+            self._at += number > 0
+            if self._at >= len(self._calls):
+                break
+            function = {"arguments": piece}
+            call: dict[str, Any] = {"index": self._at, "function": function}
+            if self._at > self._named:
+                self._named = self._at
+                call |= {"id": f"{self._identity}-{self._at}", "type": "function"}
+                function["name"] = self._calls[self._at][0]
+            elif not piece:
+                continue
+            found.append(call)
+        return found

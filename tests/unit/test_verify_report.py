@@ -1,0 +1,546 @@
+"""Reports: what they say in every format, and that nothing in them can break out."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import io
+import math
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+import report_kit
+import verify_kit
+from hypothesis import given
+from hypothesis import strategies as st
+from report_kit import all_charts
+from rich.console import Console
+from verify_kit import Server, boot_facts, context, failing, profile
+from verify_kit import run as measured
+
+from sparkwright.base.text import clean
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import FailureKind, HostSample, Observation
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.report import render_csv, render_html, render_junit, render_terminal
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.text import number
+from sparkwright.verify.run import Run
+
+parse = ET.fromstring  # our own XML
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """A page's elements, its text, and whether they are closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Run:
+    return report_kit.healthy()
+
+
+@pytest.fixture(scope="module")
+def unhealthy() -> Run:
+    return report_kit.unhealthy()
+
+
+@pytest.fixture(scope="module")
+def good(healthy: Run) -> Reader:
+    return Reader(render_html(healthy))
+
+
+@pytest.fixture(scope="module")
+def bad(unhealthy: Run) -> Reader:
+    return Reader(render_html(unhealthy))
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Reader:
+    return Reader(render_html(report_kit.hostile()))
+
+
+# One golden run of each format -----------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "golden" / "report"
+
+
+def words_of(run: Run) -> str:
+    """The words of the page but those of drawings, a line for each element."""
+    page = re.sub(r"<(style|svg)\b.*?</\1>", "", render_html(run), flags=re.DOTALL)
+    lines = (" ".join(line.split()) for line in re.sub(r"<[^>]*>", "\n", page).splitlines())
+    return html.unescape("\n".join(filter(None, lines))) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "render"),
+    [
+        ("page.txt", words_of),
+        ("junit.xml", render_junit),
+        ("cells.csv", lambda run: render_csv(run).replace("\r\n", "\n")),
+        ("terminal.txt", lambda run: shown(run, terminal=False)),
+    ],
+)
+def test_a_run_is_written_as_before(unhealthy: Run, name: str, render: Callable[[Run], str]) -> None:
+    """With UPDATE_GOLDEN=1 what is written now is kept; look at the difference before it is committed."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(render(unhealthy), encoding="utf-8")
+    assert render(unhealthy) == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("run", ["good", "bad", "hostile"])
+def test_a_page_is_whole_and_loads_nothing(request: pytest.FixtureRequest, run: str) -> None:
+    page: Reader = request.getfixturevalue(run)
+    for tag in ("header", "nav", "main", "footer", "h1"):
+        assert len(page.all(tag)) == 1
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for drawing in page.all("svg"):
+        assert drawing["role"] == "img"
+        assert set(drawing["aria-labelledby"].split()) <= set(ids)
+    for section in page.all("section"):
+        assert section.get("aria-label") or section["aria-labelledby"] in ids
+    assert {link[1:] for one in page.all("a") if (link := one["href"]).startswith("#")} <= set(ids)
+    assert not {tag for tag, _ in page.elements} & {
+        "script",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+    }
+    for _, attributes in page.elements:
+        for name in ("src", "href", "data", "action", "xlink:href"):
+            assert not urlsplit(attributes.get(name, "")).netloc
+    styles = "".join(re.findall(r"<style>(.*?)</style>", render_html(Run()), re.DOTALL))
+    assert not re.search(r"url\(|@import", styles)
+
+
+# What the page says --------------------------------------------------------------------------------------
+
+
+def test_a_healthy_run_has_passed(good: Reader) -> None:
+    assert "✓ Passed" in good.text
+    assert "12 conclusions, all passed, with 1 warning." in good.text
+    assert "full · 2026-11-21 09:30 UTC · took 2:36 h" in good.text
+    assert "What did not pass" not in good.text
+    assert "Where something went wrong" not in good.text
+
+
+def test_the_onset_of_decay_is_marked(good: Reader, bad: Reader) -> None:
+    assert "onset 18:00 min" in bad.text
+    assert "onset" not in good.text
+
+
+@pytest.mark.parametrize(
+    "run", [Run(), Run(manifest={"model": "m"}), Run(findings=report_kit.healthy_findings(()))]
+)
+def test_little_is_enough(run: Run) -> None:
+    page = Reader(render_html(run))
+    assert page.all("figure") == [] or run.findings
+    parse(render_junit(run))
+
+
+def test_nothing_concluded_is_not_a_pass() -> None:
+    assert Run().verdict is Verdict.INCONCLUSIVE
+    assert "? Inconclusive" in Reader(render_html(Run())).text
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        (("pass", "inconclusive"), "inconclusive"),
+        (("inconclusive", "invalid", "pass"), "invalid"),
+        (("pass", "invalid", "fail", "inconclusive"), "fail"),
+        (("pass", "pass"), "pass"),
+    ],
+)
+def test_the_worst_verdict_speaks_for_all(verdicts: tuple[str, ...], said: str) -> None:
+    findings = [report_kit.finding("c", "n", "x", Verdict(verdict)) for verdict in verdicts]
+    assert Run(findings=findings).verdict == said
+
+
+def test_a_long_list_of_figures_is_folded(healthy: Run) -> None:
+    many = report_kit.finding("c", "n", "x", measured={f"figure {i}": float(i) for i in range(9)})
+    few = msgspec.structs.replace(many, measured={"figure 1": 1.0})
+    assert "9 figures" in Reader(render_html(Run(findings=(many,)))).text
+    assert "1 figure" not in Reader(render_html(Run(findings=(few,)))).text.replace("figure 1", "")
+
+
+# Real checks ---------------------------------------------------------------------------------------------
+
+
+def test_findings_of_real_checks_are_told() -> None:
+    to = verify_kit.context(verify_kit.profile(levels=(1, 8), categories=("code", "prose"), max_tokens=60))
+    server = verify_kit.Server(seed=6)
+    seen = verify_kit.run(ALL["sweep"], to, server)
+    findings = [*ALL["boot"].judge(to, ()), *ALL["sweep"].judge(to, seen)]
+    run = Run(facts=to.facts, observations=seen, findings=findings)
+    page = Reader(render_html(run))
+    assert run.verdict is not Verdict.FAIL
+    assert all(" ".join(finding.cause.split()) in page.text for finding in findings)
+    assert [one["id"] for one in page.all("figure")][:2] == ["chart-throughput", "chart-ttft"]
+    for finding in findings:
+        for name, value in finding.measured.items():  # the page's figures are the checks' own
+            if name.endswith("steady tok/s"):
+                assert number(float(value)) in page.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, [("n", "1.10", "1", "1.20", "±4.5 %")]),
+        (
+            {"high": "unknown", "low": 0.0, "smallest difference that would show %": "unknown"},
+            [("n", "1.10", "0", "∞", "\N{EN DASH}")],
+        ),
+        ({"speed over the baseline's": None}, []),
+    ],
+)
+def test_intervals_of_a_comparison(changes: dict[str, Any], rows: list[tuple[str, ...]]) -> None:
+    measured = report_kit.comparison("n", 1.1, 1.0, 1.2).measured | changes
+    known = {name: value for name, value in measured.items() if value is not None}
+    finding = report_kit.finding("compare", "n", "x", measured=known)
+    assert [row[:5] for chart in all_charts(Run(findings=(finding,))) for row in chart.table.rows] == rows
+    render_html(Run(findings=(finding,)))
+
+
+# Hostile words -------------------------------------------------------------------------------------------
+
+
+def test_hostile_words_stay_words(hostile: Reader) -> None:
+    tags = {tag for tag, _ in hostile.elements}
+    assert not tags & {"script", "img", "textarea"}
+    assert len(hostile.all("style")) == 1
+    for _, attributes in hostile.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert not attributes.get("href", "").casefold().startswith("javascript:")
+    assert "<script>alert(1)</script>" in hostile.text  # as words
+    assert "{{ 7 * 7 }}" in hostile.text
+
+
+def test_hostile_words_cannot_steer() -> None:
+    page = render_html(report_kit.hostile())
+    for character in ("\x1b", "\x07", "\x00", "\x08", "\u202e", "\u2066", "\ud800", "\ufffe", "\u2028"):
+        assert character not in page
+    assert r"\u202e" in page
+    page.encode()
+
+
+@given(st.text(alphabet=st.characters(), max_size=60))
+def test_clean_words_fit_into_xml(words: str) -> None:
+    made = ET.Element("x")
+    made.text = clean(words)
+    again = parse(ET.tostring(made, encoding="unicode"))
+    assert (again.text or "") == clean(words)
+
+
+def test_long_words_are_cut_and_say_so() -> None:
+    assert clean("x" * 11, 10) == "x" * 10 + "… (1 more characters)"
+
+
+# Figures that are not there ------------------------------------------------------------------------------
+
+
+def test_counters_that_began_anew_cost_only_what_they_say() -> None:
+    seen = report_kit.sweep(report_kit.Server(), (1,))[0]
+    assert seen.after is not None
+    restarted = msgspec.structs.replace(
+        seen, after=msgspec.structs.replace(seen.after, start_s=9.0, drafts=0)
+    )
+    whole, broken = cells(Run(observations=(seen, restarted)))
+    assert whole.trouble == ()
+    assert math.isfinite(whole.mal)
+    assert math.isnan(broken.mal)
+    assert broken.ttft_ms == whole.ttft_ms
+    assert "started again" in broken.trouble[0]
+    render_html(Run(observations=(restarted,)))
+
+
+@pytest.mark.parametrize("speed", [1.0, 60.0])
+def test_figures_are_in_the_servers_time(speed: float) -> None:
+    seen = report_kit.sweep(report_kit.Server(seed=4, speed=speed), (2,))
+    found = cells(Run(manifest={"speed": speed}, observations=seen))
+    expected = cells(Run(observations=report_kit.sweep(report_kit.Server(seed=4), (2,))))
+    for one, other in zip(found, expected, strict=True):
+        assert one.steady_tok_s == pytest.approx(other.steady_tok_s, rel=1e-3)
+        assert one.step_ms == pytest.approx(other.step_ms, rel=1e-3)
+
+
+def test_what_is_not_applicable_is_said_once_and_counts_for_nothing() -> None:
+    def finding(check: str, name: str, verdict: Verdict, cause: str) -> Finding:
+        return Finding(check=check, name=name, definition="d", verdict=verdict, cause=cause)
+
+    why = "this server does not speculate"
+    run = Run(
+        manifest={"checks": ("boot", "sweep", "soak")},
+        findings=(
+            finding("boot", "starts", Verdict.PASS, "it does"),
+            finding("boot", "drafter", Verdict.NOT_APPLICABLE, why),
+            finding("sweep", "invariance", Verdict.NOT_APPLICABLE, why),
+        ),
+    )
+    assert run.verdict is Verdict.PASS
+    assert str(run.coverage) == "1 of 3 checks, 1 of 3 conclusions, without: sweep, soak"
+    assert not run.coverage.whole
+    page = render_html(run)
+    assert page.count(f"Not applicable: {why}") == 1
+    assert "What did not pass" not in page
+    suites = ET.fromstring(render_junit(run))  # noqa: S314 - our own
+    assert [suite.get("skipped") for suite in suites] == ["1", "1"]
+
+
+def test_a_run_of_which_nothing_is_applicable_has_not_passed() -> None:
+    nothing = Finding(
+        check="sweep", name="n", definition="d", verdict=Verdict.NOT_APPLICABLE, cause="no drafter"
+    )
+    assert Run(findings=(nothing,)).verdict is Verdict.INCONCLUSIVE
+
+
+# What shows at once --------------------------------------------------------------------------------------
+
+
+class Folded(HTMLParser):
+    """Words of a page that show while everything that is folded stays so."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.depth = 0  # of details that are not open
+        self.summary = self.hidden = 0
+        self.stack: list[bool] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "details":
+            self.stack.append("open" not in dict(attrs))
+            self.depth += self.stack[-1]
+        self.summary += tag == "summary"
+        self.hidden += tag in {"style", "svg"}
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "details":
+            self.depth -= self.stack.pop()
+        self.summary -= tag == "summary"
+        self.hidden -= tag in {"style", "svg"}
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden and (not self.depth or (self.depth == 1 and self.summary)):
+            self.words += data.split()
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def test_a_passed_run_shows_verdict_table_and_charts_and_folds_the_rest(healthy: Run) -> None:
+    shown = Folded(render_html(healthy))
+    assert len(shown.words) < 700
+    assert "TPOT p95 ms" in shown.text
+    assert healthy.findings[0].definition not in shown.text
+    assert healthy.findings[0].cause in shown.text
+
+
+def test_failures_show_and_their_consequences_are_counted(unhealthy: Run) -> None:
+    from sparkwright.verify.report.overview import consequences
+
+    shown = Folded(render_html(unhealthy))
+    for finding in unhealthy.findings:
+        if finding.verdict is Verdict.FAIL:
+            assert finding.definition in shown.text
+    missing = report_kit.finding("crash", "waves", "wave 1 was not measured", Verdict.INCONCLUSIVE)
+    missing = msgspec.structs.replace(missing, evidence=("0123456789abcdef",))
+    run = dataclasses.replace(unhealthy, findings=[*unhealthy.findings, missing])
+    places = consequences(run)
+    assert len(unhealthy.findings) in places
+    again = Folded(render_html(run))
+    assert f"{len(places)} further conclusion" in again.text
+    assert "wave 1 was not measured" not in again.text
+    alone = Run(findings=[missing])  # nothing else tells why
+    assert consequences(alone) == set()
+    assert "wave 1 was not measured" in Folded(render_html(alone)).text
+
+
+def test_a_comparison_names_both_sides_at_the_top() -> None:
+    run = Run(manifest={"title": "x", "before": ["vllm-1.whl"], "after": ["vllm-2.whl"]})
+    text = Reader(render_html(run)).text
+    assert "A, before vllm-1.whl B, after vllm-2.whl" in text
+    seen = report_kit.sweep(report_kit.Server(), (1,))[:1]
+    cell = msgspec.structs.replace(seen[0].cell, check="compare", arm="baseline")
+    live = Run(
+        manifest={"title": "recipe", "wheel": {"name": "new.whl", "sha256": "0"}, "against-file": "old.whl"},
+        observations=[msgspec.structs.replace(seen[0], cell=cell)],
+    )
+    assert "A, new new.whl B, baseline old.whl" in Reader(render_html(live)).text
+    assert "baseline old.whl" not in Reader(render_html(Run(manifest=live.manifest))).text
+
+
+# JUnit ------------------------------------------------------------------------------------------------
+
+
+SUITE = {"name", "id", "package", "hostname", "timestamp", "tests", "failures", "errors", "skipped", "time"}
+
+
+def violations(xml: str) -> list[str]:
+    """Return the parts of *xml* that JUnit.xsd (Ant) and junit-10.xsd (Jenkins) both forbid."""
+    root = parse(xml)
+    found = ["root"] if root.tag != "testsuites" or root.attrib else []
+    for index, suite in enumerate(root):
+        found += _of_suite(index, suite)
+        for case in suite.findall("testcase"):
+            if not {"name", "classname", "time"} <= set(case.attrib) or len(case) > 1:
+                found.append("case")
+            if any(one.tag != "skipped" and "type" not in one.attrib for one in case):
+                found.append("type")
+    return found
+
+
+def _of_suite(index: int, suite: ET.Element) -> list[str]:
+    cases = len(suite.findall("testcase"))
+    counts = {"tests": cases}
+    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        counts[name] = len(suite.findall(f"testcase/{outcome}"))
+    order = ["properties", *["testcase"] * cases, "system-out", "system-err"]
+    wrong = {
+        "suite": suite.tag != "testsuite" or set(suite.attrib) != SUITE or suite.get("id") != str(index),
+        "timestamp": not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.get("timestamp", "")),
+        "order": [one.tag for one in suite] != order,
+        "counts": any(suite.get(name) != str(count) for name, count in counts.items()),
+    }
+    return [name for name, is_wrong in wrong.items() if is_wrong]
+
+
+def test_junit_is_valid(healthy: Run, unhealthy: Run) -> None:
+    for run in (healthy, unhealthy, report_kit.hostile(), Run()):
+        assert violations(render_junit(run)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "which"),
+    [
+        ('failures="1"', 'failures="0"', "counts"),
+        ("T09:30:00", " 09:30", "timestamp"),
+        ("<system-err />", "", "order"),
+        ('type="fail"', "", "type"),
+        ('id="0"', 'id="7"', "suite"),
+    ],
+)
+def test_a_planted_violation_is_seen(unhealthy: Run, old: str, new: str, which: str) -> None:
+    xml = render_junit(unhealthy)
+    assert old in xml
+    assert which in violations(xml.replace(old, new))
+
+
+# The table of cells -----------------------------------------------------------------------------------
+
+
+def table(observations: list[Observation]) -> list[dict[str, str]]:
+    text = render_csv(Run(facts={("main", 0): boot_facts()}, observations=observations))
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def swept(**changes: Any) -> list[Observation]:
+    return measured(ALL["sweep"], context(profile()), Server(**changes))
+
+
+def test_what_is_unknown_is_empty_and_never_nan() -> None:
+    rows = table(swept(k=0))
+    assert {row["mean_acceptance_length"] for row in rows} == {""}
+    assert {row["gpu_power_mean_w"] for row in rows} == {""}
+    failed = [failing(observation, FailureKind.STALL) for observation in swept()]
+    assert {row["ttft_p50_ms"] for row in table(failed)} == {""}
+    assert all(row["trouble"] for row in table(failed))
+    assert not any(
+        "nan" in value for row in table(failed) for name, value in row.items() if name != "trouble"
+    )
+
+
+def test_the_machine_is_summed_up_over_the_samples_that_know_it() -> None:
+    host = (
+        HostSample(at=1, memory_available_mib=9000, gpu_power_w=40, gpu_temperature_c=60, gpu_clock_mhz=2000),
+        HostSample(at=2, memory_available_mib=8000, gpu_power_w=60, gpu_temperature_c=70),
+    )
+    row = table([msgspec.structs.replace(swept()[0], host=host)])[0]
+    assert (row["memory_available_min_mib"], row["gpu_power_mean_w"]) == ("8000", "50.0")
+    assert (row["gpu_temperature_max_c"], row["gpu_clock_min_mhz"]) == ("70", "2000")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_nothing_is_a_formula(start: str) -> None:
+    seen = swept()[0]
+    cell = msgspec.structs.replace(seen.cell, name=f"{start}cmd|' /C calc'!A0")
+    row = table([msgspec.structs.replace(seen, cell=cell)])[0]
+    assert row["cell"].startswith(f"'{start}")
+
+
+# The terminal -----------------------------------------------------------------------------------------
+
+
+def shown(run: Run, *, terminal: bool, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system="standard")
+    render_terminal(run, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_the_reports_path_is_never_broken(healthy: Run, width: int) -> None:
+    for terminal in (False, True):
+        assert "report: /runs/2026-11-21/report.html\n" in shown(healthy, terminal=terminal, width=width)
+
+
+def test_a_server_cannot_steer_the_terminal() -> None:
+    plain = shown(report_kit.hostile(), terminal=False)
+    assert not set(plain) & {"\x1b", "\x07", "\x00", "\x08", "\u202e", "\ud800"}
+    styled = shown(report_kit.hostile(), terminal=True, width=400)
+    assert "\x1b]0;" not in styled
+    assert "[bold red]x[/]" in styled  # as words, not as markup
+    assert "\x1b[1;31m✗ Failed" in shown(report_kit.unhealthy(), terminal=True)
+
+
+def test_without_cells_that_count_there_is_no_table_of_speed(healthy: Run) -> None:
+    spoilt = [msgspec.structs.replace(seen, canary="first-token: none") for seen in healthy.observations]
+    for seen in ((), spoilt):
+        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings)
+        assert "tok/s  TTFT" not in shown(other, terminal=False)
