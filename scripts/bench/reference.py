@@ -16,7 +16,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.reference import ReferenceCheck
+from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.make_reference import LEVELS, TOKENS, TOP, cells_of
 from sparkwright.verify.profile import Profile
@@ -91,12 +91,12 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|")
     context = Context(Profile(name="bench"), load_corpus(), {})
     for prompts in map(int, options.prompts.split(",")):
-        checks = [ReferenceCheck(make(prompts, seed)) for seed in range(options.seeds)]
+        checks = [reference_check(make(prompts, seed)) for seed in range(options.seeds)]
         for error in ERRORS:
             found, tokens, means, warned = Counter[Verdict](), [], [], 0
             for seed, check in enumerate(checks):
                 server = Server(seed, error)
-                findings = check.judge(context, [server.observe(cell) for cell in check.plan(context)])
+                findings = check.judge(context, [server.observe(cell) for cell in check.cells(context)])
                 verdicts = {finding.verdict for finding in findings}
                 order = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
                 found[next(verdict for verdict in order if verdict in verdicts)] += 1

@@ -12,10 +12,11 @@ from fault_matrix import REAL_TIME, SMALL
 
 from sparkwright.base.errors import ConfigError, EndpointError
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify import setup
 from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import load_run
 from sparkwright.verify.run import Run
+from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
@@ -29,8 +30,7 @@ def verified(folder: Path, *server: str, sizes: Any = SIZES, **options: Any) -> 
     async def run() -> None:
         async with simulator(folder, *QUICK, *server) as endpoint:
             chosen = VerifyOptions(url=endpoint.url, **({"model": endpoint.model} | options))
-            plan, manifest = await setup.make_plan(chosen, folder / "run", sizes=sizes)
-            await run_plan(plan, folder / "run", manifest)
+            await run_plan(*await prepare(plan_of(chosen, sizes), folder / "run"), folder / "run")
 
     asyncio.run(run())
     return load_run(folder / "run")

@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from simulator_kit import settings
-from verify_kit import Server
+from verify_kit import Server, follow
 
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
@@ -16,7 +16,8 @@ from sparkwright.engine.client.payload import body_of
 from sparkwright.engine.client.reply import Reply
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
-from sparkwright.verify.check import AdaptiveCheck, Check, Context
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.common import Check
 from sparkwright.verify.simulator.model import EOS
 from sparkwright.verify.simulator.params import ApiError, make_request, parse_params
 from sparkwright.verify.simulator.request import StreamDelta
@@ -89,7 +90,5 @@ def events(body: dict[str, Any], server: Settings, number: int = 1) -> Iterator[
 def judged(check: Check, context: Context, *faults: str, **changes: Any) -> dict[str, Finding]:
     """Return the findings of *check* on a server with *faults*, by name; cells that it adds are measured."""
     server = settings(*faults, **changes)
-    seen = [observe(cell, server) for cell in check.plan(context)]
-    while isinstance(check, AdaptiveCheck) and (more := check.extend(context, seen)):
-        seen += [observe(cell, server) for cell in more]
+    seen = follow(check, context, lambda cell: observe(cell, server))
     return {finding.name: finding for finding in check.judge(context, seen)}

@@ -17,13 +17,14 @@ import msgspec
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.verify import setup
 from sparkwright.verify.checks import ALL, checks_of
 from sparkwright.verify.make_reference import make_reference
 from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.reference import write_reference
 from sparkwright.verify.run import worst
+from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan
 
@@ -174,15 +175,13 @@ async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
             options = VerifyOptions(url=endpoint.url, **case.options)
-            plan, manifest = await setup.make_plan(options, folder / "run", sizes=profile)
-            return await run_plan(plan, folder / "run", manifest)
+            return await run_plan(*await prepare(plan_of(options, profile), folder / "run"), folder / "run")
     faults = (case.fault,) if case.fault else ()
     options = VerifyOptions(simulator=True, faults=faults, **case.options)
     if case.check == "reference":
         made = await _reference(folder, profile)
         options = msgspec.structs.replace(options, reference=str(made))
-    plan, manifest = await setup.make_plan(options, folder, sizes=profile)
-    return await run_plan(plan, folder, manifest)
+    return await run_plan(*await prepare(plan_of(options, profile), folder), folder)
 
 
 async def _reference(folder: Path, profile: Profile) -> Path:

@@ -28,7 +28,8 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.check import Check, Context
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.common import Check
 from sparkwright.verify.profile import Profile
 
 SEEDS = range(20)
@@ -301,7 +302,15 @@ class Server:
 
 def run(check: Check, to: Context, server: Server) -> list[Observation]:
     """Return everything that *check* asks for, measured."""
-    return [server.measure(cell) for cell in check.plan(to)]
+    return [server.measure(cell) for cell in check.cells(to)]
+
+
+def follow(check: Check, to: Context, measure: Callable[[Cell], Observation]) -> list[Observation]:
+    """Return everything that *check* asks for, with what follows from that, measured."""
+    seen: list[Observation] = []
+    while more := check.cells(to, seen)[len(seen) :]:
+        seen += map(measure, more)
+    return seen
 
 
 def judge(check: Check, to: Context, server: Server) -> dict[str, Finding]:
@@ -404,6 +413,7 @@ __all__ = [
     "crash_from",
     "dead",
     "failing",
+    "follow",
     "gone",
     "judge",
     "profile",

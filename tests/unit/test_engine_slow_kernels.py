@@ -13,11 +13,11 @@ from sparkwright.base.events import subscribe
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.bootlog import read_boot_log
 from sparkwright.engine.slow_kernels import fallbacks, lost_graphs, warn_of_fallbacks
-from sparkwright.verify.checks.boot import BootCheck
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.log import boot_lines
 
 FINDING = "FP4 weights run on FP4 kernels"
-BENCH = Bench(BootCheck())
+BENCH = Bench(ALL["boot"])
 FAST = {
     "capability": "12.1",
     "linear_backends": ("NVFP4 FlashInferCutlassNvFp4LinearKernel",),
@@ -33,7 +33,7 @@ def log(dialect: str, *lines: str, **changes: Any) -> str:
 
 def judged(**changes: Any) -> Any:
     facts = {("main", 0): boot_facts(**{**FAST, **changes})}
-    return by_name(BootCheck().judge(context(facts=facts), BENCH.healthy()))[FINDING]
+    return by_name(ALL["boot"].judge(context(facts=facts), BENCH.healthy()))[FINDING]
 
 
 @pytest.mark.parametrize("dialect", ["0.24", "0.33"])
@@ -101,7 +101,7 @@ LOST = {"graph_mode": "PIECEWISE", "planned_graphs": "FULL_AND_PIECEWISE", "spec
 
 def captures(**changes: Any) -> Any:
     facts = {("main", 0): boot_facts(**{**FAST, "capture_sizes": (8, 16), **changes})}
-    found = BootCheck().judge(context(facts=facts), BENCH.healthy())
+    found = ALL["boot"].judge(context(facts=facts), BENCH.healthy())
     return by_name(found)["decode graphs are captured for whole drafts"]
 
 

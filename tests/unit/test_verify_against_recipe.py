@@ -12,9 +12,9 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes import load_recipe
-from sparkwright.verify.checks.compare import Compare
-from sparkwright.verify.options import VerifyOptions, profile_of, recipe_and_use
-from sparkwright.verify.setup import require_possible
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
+from sparkwright.verify.plan import plan_of, profile_of
 from sparkwright.verify.simulated import simulated
 
 BOTH = VerifyOptions(
@@ -56,16 +56,16 @@ def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, str], error: type[ConfigError]) -> None:
-    require_possible(BOTH)
+    plan_of(BOTH)
     with pytest.raises(error):
-        require_possible(msgspec.structs.replace(BOTH, **changes))
+        plan_of(msgspec.structs.replace(BOTH, **changes))
 
 
 def judged(baseline: BootFacts) -> tuple[Verdict, str]:
     facts = {("main", boot): boot_facts() for boot in range(3)}
     there = context(profile(most_boots=3), {**facts, **{("baseline", boot): baseline for boot in range(3)}})
-    seen = [Server(seed=cell.boot).measure(cell) for cell in Compare().plan(there)]
-    found = by_name(Compare().judge(there, seen))[STEPS]
+    seen = [Server(seed=cell.boot).measure(cell) for cell in ALL["compare"].cells(there)]
+    found = by_name(ALL["compare"].judge(there, seen))[STEPS]
     return found.verdict, found.cause
 
 

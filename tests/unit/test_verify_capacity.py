@@ -24,7 +24,7 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.capacity.check import CapacityCheck, grows, lateness_s, step_of
+from sparkwright.verify.capacity.check import capacity_check, grows, lateness_s, step_of
 from sparkwright.verify.capacity.search import (
     MOST_REPEATS,
     Capacity,
@@ -238,8 +238,8 @@ def test_a_high_percentile_has_enough_requests() -> None:
 def findings(queue: Queue, options: CapacityOptions, late_s: float = 0.0, steps: int = 40) -> list[Finding]:
     """Return what is concluded after a search on *queue*, or after so many steps of it."""
     context = Context(Profile(name="test"), load_corpus(), {})
-    check, seen = CapacityCheck(options), list[Observation]()
-    while len(seen) < steps and (cells := check.extend(context, seen)):
+    check, seen = capacity_check(options), list[Observation]()
+    while len(seen) < steps and (cells := check.cells(context, seen)[len(seen) :]):
         load, length = cells[0].load, int(cells[0].tags["length"])
         step = NextStep(load.rate, load.requests, load.warm_up, length)
         samples = queue.observe(step, f"{len(seen)}", late_s).samples
@@ -283,10 +283,10 @@ def test_an_unfinished_search_concludes_nothing() -> None:
 
 def test_a_server_that_ends_fails_and_is_sent_nothing_more() -> None:
     context = Context(Profile(name="test"), load_corpus(), {})
-    check = CapacityCheck(ASKED)
-    (cell,) = check.plan(context)
+    check = capacity_check(ASKED)
+    (cell,) = check.cells(context)
     died = Observation(cell=cell, samples=SMALL.observe(at(1.0, 100), "s").samples, died=137)
-    assert check.extend(context, [died]) == ()
+    assert len(check.cells(context, [died])) == 1
     survival = check.judge(context, [died])[-1]
     assert survival.verdict is Verdict.FAIL
     assert "137" in survival.cause
@@ -294,7 +294,7 @@ def test_a_server_that_ends_fails_and_is_sent_nothing_more() -> None:
 
 def test_documents_have_the_length_that_was_asked_for() -> None:
     context = Context(Profile(name="test"), load_corpus(), {("main", 0): BootFacts(words_per_token=0.5)})
-    (cell,) = CapacityCheck(msgspec.structs.replace(ASKED, input_tokens=1000)).plan(context)
+    (cell,) = capacity_check(msgspec.structs.replace(ASKED, input_tokens=1000)).cells(context)
     assert {len(prompt.text.split()) for prompt in cell.prompts} <= set(range(450, 560))
 
 
@@ -319,13 +319,13 @@ def test_a_search_on_a_stuck_card_is_invalid() -> None:
     ]
     options = CapacityOptions(slo="ttft_p95=2s")
     context = Context(Profile(name="test"), load_corpus(), {})
-    capacity = CapacityCheck(options).judge(context, observations)[0]
+    capacity = capacity_check(options).judge(context, observations)[0]
     assert capacity.verdict is Verdict.INVALID
     assert capacity.cause == "the machine was not in its usual state in 3 steps in a row"
     assert len(capacity.warnings) == 3
-    well = CapacityCheck(options).judge(context, [msgspec.structs.replace(o, host=()) for o in observations])[
-        0
-    ]
+    well = capacity_check(options).judge(
+        context, [msgspec.structs.replace(o, host=()) for o in observations]
+    )[0]
     assert well.verdict is Verdict.INCONCLUSIVE
 
 

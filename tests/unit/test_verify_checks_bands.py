@@ -10,10 +10,10 @@ from verify_kit import SEEDS, Server, boot_facts, context, judge, profile, run
 
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
-from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.bands import capacity_of, load_bands
 
-BANDS = Bands()
+BANDS = ALL["bands"]
 KEY = "qwen3.6-27b/dflash/k12/fp8"
 LIKE = "figures are near published ones"
 PHYSICS = "no result exceeds the memory-bandwidth bound"
@@ -66,8 +66,8 @@ def test_published_rates_are_below_the_ceiling() -> None:
 
 
 def test_the_cells_are_the_sweep_s_own() -> None:
-    keys = {cell.key for cell in Sweep().plan(to())}
-    cells = BANDS.plan(to())
+    keys = {cell.key for cell in ALL["sweep"].cells(to())}
+    cells = BANDS.cells(to())
     assert [cell.name for cell in cells] == ["code c=1", "math c=1", "prose c=1"]
     assert {cell.key for cell in cells} <= keys
 
@@ -75,7 +75,7 @@ def test_the_cells_are_the_sweep_s_own() -> None:
 def test_a_band_without_figures_at_one_request_is_not_compared() -> None:
     band = "qwen3.6-27b/mtp/k3/nvfp4"
     assert "no reference band" in judge(BANDS, to(band=band, k=3), server(k=3))[LIKE].cause
-    assert [cell.load.concurrency for cell in BANDS.plan(to(band=band))] == [1] * 3  # for the bandwidth
+    assert [cell.load.concurrency for cell in BANDS.cells(to(band=band))] == [1] * 3  # for the bandwidth
 
 
 @functools.cache
@@ -121,11 +121,11 @@ def test_a_server_that_is_far_from_it_is_pointed_out() -> None:
 
 def test_figures_of_a_lower_grade_or_of_drafts_are_no_bands() -> None:
     for key in ("gemma-4-31b/fp8/dflash/meanaverage", "qwen3.8-27b/nvfp4/mtp3/meazzo"):
-        assert BANDS.plan(to(key)) == ()
+        assert BANDS.cells(to(key)) == ()
 
 
 def test_without_a_band_nothing_is_asked() -> None:
-    assert BANDS.plan(to(band="")) == ()
+    assert BANDS.cells(to(band="")) == ()
     found = judge(BANDS, to(band=""), server())
     assert list(found) == [LIKE]
     assert found[LIKE].cause == "no reference band is known for what is served"

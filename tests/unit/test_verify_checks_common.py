@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,47 +12,34 @@ from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_fr
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample
-from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
-from sparkwright.verify.checks.common import conclude, in_flight, triage, troubles, worst
+from sparkwright.verify.checks.common import CheckedCells, conclude, in_flight, triage, troubles
+
+CODE = {"category": "code"}
+CELLS = tuple(
+    Cell(
+        check="three",
+        name=f"code c={level}",
+        load=Load(concurrency=level, requests=2 * level, max_tokens=64),
+        prompts=KitCorpus().prompts("code", 2 * level, 0, str(level)),
+        tags={"level": str(level)},
+    )
+    for level in (1, 4, 8)
+)
 
 
-@dataclass(frozen=True)
-class Three:
-    """A check of three small cells."""
-
-    name: str = "three"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        return tuple(
-            Cell(
-                check="three",
-                name=f"code c={level}",
-                load=Load(concurrency=level, requests=2 * level, max_tokens=64),
-                prompts=KitCorpus().prompts("code", 2 * level, 0, str(level)),
-                tags={"level": str(level)},
-            )
-            for level in (1, 4, 8)
-        )
+def sorted_out(observations: list[Observation]) -> CheckedCells:
+    return triage("three", context(), observations, CELLS)
 
 
 @pytest.fixture
 def observations() -> list[Observation]:
     server = Server(seed=1)
-    return [server.measure(cell) for cell in Three().plan(context())]
+    return [server.measure(cell) for cell in CELLS]
 
 
 def found(observations: list[Observation]) -> list[tuple[str, str]]:
-    return [
-        (trouble.verdict.value, trouble.cause)
-        for trouble in triage(Three(), context(), observations).troubles
-    ]
-
-
-def test_a_healthy_run_is_sound(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), observations)
-    assert seen.troubles == ()
-    assert [o.cell.name for o in seen.sound] == ["code c=1", "code c=4", "code c=8"]
+    return [(trouble.verdict.value, trouble.cause) for trouble in sorted_out(observations).troubles]
 
 
 FAILS = {
@@ -77,10 +64,6 @@ INVALIDATES = {
 }
 
 
-def test_every_kind_of_failure_has_a_place() -> None:
-    assert {*FAILS, *INVALIDATES} == set(FailureKind)
-
-
 @pytest.mark.parametrize("kind", FailureKind)
 def test_a_failed_request_is_typed_and_its_level_named(
     observations: list[Observation], kind: FailureKind
@@ -94,17 +77,19 @@ def test_a_failed_request_is_typed_and_its_level_named(
     assert "planted" in cause
 
 
-def test_an_abort_is_the_server_s_failure(observations: list[Observation]) -> None:
+def test_an_abort_is_the_servers_failure_and_kinds_beside_each_other_are_named(
+    observations: list[Observation],
+) -> None:
     broken = failing(observations[0], FailureKind.LENGTH, "31 tokens of 64", which=slice(0, 1))
     first = msgspec.structs.replace(broken.samples[0], finish_reason="abort")
-    observations[0] = msgspec.structs.replace(broken, samples=(first, *broken.samples[1:]))
-    assert found(observations)[0][0] == "fail"
-
-
-def test_failures_beside_each_other_are_named_by_kind(observations: list[Observation]) -> None:
-    broken = failing(observations[2], FailureKind.STALL, which=slice(0, 2))
-    observations[2] = failing(broken, FailureKind.NO_COUNT, which=slice(3, 4))
-    assert [verdict for verdict, _ in found(observations)] == ["fail", "invalid"]
+    aborted = msgspec.structs.replace(broken, samples=(first, *broken.samples[1:]))
+    assert troubles(aborted)[0].verdict is Verdict.FAIL
+    both = failing(
+        failing(observations[2], FailureKind.STALL, which=slice(0, 2)),
+        FailureKind.NO_COUNT,
+        which=slice(3, 4),
+    )
+    assert [one.verdict for one in troubles(both)] == [Verdict.FAIL, Verdict.INVALID]
 
 
 def test_a_warm_up_that_fails_counts_as_well(observations: list[Observation]) -> None:
@@ -123,17 +108,6 @@ def test_a_dead_server_is_named_with_its_batch_and_log(observations: list[Observ
     for part in ("ended in code c=4", "in flight", "exit status 1", LINE, "padding"):
         assert part in first[1]
     assert ("inconclusive", "code c=8 was not measured: the server was gone since code c=4") in rest
-
-
-@pytest.mark.parametrize(
-    ("status", "words"), [(137, "memory is used up"), (-9, "SIGKILL"), (139, "segmentation"), (1, "status 1")]
-)
-def test_exit_statuses_are_explained(observations: list[Observation], status: int, words: str) -> None:
-    assert words in troubles(dead(observations[0], status))[0].cause
-
-
-def test_the_log_s_last_line_is_shown_where_none_is_known(observations: list[Observation]) -> None:
-    assert "“Bus error”" in troubles(dead(observations[0], 1, log=("ERROR something", "Bus error")))[0].cause
 
 
 def test_in_flight_is_what_had_not_ended_when_the_server_broke(observations: list[Observation]) -> None:
@@ -162,26 +136,47 @@ def test_in_flight_is_what_had_not_ended_when_the_server_broke(observations: lis
 def test_a_restarted_server_is_measured_again(observations: list[Observation]) -> None:
     """A crash does not hide what another boot of the server gave."""
     observations[0] = dead(observations[0])
-    seen = triage(Three(), context(), observations)
+    seen = sorted_out(observations)
     assert [o.cell.name for o in seen.sound] == ["code c=4", "code c=8"]
 
 
-def test_a_canary_counts_though_every_request_was_answered(observations: list[Observation]) -> None:
-    [(verdict, cause)] = found(changed(observations, 1, canary="no token within 60 s"))
-    assert verdict == "fail"
-    assert "after code c=4" in cause
-    assert "no token within 60 s" in cause
+DYING = ("EngineDeadError: EngineCore", "RuntimeError: CPU Generator does not use offset")
 
 
 @pytest.mark.parametrize(
-    "told", ["no-count: neither usage nor token ids came", "form: Expected `array`, got `str`"]
+    ("changes", "verdict", "part"),
+    [
+        (
+            {"canary": "no token within 60 s"},
+            "fail",
+            "after code c=4 the server no longer answered a plain request",
+        ),
+        ({"canary": "no-count: neither usage nor ids came"}, "invalid", "after code c=4 cannot be used"),
+        ({"canary": "form: Expected `array`, got `str`"}, "invalid", "after code c=4 cannot be used"),
+        ({"log": ("CUDA error: an illegal memory access",)}, "fail", "in code c=4"),
+        ({"log": DYING}, "fail", "a request with a seed whose prompt is read in several pieces"),
+        ({"log": DYING[:1]}, "fail", "the engine process has ended"),
+        ({"died": 137}, "fail", "memory is used up"),
+        ({"died": -9}, "fail", "SIGKILL"),
+        ({"died": 139}, "fail", "segmentation fault"),
+        (
+            {"died": 1, "log": ("ERROR something", "Bus error")},
+            "fail",
+            "exit status 1; its log ends with “Bus error”",
+        ),
+        ({"after": None}, "invalid", "could not be read after code c=4"),
+        ({"after": None, "unread": "it goes on beyond 16 MiB"}, "invalid", "it goes on beyond 16 MiB"),
+        ({"samples": ()}, "invalid", "only 0 of 8 requests of code c=4 were recorded"),
+    ],
 )
-def test_a_canary_whose_form_or_count_alone_is_wrong_was_answered(
-    observations: list[Observation], told: str
+def test_what_makes_a_cell_unfit_is_named_with_it(
+    observations: list[Observation], changes: dict[str, Any], verdict: str, part: str
 ) -> None:
-    [(verdict, cause)] = found(changed(observations, 1, canary=told))
-    assert verdict == "invalid"
-    assert "after code c=4 cannot be used" in cause
+    assert found(observations) == []
+    assert [o.cell.name for o in sorted_out(observations).sound] == ["code c=1", "code c=4", "code c=8"]
+    [(said, cause)] = found(changed(observations, 1, **changes))
+    assert said == verdict
+    assert part in cause
 
 
 def test_an_engine_that_is_dead_is_blamed_once(observations: list[Observation]) -> None:
@@ -193,27 +188,8 @@ def test_an_engine_that_is_dead_is_blamed_once(observations: list[Observation]) 
     assert second == ("inconclusive", "code c=8 was not measured: the server was gone since code c=4")
 
 
-def test_a_signature_in_the_log_fails_a_cell_that_looks_healthy(observations: list[Observation]) -> None:
-    [(verdict, cause)] = found(changed(observations, 1, log=("CUDA error: an illegal memory access",)))
-    assert verdict == "fail"
-    assert "in code c=4" in cause
-
-
-def test_an_engine_that_seeded_requests_end_is_told_from_others(observations: list[Observation]) -> None:
-    dying = (
-        "EngineDeadError: EngineCore encountered an issue",
-        "RuntimeError: CPU Generator does not use offset",
-    )
-    [(verdict, cause)] = found(changed(observations, 1, log=dying))
-    assert verdict == "fail"
-    assert "in code c=4" in cause
-    assert "a request with a seed whose prompt is read in several pieces" in cause
-    [(_, other)] = found(changed(observations, 1, log=dying[:1]))
-    assert "seed" not in other
-
-
 def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
+    seen = sorted_out(changed(observations, 1, log=("ERROR the tokenizer is slow",)))
     assert not seen.troubles
     assert seen.notes == ("code c=4: the log has “ERROR the tokenizer is slow”",)
 
@@ -236,10 +212,6 @@ def test_a_restart_in_between_is_seen_in_the_series(observations: list[Observati
     assert found(changed(observations, 2, series=(other,)))[0][0] == "invalid"
 
 
-def test_missing_counters_are_invalid(observations: list[Observation]) -> None:
-    assert "could not be read after code c=4" in found(changed(observations, 1, after=None))[0][1]
-
-
 def test_a_cell_that_was_cut_short_is_invalid(observations: list[Observation]) -> None:
     samples = observations[2].samples[:5]
     [(verdict, cause)] = found(changed(observations, 2, samples=samples))
@@ -247,30 +219,30 @@ def test_a_cell_that_was_cut_short_is_invalid(observations: list[Observation]) -
 
 
 def test_a_missing_cell_never_passes(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), observations[:2])
-    finding = conclude(seen, "n", "d", passed="fine")
+    seen = sorted_out(observations[:2])
+    finding = conclude(seen, "sweep.category", told=CODE, passed="fine")
     assert (finding.verdict, finding.cause) == (Verdict.INCONCLUSIVE, "code c=8 was not measured")
-    assert conclude(seen.tagged(level="4"), "n", "d", passed="fine").verdict is Verdict.PASS
+    assert (
+        conclude(seen.tagged(level="4"), "sweep.category", told=CODE, passed="fine").verdict is Verdict.PASS
+    )
 
 
 def test_a_conclusion_gives_the_worst_and_why(observations: list[Observation]) -> None:
-    seen = triage(Three(), context(), changed(observations, 1, canary="silence"))
+    seen = sorted_out(changed(observations, 1, canary="silence"))
     against = [(Verdict.INVALID, "counts"), (Verdict.FAIL, "too slow")]
-    assert conclude(seen, "n", "d", passed="fine", against=against).cause.startswith(
+    assert conclude(seen, "sweep.category", told=CODE, passed="fine", against=against).cause.startswith(
         "too slow; after code c=4"
     )
-    lenient = conclude(seen, "n", "d", passed="fine", lenient=True)
+    lenient = conclude(seen, "sweep.category", told=CODE, passed="fine", lenient=True)
     assert (lenient.verdict, lenient.cause) == (
         Verdict.INCONCLUSIVE,
         "1 of 3 cells do not count: code c=4",
     )
     many = [(Verdict.FAIL, str(i)) for i in range(9)]
-    assert conclude(seen, "n", "d", passed="fine", against=many, lenient=True).cause == "0; 1; 2; and 6 more"
-
-
-def test_the_worst_verdict_is_a_failure() -> None:
-    assert worst([]) is Verdict.PASS
-    assert worst([Verdict.INVALID, Verdict.FAIL, Verdict.INCONCLUSIVE]) is Verdict.FAIL
+    assert (
+        conclude(seen, "sweep.category", told=CODE, passed="fine", against=many, lenient=True).cause
+        == "0; 1; 2; and 6 more"
+    )
 
 
 # Acceptance ----------------------------------------------------------------------------------------------
@@ -318,11 +290,6 @@ def test_spread_between_requests_widens_the_interval() -> None:
     assert first is not None
     assert second is not None
     assert second.error / second.mal > 2 * first.error / first.mal
-
-
-def test_more_comparisons_need_wider_intervals() -> None:
-    assert surely() == pytest.approx(1.96, abs=0.001)
-    assert surely(40, 0.01) > surely(1, 0.01) > surely()
 
 
 INERT = {
@@ -397,11 +364,24 @@ def test_answers_in_one_piece_are_invalid_and_their_level_named(
     assert cause.startswith("not streamed: in code c=4 ")
 
 
-@pytest.mark.parametrize(("share", "which"), [(0.3, slice(None)), (0.0, slice(0, 5))], ids=["short", "some"])
+@pytest.mark.parametrize(
+    ("cell", "share", "which", "chunks"),
+    [
+        (1, 0.3, slice(None), 999),
+        (1, 0.0, slice(0, 5), 999),
+        (0, 0.0, slice(None), 999),
+        (1, 0.0, slice(None), 11),
+    ],
+    ids=["short", "some", "few answers", "few chunks"],
+)
 def test_short_answers_and_some_that_were_read_at_once_are_sound(
-    observations: list[Observation], share: float, which: slice
+    observations: list[Observation], cell: int, share: float, which: slice, chunks: int
 ) -> None:
-    observations[1] = squeezed(observations[1], share, which)
+    """A machine that is busy for a moment reads short answers at once."""
+    cut = [msgspec.structs.replace(one, chunks=one.chunks[:chunks]) for one in observations[cell].samples]
+    observations[cell] = squeezed(
+        msgspec.structs.replace(observations[cell], samples=tuple(cut)), share, which
+    )
     assert found(observations) == []
 
 
@@ -415,26 +395,3 @@ def test_answers_that_this_client_was_late_to_read_are_no_proxys(
     worst_ms = late * sum(waits) / len(waits)
     observations[1] = msgspec.structs.replace(squeezed_one, lag_ms=(worst_ms, 1.0))
     assert [verdict for verdict, _ in found(observations)] == verdicts
-
-
-def test_a_few_answers_or_chunks_tell_nothing_of_a_stream(observations: list[Observation]) -> None:
-    """A machine that is busy for a moment reads short answers at once."""
-    few = squeezed(observations[0], 0.0)
-    assert len(few.samples) < 4
-    short = squeezed(
-        msgspec.structs.replace(
-            observations[1],
-            samples=tuple(
-                msgspec.structs.replace(one, chunks=one.chunks[:11]) for one in observations[1].samples
-            ),
-        ),
-        0.0,
-    )
-    assert found([few, short, observations[2]]) == []
-
-
-def test_why_counters_are_missing_is_told(observations: list[Observation]) -> None:
-    observations[1] = msgspec.structs.replace(observations[1], after=None, unread="it goes on beyond 16 MiB")
-    [(verdict, cause)] = found(observations)
-    assert verdict == "invalid"
-    assert "it goes on beyond 16 MiB" in cause

@@ -18,9 +18,10 @@ from sparkwright.engine.cell import Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in, told
-from sparkwright.verify.checks.compile import KINDS, CompileCheck
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.compile import KINDS
 
-CHECK = CompileCheck()
+CHECK = ALL["compile"]
 BENCH = Bench(CHECK)
 NAME = "nothing is compiled after the warm-up"
 COMPILER = Path(__file__).parents[2] / "build/sparkwright/verify/simulator/child.py"
@@ -128,7 +129,7 @@ def verdict(observations: tuple[Observation, ...], **changes: Any) -> tuple[Verd
 
 
 def test_each_kind_is_sent_twice_with_other_prompts() -> None:
-    cells = CHECK.plan(context())
+    cells = CHECK.cells(context())
     assert [cell.tags["round"] for cell in cells] == ["first"] * len(KINDS) + ["again"] * len(KINDS)
     assert len({prompt.text for cell in cells for prompt in cell.prompts}) == sum(
         len(c.prompts) for c in cells

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +13,7 @@ from verify_kit import SEEDS, context, profile, verdicts
 from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.image import Image
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.model import look_at
 
 SENT, SEEN = "pictures are in the prompt", "pictures are seen"
@@ -23,32 +22,19 @@ SENT, SEEN = "pictures are in the prompt", "pictures are seen"
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_healthy_server_passes_whatever_it_is_shown(seed: int) -> None:
     sizes = msgspec.structs.replace(profile(), seed=seed)
-    findings = judged(Image(), context(sizes), seed=seed, k=0)
+    findings = judged(ALL["image"], context(sizes), seed=seed, k=0)
     assert not verdicts(findings)
     assert findings[SEEN].measured == {"colours": 6, "numbers": 4, "colours without pictures": 0}
     assert not [warning for finding in findings.values() for warning in finding.warnings]
 
 
-@pytest.mark.parametrize(
-    ("fault", "failed", "says"),
-    [
-        ("image-ignored", {SEEN}, "0 of 6 colours are right with pictures, 0 without; “.+” is called"),
-        ("images-dropped", {SENT}, "10 of 10 prompts have no more tokens with their picture"),
-    ],
-)
-def test_each_fault_fails_one_finding_which_names_it(fault: str, failed: set[str], says: str) -> None:
-    findings = judged(Image(), context(), fault, k=0)
-    assert {name for name, one in findings.items() if one.verdict is Verdict.FAIL} == failed
-    assert re.search(says, findings[failed.pop()].cause)
-
-
 def test_a_model_that_takes_no_pictures_is_not_judged() -> None:
     for findings in (
-        judged(Image(), context(), images=False),
-        judged(Image(), context(lacks={IMAGES: "a text model"})),
+        judged(ALL["image"], context(), images=False),
+        judged(ALL["image"], context(lacks={IMAGES: "a text model"})),
     ):
         assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
-    assert "not a multimodal model" in judged(Image(), context(), images=False)[SEEN].cause
+    assert "not a multimodal model" in judged(ALL["image"], context(), images=False)[SEEN].cause
 
 
 @pytest.mark.parametrize(
@@ -64,9 +50,9 @@ def test_answers_that_name_every_colour_prove_nothing() -> None:
 
 def _with_answers(says: Callable[[str], str]) -> Verdict:
     """Return the verdict on sight where each picture is called by *says* of its own name."""
-    check, to = Image(), context()
+    check, to = ALL["image"], context()
     seen = []
-    for cell in check.plan(to):
+    for cell in check.cells(to):
         found = observe(cell, settings(k=0))
         if cell.tags["kind"] == "with":
             expected = {prompt.name: prompt.expect for prompt in cell.prompts}

@@ -11,9 +11,8 @@ from verify_kit import Server, by_name, changed, context, profile, run
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, Observation
-from sparkwright.verify.checks.compare import Compare
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade import compare_runs
 
@@ -68,9 +67,9 @@ def test_a_healthy_machine_is_not(host: tuple[HostSample, ...]) -> None:
 
 def test_a_sweep_warns() -> None:
     there = context(profile())
-    observations = run(Sweep(), there, Server())
+    observations = run(ALL["sweep"], there, Server())
     observations = changed(observations, 0, host=HOT)
-    found = Sweep().judge(there, observations)
+    found = ALL["sweep"].judge(there, observations)
     told = [warning for finding in found for warning in finding.warnings]
     assert [warning for warning in told if warning.startswith("in code c=1 clocks were lowered")]
     assert {finding.verdict for finding in found} == {Verdict.PASS}
@@ -79,17 +78,19 @@ def test_a_sweep_warns() -> None:
 def test_cells_of_a_disturbed_machine_are_not_compared() -> None:
     there = context(profile(boots=3, most_boots=3, max_tokens=200, comparison_requests=24))
     servers = {(arm, boot): Server(seed=boot) for arm in ("main", "baseline") for boot in range(3)}
-    observations = [servers[cell.arm, cell.boot].measure(cell) for cell in Compare().plan(there)]
-    assert {one.verdict for one in Compare().judge(there, observations)} == {Verdict.PASS}
+    observations = [servers[cell.arm, cell.boot].measure(cell) for cell in ALL["compare"].cells(there)]
+    assert {one.verdict for one in ALL["compare"].judge(there, observations)} == {Verdict.PASS}
     hot = changed(observations, 0, host=HOT)
-    found = Compare().judge(there, hot)
+    found = ALL["compare"].judge(there, hot)
     assert Verdict.PASS not in {one.verdict for one in found}
     assert any("not compared: in c=1 wave 0 clocks were lowered" in one.cause for one in found)
 
 
 def test_runs_of_a_disturbed_machine_are_not_compared() -> None:
     there = context(profile())
-    old, new = (run(Sweep(), there, Server(seed=seed, step_ms=step)) for seed, step in ((1, 50.0), (2, 70.0)))
+    old, new = (
+        run(ALL["sweep"], there, Server(seed=seed, step_ms=step)) for seed, step in ((1, 50.0), (2, 70.0))
+    )
     slowed = [msgspec.structs.replace(observation, host=HOT) for observation in new]
     before, after = Run(observations=tuple(old)), Run(observations=tuple(slowed))
     found = by_name(compare_runs([before], [after]).findings)

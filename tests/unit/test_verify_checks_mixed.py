@@ -11,7 +11,8 @@ from verify_kit import Server, boot_facts, context
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Chunk, Observation, Sample
-from sparkwright.verify.checks.mixed import COUNTED, DECODERS, LONG_TOKENS, PROMPTS, Mixed, missing
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.mixed import COUNTED, DECODERS, LONG_TOKENS, PROMPTS, missing
 
 GAPS, LOST = "decoding goes on beside prefill", "no token is lost beside prefill"
 S = 1_000_000_000
@@ -43,14 +44,14 @@ def judged(
     waits: list[tuple[float, float]], *, lost: int = 0, alone_lost: int = 0, prefill_s: float = 6.0
 ) -> dict[str, Finding]:
     """Return the findings where every request waits in these intervals, and *lost* of them lose a number."""
-    check, to = Mixed(), context()
-    (first,) = check.plan(to)
+    check, to = ALL["mixed"], context()
+    (first,) = check.cells(to)
     alone = [
         sample(p.name, 10 * n, steps(10 * n), counting(int(p.expect), _gone(p.expect, n < alone_lost)))
         for n, p in enumerate(first.prompts)
     ]
     seen = [observed(first, alone)]
-    (second,) = check.extend(to, seen)
+    (second,) = check.cells(to, seen)[len(seen) :]
     decoders, documents = second.prompts[:DECODERS], second.prompts[DECODERS:]
     beside = []
     for n, prompt in enumerate(decoders):
@@ -62,7 +63,7 @@ def judged(
         first_token = 1.0 + prefill_s * (n + 1) / PROMPTS
         beside.append(sample(prompt.name, 1.0 + 0.1 * n, [first_token, first_token + 1]))
     seen.append(observed(second, beside))
-    assert check.extend(to, seen) == ()
+    assert check.cells(to, seen)[len(seen) :] == ()
     return {finding.name: finding for finding in check.judge(to, seen)}
 
 
@@ -93,10 +94,10 @@ def test_prefill_as_short_as_some_tokens_starves_nothing() -> None:
 
 
 def test_a_wait_of_half_a_minute_is_a_fault_however_long_the_prefill() -> None:
-    check, to = Mixed(), context()
-    (first,) = check.plan(to)
+    check, to = ALL["mixed"], context()
+    (first,) = check.cells(to)
     seen = [observed(first, [sample(p.name, 0, steps(0), counting(int(p.expect))) for p in first.prompts])]
-    (second,) = check.extend(to, seen)
+    (second,) = check.cells(to, seen)[len(seen) :]
     times = [0.2, 1.0, 33.0, 70.0]
     beside = [sample(p.name, 0, times, counting(int(p.expect))) for p in second.prompts[:DECODERS]]
     beside += [sample(p.name, 0.5, [60.0, 61.0]) for p in second.prompts[DECODERS:]]
@@ -129,8 +130,8 @@ def test_numbers_are_missed_only_by_requests_that_count_rightly_alone(
 
 
 def test_a_model_that_thinks_before_it_counts_is_not_judged_by_numbers() -> None:
-    check, to = Mixed(), context()
-    (first,) = check.plan(to)
+    check, to = ALL["mixed"], context()
+    (first,) = check.cells(to)
     thoughts = "Numbers, then."
     alone = [
         msgspec.structs.replace(sample(p.name, 0, steps(0), thoughts), reasoning_chars=len(thoughts))
@@ -158,10 +159,10 @@ def test_what_counts_as_missing(answer: str, flaw: str) -> None:
 
 
 def test_prompts_fit_into_the_longest_request() -> None:
-    check = Mixed()
+    check = ALL["mixed"]
     for longest, tokens in ((131_072, LONG_TOKENS), (4096, 1792), (-1, LONG_TOKENS)):
         to = context(facts=boot_facts(max_model_len=longest))
-        (first,) = check.plan(to)
+        (first,) = check.cells(to)
         alone = observed(first, [sample(p.name, 0, steps(0), "100") for p in first.prompts])
-        (second,) = check.extend(to, [alone])
+        (second,) = check.cells(to, [alone])[1:]
         assert {f"/{tokens} mixed" in p.name for p in second.prompts[DECODERS:]} == {True}

@@ -12,10 +12,10 @@ from verify_kit import SEEDS, context, profile
 
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
-from sparkwright.verify.checks.parity import Parity
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.corpus import load_corpus
 
-CHECK = Parity()
+CHECK = ALL["parity"]
 
 
 def to(**changes: Any) -> Any:
@@ -25,7 +25,7 @@ def to(**changes: Any) -> Any:
 
 def told(talker: Talker) -> list[Observation]:
     """What *talker* answers; a cell of the check has no tag for its kind, because all are answers."""
-    planned = CHECK.plan(to())
+    planned = CHECK.cells(to())
     asked = [msgspec.structs.replace(cell, tags={**cell.tags, "kind": "answers"}) for cell in planned]
     seen = [talker.measure(cell) for cell in asked]
     return [

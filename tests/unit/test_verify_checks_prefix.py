@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from verify_kit import boot_facts, context, profile, token_id
+from verify_kit import boot_facts, context, follow, profile, token_id
 
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.blocks import OFFSETS
-from sparkwright.verify.checks.prefix import Prefix
 from sparkwright.verify.corpus import load_corpus
 
-CHECK = Prefix()
+CHECK = ALL["prefix"]
 PLACE = 5
 
 
@@ -91,10 +91,7 @@ def measure(
 
 def run(where: Context, **fault: Any) -> list[Observation]:
     """The observations of the whole check, one round of cells after the other."""
-    seen = [measure(cell, **fault) for cell in CHECK.plan(where)]
-    while more := CHECK.extend(where, seen):
-        seen += [measure(cell, **fault) for cell in more]
-    return seen
+    return follow(CHECK, where, lambda cell: measure(cell, **fault))
 
 
 def judged(observations: list[Observation], where: Context | None = None) -> Finding:
@@ -130,11 +127,11 @@ def test_a_document_that_is_longer_than_was_wanted_is_brought_to_the_next_multip
 
 
 def test_documents_of_another_run_are_other_documents_of_as_many_tokens() -> None:
-    where, trial = to(), measure(CHECK.plan(to())[0])
+    where, trial = to(), measure(CHECK.cells(to())[0])
     later = msgspec.structs.replace(
         trial, samples=tuple(msgspec.structs.replace(sample, started=9) for sample in trial.samples)
     )
-    (cold, *_), (other, *_) = (CHECK.extend(where, [one]) for one in (trial, later))
+    (cold, *_), (other, *_) = (CHECK.cells(where, [one])[1:] for one in (trial, later))
     assert [*map(length, cold.prompts)] == [*map(length, other.prompts)]
     assert not {prompt.text[:24] for prompt in cold.prompts} & {prompt.text[:24] for prompt in other.prompts}
     assert len({prompt.text[:24] for prompt in cold.prompts}) == len(cold.prompts)

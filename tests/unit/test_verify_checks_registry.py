@@ -9,24 +9,20 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks import ALL, REGISTERED, checks_of, discover
-from sparkwright.verify.options import VerifyOptions, profile_of
+from sparkwright.verify.checks import ALL, checks_of, discover
+from sparkwright.verify.checks.common import Check
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import profile_of
 from sparkwright.verify.profile import PROFILES, Profile
 
 MODULE = """
-from sparkwright.verify.check import RegisteredCheck
+from sparkwright.verify.checks.common import Check
 
-class Latency:
-    name = {name!r}
-    def plan(self, context): return ()
-    def judge(self, context, observations): return ()
-
-CHECK = RegisteredCheck(Latency(), profiles={{"full": 5}})
+CHECK = Check({name!r}, lambda *_: (), lambda *_: (), profiles={{"full": 5}})
 """
 
 
-def found(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> Mapping[str, RegisteredCheck]:
+def found(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> Mapping[str, Check]:
     package = folder / "some_checks"
     package.mkdir()
     for name, source in {"__init__": "", **modules}.items():
@@ -60,13 +56,13 @@ def test_all_checks_are_registered_by_their_names() -> None:
 
 
 def test_registrations_name_profiles_that_exist() -> None:
-    assert all(set(registered.profiles) <= set(PROFILES) for registered in REGISTERED.values())
+    assert all(set(registered.profiles) <= set(PROFILES) for registered in ALL.values())
 
 
 def test_every_profile_runs_the_checks_that_list_it_in_order_of_position() -> None:
     for profile in (name for name, sizes in PROFILES.items() if not sizes.checks):
         names = checks_of(profile)
-        places = [REGISTERED[name].profiles[profile] for name in names]
+        places = [ALL[name].profiles[profile] for name in names]
         assert places == sorted(set(places)), "no two checks of a profile have one position"
         assert profile_of(VerifyOptions(profile=profile)).checks == names
 

@@ -13,11 +13,9 @@ from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, prof
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
-from sparkwright.verify.checks.crash import Crash
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.machine import disturbances, energy_per_token_j
-from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.checks.states import find_wedge
-from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator.faults import Faults, parse_faults
 from sparkwright.verify.simulator.machine import SimulatedCard
@@ -35,7 +33,7 @@ def card(count: int = 8, begin: int = 0, **readings: Any) -> tuple[HostSample, .
 
 def swept(*hosts: tuple[HostSample, ...], seed: int = 0) -> list[Observation]:
     """Return a sweep during whose cells the card read so, in turn."""
-    observations = run(Sweep(), context(profile()), Server(seed=seed))
+    observations = run(ALL["sweep"], context(profile()), Server(seed=seed))
     return [
         msgspec.structs.replace(one, host=hosts[number % len(hosts)])
         for number, one in enumerate(observations)
@@ -43,7 +41,7 @@ def swept(*hosts: tuple[HostSample, ...], seed: int = 0) -> list[Observation]:
 
 
 def judged(observations: list[Observation], **changes: Any) -> Any:
-    return by_name(Sweep().judge(context(profile(), **changes), observations))
+    return by_name(ALL["sweep"].judge(context(profile(), **changes), observations))
 
 
 @pytest.mark.parametrize("seed", costly(SEEDS))
@@ -66,7 +64,7 @@ def test_a_stuck_card_is_named_with_its_clock_and_power() -> None:
 
 def test_throughput_is_compared_with_cells_of_the_same_load() -> None:
     there = context(profile())
-    cells = Sweep().plan(there)
+    cells = ALL["sweep"].cells(there)
     made = [
         msgspec.structs.replace(server.measure(cell), host=host)
         for cell in cells
@@ -75,7 +73,7 @@ def test_throughput_is_compared_with_cells_of_the_same_load() -> None:
             (Server(), card(**WELL))
         ]
     ]  # fmt: skip
-    cause = by_name(Sweep().judge(there, made))[USUAL].cause
+    cause = by_name(ALL["sweep"].judge(there, made))[USUAL].cause
     assert "in prose c=1 and 2 more" in cause
     assert "2411 of 3003 MHz at 38 W in code c=1" in cause
     fraction = float(cause.partition("tokens/s are ")[2].split()[0])
@@ -109,16 +107,16 @@ def test_a_card_that_does_not_say_how_busy_it_is_counts_where_the_server_runs_he
 
 def test_a_soak_names_the_cells_since_which_the_card_is_stuck() -> None:
     there = dataclasses.replace(context(profile(soak_s=1200.0)), corpus=load_corpus())
-    made = run(Soak(), there, Server())
+    made = run(ALL["soak"], there, Server())
     late = [
         msgspec.structs.replace(one, host=card(**(STUCK if number >= 8 else WELL)))
         for number, one in enumerate(made)
     ]
-    found = by_name(Soak().judge(there, late))
+    found = by_name(ALL["soak"].judge(there, late))
     assert found[USUAL].verdict is Verdict.INVALID
     assert f"in {late[8].cell.name} and {len(made) - 9} more" in found[USUAL].cause
     well = [msgspec.structs.replace(one, host=card(**WELL)) for one in made]
-    assert by_name(Soak().judge(there, well))[USUAL].verdict is Verdict.PASS
+    assert by_name(ALL["soak"].judge(there, well))[USUAL].verdict is Verdict.PASS
 
 
 # The wedge -----------------------------------------------------------------------------------------------
@@ -139,12 +137,12 @@ def frozen(observation: Observation, seconds: int = 60, running: int = 17, **cha
 
 
 def burst() -> list[Observation]:
-    return run(Crash(), context(profile()), Server())
+    return run(ALL["crash"], context(profile()), Server())
 
 
 def test_a_wedge_is_named_with_requests_time_health_and_power() -> None:
     made = burst()
-    found = by_name(Crash().judge(context(profile()), [frozen(made[0]), *made[1:]]))[HELD]
+    found = by_name(ALL["crash"].judge(context(profile()), [frozen(made[0]), *made[1:]]))[HELD]
     assert found.verdict is Verdict.FAIL
     assert found.cause.startswith(
         "wedged in burst c=1: no token for 60 s while 17 requests are held, and /health says 200"
@@ -181,7 +179,9 @@ def test_other_trouble_is_no_wedge(changes: dict[str, Any]) -> None:
 
 def test_without_counters_a_wedge_is_not_judged() -> None:
     made = burst()
-    found = by_name(Crash().judge(context(profile(), lacks={METRICS: "there is no /metrics"}), made))[HELD]
+    found = by_name(ALL["crash"].judge(context(profile(), lacks={METRICS: "there is no /metrics"}), made))[
+        HELD
+    ]
     assert found.verdict is Verdict.NOT_APPLICABLE
 
 
@@ -189,7 +189,7 @@ def test_without_counters_a_wedge_is_not_judged() -> None:
 
 
 def test_energy_is_power_over_time_and_tokens() -> None:
-    made = run(Sweep(), context(profile(), boot_facts()), Server())[0]
+    made = run(ALL["sweep"], context(profile(), boot_facts()), Server())[0]
     tokens = sum(sample.output_tokens for sample in made.samples)
     seen = msgspec.structs.replace(made, host=card(**WELL))
     assert energy_per_token_j(seen) == pytest.approx(38.0 * made.seconds / tokens)

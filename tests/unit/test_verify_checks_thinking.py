@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 import pytest
 from chat_kit import judged, observe
@@ -12,7 +10,8 @@ from verify_kit import SEEDS, context, profile, verdicts
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
-from sparkwright.verify.checks.thinking import BUDGET, SLACK, Thinking, thought_tokens
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.thinking import BUDGET, SLACK, thought_tokens
 
 OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
 
@@ -20,7 +19,7 @@ OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "re
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
     sizes = msgspec.structs.replace(profile(), seed=seed)
-    findings = judged(Thinking(), context(sizes), seed=seed, reasoning=True)
+    findings = judged(ALL["thinking"], context(sizes), seed=seed, reasoning=True)
     assert not verdicts(findings)
     assert {finding.verdict for finding in findings.values()} == {Verdict.PASS}
     assert set(findings) == {OFF, ON, WITHIN}
@@ -28,32 +27,16 @@ def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
     assert int(findings[WITHIN].measured["tokens without"]) > BUDGET + SLACK
 
 
-@pytest.mark.parametrize(
-    ("fault", "name", "says"),
-    [
-        ("thinking-not-off", OFF, "thinking off: 4 of 4 answers.*characters of reasoning"),
-        ("reasoning-lost", ON, "none of 4 answers has reasoning, though the template asks for it"),
-        ("thoughts-unparsed", ON, "'</think>'.*no reasoning parser, or the wrong one"),
-        ("answer-in-reasoning", ON, "tokens of reasoning, and no answer after them"),
-        ("budget-ignored", WITHIN, rf"tokens of reasoning came where {BUDGET} were allowed"),
-    ],
-)
-def test_each_fault_fails_the_finding_that_it_is_about(fault: str, name: str, says: str) -> None:
-    findings = judged(Thinking(), context(), fault, reasoning=True)
-    assert findings[name].verdict is Verdict.FAIL
-    assert re.search(says, findings[name].cause), findings[name].cause
-
-
 def test_a_model_that_does_not_think_is_not_judged() -> None:
-    findings = judged(Thinking(), context())
+    findings = judged(ALL["thinking"], context())
     assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
     assert "the model does not think" in findings[ON].cause
 
 
 def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
-    check, to, server = Thinking(), context(), settings(reasoning=True)
+    check, to, server = ALL["thinking"], context(), settings(reasoning=True)
     seen = []
-    for cell in check.plan(to):
+    for cell in check.cells(to):
         found = observe(cell, server)
         if cell.tags["kind"] == "off":
             padded = tuple(
@@ -66,9 +49,9 @@ def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
 
 @pytest.mark.parametrize("kind", ["off", "on"])
 def test_empty_answers_are_no_answers(kind: str) -> None:
-    check, to, server = Thinking(), context(), settings(reasoning=True)
+    check, to, server = ALL["thinking"], context(), settings(reasoning=True)
     seen = []
-    for cell in check.plan(to):
+    for cell in check.cells(to):
         found = observe(cell, server)
         if cell.tags["kind"] == kind:
             empty = tuple(msgspec.structs.replace(s, text="", reasoning_chars=0) for s in found.samples)
@@ -81,9 +64,9 @@ def test_empty_answers_are_no_answers(kind: str) -> None:
 
 
 def test_a_template_without_a_switch_may_think_always() -> None:
-    check, to = Thinking(), context()
+    check, to = ALL["thinking"], context()
     seen = []
-    for cell in check.plan(to):
+    for cell in check.cells(to):
         found = observe(cell, settings("thinking-not-off", reasoning=True))
         alike = tuple(msgspec.structs.replace(s, prompt_tokens=50) for s in found.samples)
         seen.append(msgspec.structs.replace(found, samples=alike))
@@ -96,9 +79,9 @@ def test_a_template_without_a_switch_may_think_always() -> None:
 def test_a_budget_that_is_refused_is_not_judged_and_one_that_breaks_the_server_is(
     status: int, verdict: Verdict
 ) -> None:
-    check, to, server = Thinking(), context(), settings(reasoning=True)
+    check, to, server = ALL["thinking"], context(), settings(reasoning=True)
     seen = []
-    for cell in check.plan(to):
+    for cell in check.cells(to):
         found = observe(cell, server)
         if cell.tags["kind"] == "budget":
             failure = RequestFailure(kind=FailureKind.STATUS, detail="no such limit", status=status)

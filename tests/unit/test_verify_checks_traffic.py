@@ -8,14 +8,15 @@ import msgspec
 import pytest
 from chat_kit import judged, observe
 from simulator_kit import settings
-from verify_kit import SEEDS, context, profile, verdicts
+from verify_kit import context, follow, profile, verdicts
 
 from sparkwright.engine.capabilities import TOOLS
 from sparkwright.engine.cell import REQUIRED, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Sample, ToolCall
-from sparkwright.verify.checks.chatter import (
-    Described,
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.dialogues import TOOLS_OFFERED, TURNS
+from sparkwright.verify.checks.flaws import (
     broken_characters,
     forced_flaw,
     misfit,
@@ -23,72 +24,32 @@ from sparkwright.verify.checks.chatter import (
     role_mark,
     tool_flaw,
 )
-from sparkwright.verify.checks.dialogues import TOOLS_OFFERED, TURNS
-from sparkwright.verify.checks.traffic import Traffic
 
 SIZES = profile(max_tokens=256)
-NAMES = {
-    "template-missing": ("answers are in the chat template", "turn 1.*the marker of a role"),
-    "history-dropped": ("conversations reach the model", "earlier messages are dropped"),
-    "reasoning-in-answer": ("reasoning stays out of the answer", "reasoning in the answer, '</think>'"),
-    "replacement-characters": ("characters are whole", r"replacement characters \(U\+FFFD\)"),
-    "tool-parser-swallows": ("tool calls are whole", "'unit' is a required property"),
-    "tool-json-truncated": ("tool calls are whole", "arguments of get_weather: truncated JSON"),
-    "tool-choice-ignored": (
-        "demanded tool calls come",
-        "tools named: 4 of 4 answers, first to single/0: no call, though the request demands a call of get_w",
-    ),
-    "guided-calls-misfit": ("demanded tool calls come", "'unit' is a required property"),
-}
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
-    sizes = msgspec.structs.replace(SIZES, seed=seed)
-    findings = judged(Traffic(), context(sizes), seed=seed, k=0)
-    assert not verdicts(findings)
-    assert len(findings) == 7
-    assert findings["demanded tool calls come"].measured["calls"] == 12
-    assert not [warning for finding in findings.values() for warning in finding.warnings]
-
-
-@pytest.mark.parametrize("fault", NAMES)
-def test_each_fault_fails_one_finding_which_names_it(fault: str) -> None:
-    findings = judged(Traffic(), context(SIZES), fault)
-    name, says = NAMES[fault]
-    failed = {one.name: one for one in findings.values() if one.verdict is not Verdict.PASS}
-    assert list(failed) == [name]
-    assert failed[name].verdict is Verdict.FAIL
-    assert re.search(says, failed[name].cause), failed[name].cause
-
-
 # Conversations -------------------------------------------------------------------------------------------
 
 
 def test_each_turn_sends_the_answers_before_it_and_the_same_ones_give_the_same_cells() -> None:
-    check, to, server = Traffic(), context(SIZES), settings()
-    seen = [observe(cell, server) for cell in check.plan(to)]
-    (second,) = check.extend(to, seen)
-    assert (second,) == check.extend(to, seen)
+    check, to, server = ALL["traffic"], context(SIZES), settings()
+    seen = [observe(cell, server) for cell in check.cells(to)]
+    (second,) = check.cells(to, seen)[len(seen) :]
+    assert (second,) == check.cells(to, seen)[len(seen) :]
     answers = {sample.prompt: sample.answer for sample in seen[0].samples}
     for before, prompt in zip(seen[0].cell.prompts, second.prompts, strict=True):
         assert [message.role for message in prompt.history] == ["user", "assistant"]
         assert [message.content for message in prompt.history] == [before.text, answers[before.name]]
     other = msgspec.structs.replace(seen[0].samples[0], text="Another answer.")
     changed = msgspec.structs.replace(seen[0], samples=(other, *seen[0].samples[1:]))
-    assert check.extend(to, [changed, *seen[1:]])[0].key != second.key
-    turns = 1
-    while more := check.extend(to, seen):
-        seen += [observe(cell, server) for cell in more]
-        turns += len(more)
-    assert turns == TURNS
+    assert check.cells(to, [changed, *seen[1:]])[-1].key != second.key
+    every = follow(check, to, lambda cell: observe(cell, server))
+    assert sum(seen.cell.tags["kind"] == "talk" for seen in every) == TURNS
 
 
 def test_a_turn_without_answers_ends_the_conversation_and_counts() -> None:
-    check, to = Traffic(), context(SIZES)
-    seen = [observe(cell, settings()) for cell in check.plan(to)]
+    check, to = ALL["traffic"], context(SIZES)
+    seen = [observe(cell, settings()) for cell in check.cells(to)]
     without = [msgspec.structs.replace(seen[0], samples=()), *seen[1:]]
-    assert check.extend(to, without) == ()
+    assert check.cells(to, without)[len(without) :] == ()
     findings = {finding.name: finding for finding in check.judge(to, without)}
     assert findings["answers are in the chat template"].verdict is Verdict.INVALID
     assert findings["tool calls are whole"].verdict is Verdict.PASS
@@ -99,8 +60,8 @@ def test_a_turn_without_answers_ends_the_conversation_and_counts() -> None:
 
 def test_what_a_server_lacks_is_not_sent_and_not_applicable() -> None:
     to = context(SIZES, lacks={TOOLS: "no parser"})
-    check = Traffic()
-    assert "tools single" not in [cell.name for cell in check.plan(to)]
+    check = ALL["traffic"]
+    assert "tools single" not in [cell.name for cell in check.cells(to)]
     findings = judged(check, to, tool_parser=False)
     assert {name for name, one in findings.items() if one.verdict is Verdict.NOT_APPLICABLE} == {
         "tool calls are whole"
@@ -117,11 +78,11 @@ def test_what_a_server_lacks_is_not_sent_and_not_applicable() -> None:
     ],
 )
 def test_a_model_that_calls_nothing(text: str, asked: int, verdict: Verdict, says: str) -> None:
-    check, to = Traffic(), context(SIZES)
+    check, to = ALL["traffic"], context(SIZES)
     plain = {"text": text, "tool_calls": (), "tool_chars": 0, "finish_reason": "stop"}
     plain |= {"prompt_tokens": asked, "output_tokens": 20}
     seen = []
-    for cell in check.plan(to):
+    for cell in check.cells(to):
         found = observe(cell, settings())
         if cell.tags["kind"] == "tools":
             samples = tuple(msgspec.structs.replace(sample, **plain) for sample in found.samples)
@@ -133,7 +94,7 @@ def test_a_model_that_calls_nothing(text: str, asked: int, verdict: Verdict, say
 
 
 def test_made_up_models_are_not_judged_by_their_words() -> None:
-    findings = judged(Traffic(), context(SIZES, made_up=True), "template-missing")
+    findings = judged(ALL["traffic"], context(SIZES, made_up=True), "template-missing")
     assert not verdicts(findings)
     assert "made up" in findings["answers are in the chat template"].cause
 
@@ -242,8 +203,8 @@ def test_flaws_of_demanded_calls(
 
 
 def test_demanded_calls_that_are_all_cut_decide_nothing() -> None:
-    check, to = Traffic(), context(SIZES)
-    seen = [observe(cell, settings()) for cell in check.plan(to)]
+    check, to = ALL["traffic"], context(SIZES)
+    seen = [observe(cell, settings()) for cell in check.cells(to)]
     cut = [
         msgspec.structs.replace(
             one,
@@ -261,8 +222,8 @@ def test_demanded_calls_that_are_all_cut_decide_nothing() -> None:
 
 
 def test_output_that_fits_no_schema_is_named() -> None:
-    described = Described("answer", {"type": "object", "required": ["name"]})
-    assert misfit('{"name": 1}', described) == ""
-    assert "'name' is a required property" in misfit("{}", described)
-    assert "broken JSON" in misfit("Sure: {}", described)
-    assert "truncated JSON" in misfit('{"name": "Zo', described)
+    described = "answer", {"type": "object", "required": ["name"]}
+    assert misfit('{"name": 1}', *described) == ""
+    assert "'name' is a required property" in misfit("{}", *described)
+    assert "broken JSON" in misfit("Sure: {}", *described)
+    assert "truncated JSON" in misfit('{"name": "Zo', *described)

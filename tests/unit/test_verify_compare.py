@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, profile
+from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, follow, profile
 
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.checks.compare import Compare
+from sparkwright.verify.checks import ALL
 
 PARTS = pytest.mark.parametrize(
     "seeds", [SEEDS[:5], pytest.param(SEEDS[5:], marks=pytest.mark.walk)], ids=len
@@ -63,20 +63,17 @@ def to(**changes: Any) -> Any:
 
 def compare(pair: Pair, **changes: Any) -> dict[str, Any]:
     there = to(**changes)
-    return by_name(Compare().judge(there, measured(pair, there)))
+    return by_name(ALL["compare"].judge(there, measured(pair, there)))
 
 
 def measured(pair: Pair, there: Any) -> list[Observation]:
     """Everything that the check asks for, with the starts that it adds."""
-    seen = [pair.measure(cell) for cell in Compare().plan(there)]
-    while more := Compare().extend(there, seen):
-        seen += [pair.measure(cell) for cell in more]
-    return seen
+    return follow(ALL["compare"], there, pair.measure)
 
 
 def test_starts_alternate_and_get_the_same_prompts():
-    cells = Compare().plan(to())
-    assert cells == Compare().plan(to())
+    cells = ALL["compare"].cells(to())
+    assert cells == ALL["compare"].cells(to())
     order = list(dict.fromkeys((cell.arm, cell.boot) for cell in cells))
     assert [arm[0] for arm, _ in order] == ["m", "b", "b", "m", "m", "b"]
     for name in {cell.name for cell in cells}:
@@ -120,7 +117,7 @@ def test_starts_are_added_only_while_nothing_is_decided():
     wide = measured(Pair(lottery=0.15), there)
     assert 1 + max(o.cell.boot for o in wide) == 10
     fixed = to(boots=3, most_boots=3)
-    assert not Compare().extend(fixed, [Pair(lottery=0.15).measure(cell) for cell in Compare().plan(fixed)])
+    assert 1 + max(o.cell.boot for o in measured(Pair(lottery=0.15), fixed)) == 3
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[:3], pytest.param(SEEDS[::2], marks=pytest.mark.walk)], ids=len)
@@ -172,28 +169,26 @@ def test_servers_that_differ_otherwise_are_pointed_out():
     facts["baseline", 1] = boot_facts(graph_mode="NONE")
     other = context(there.profile, facts)
     pair = Pair()
-    found = by_name(Compare().judge(other, [pair.measure(cell) for cell in Compare().plan(other)]))[ONE]
+    found = by_name(
+        ALL["compare"].judge(other, [pair.measure(cell) for cell in ALL["compare"].cells(other)])
+    )[ONE]
     assert "runner is v2, on the baseline v1" in found.warnings
     assert any("starts of baseline differ in graph_mode" in warning for warning in found.warnings)
 
 
 def test_a_server_that_ends_fails_and_a_baseline_that_ends_decides_nothing():
     there, pair = to(), Pair()
-    seen = [pair.measure(cell) for cell in Compare().plan(there)]
+    seen = [pair.measure(cell) for cell in ALL["compare"].cells(there)]
     arms = [observation.cell.arm for observation in seen]
     for arm, verdict in (("main", Verdict.FAIL), ("baseline", Verdict.INVALID)):
         at = arms.index(arm)
         broken = changed(seen, at, **_parts(dead(seen[at])))
-        assert by_name(Compare().judge(there, broken))[ONE].verdict is verdict
+        assert by_name(ALL["compare"].judge(there, broken))[ONE].verdict is verdict
 
 
 def _parts(observation: Observation) -> dict[str, Any]:
     names = ("samples", "after", "canary", "died", "log")
     return {name: getattr(observation, name) for name in names}
-
-
-def test_nothing_seen_is_not_a_pass():
-    assert Verdict.PASS not in {finding.verdict for finding in Compare().judge(to(), [])}
 
 
 def _at_once(observation: Observation) -> Observation:
@@ -210,16 +205,16 @@ def _at_once(observation: Observation) -> Observation:
 def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> None:
     """A busy machine reads a whole answer at once now and then."""
     there, pair = to(), Pair()
-    seen = [pair.measure(cell) for cell in Compare().plan(there)]
+    seen = [pair.measure(cell) for cell in ALL["compare"].cells(there)]
     first = _at_once(seen[0]).samples[:2]
     seen[0] = msgspec.structs.replace(seen[0], samples=(*first, *seen[0].samples[2:]))
-    found = by_name(Compare().judge(there, seen))
+    found = by_name(ALL["compare"].judge(there, seen))
     assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
 
 
 def test_servers_behind_something_that_buffers_are_not_compared() -> None:
     there, pair = to(), Pair()
-    seen = [_at_once(pair.measure(cell)) for cell in Compare().plan(there)]
-    for finding in Compare().judge(there, seen):
+    seen = [_at_once(pair.measure(cell)) for cell in ALL["compare"].cells(there)]
+    for finding in ALL["compare"].judge(there, seen):
         assert finding.verdict is Verdict.INVALID
         assert "not streamed" in finding.cause

@@ -14,11 +14,10 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Prompt
 from sparkwright.engine.client.payload import messages_of
-from sparkwright.verify.checks.arrivals import Arrivals
-from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.datasets import DOCUMENTS, Dataset, read_prompts, read_same
-from sparkwright.verify.options import VerifyOptions, profile_of
-from sparkwright.verify.setup import require_possible
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of, profile_of
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
 SHARE = [
@@ -110,7 +109,7 @@ def own(tmp_path: Path, *, chats: bool) -> tuple[Prompt, ...]:
 @pytest.mark.parametrize("chats", [True, False])
 def test_a_sweep_sends_the_prompts_of_a_file(tmp_path: Path, *, chats: bool) -> None:
     to = context(profile(levels=(1, 4)), dataset=Dataset(own(tmp_path, chats=chats)))
-    cells = Sweep().plan(to)
+    cells = ALL["sweep"].cells(to)
     assert [cell.name for cell in cells] == ["own c=1", "own c=4"]
     for cell in cells:
         assert cell.load.chat is chats
@@ -118,12 +117,12 @@ def test_a_sweep_sends_the_prompts_of_a_file(tmp_path: Path, *, chats: bool) -> 
         sent = [json.dumps(messages_of(prompt)) for prompt in cell.prompts]
         assert len(set(sent)) == len(sent), "no prompt is in the prefix cache"
         assert all(("Hello." if chats else "Sum up.") in text for text in sent)
-    assert {finding.name for finding in Sweep().judge(to, [])} >= {"own: served at every level"}
+    assert {finding.name for finding in ALL["sweep"].judge(to, [])} >= {"own: served at every level"}
 
 
 def test_a_sweep_sends_documents_of_one_length() -> None:
     to = context(profile(levels=(1,)), boot_facts(words_per_token=0.5), dataset=Dataset(input_tokens=2000))
-    (cell,) = Sweep().plan(to)
+    (cell,) = ALL["sweep"].cells(to)
     assert (cell.name, cell.tags["category"]) == (f"{DOCUMENTS} c=1", DOCUMENTS)
     assert {len(prompt.text.split()) - 4 for prompt in cell.prompts} <= set(range(995, 1005))
     assert len({prompt.text for prompt in cell.prompts}) == len(cell.prompts)
@@ -132,12 +131,15 @@ def test_a_sweep_sends_documents_of_one_length() -> None:
 
 
 def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
-    assert [cell.key for cell in Sweep().plan(context())][:2] == ["1244276c208c3f2f", "50c79759226d5c59"]
+    assert [cell.key for cell in ALL["sweep"].cells(context())][:2] == [
+        "1244276c208c3f2f",
+        "50c79759226d5c59",
+    ]
 
 
 def test_rates_are_open_loops_over_the_same_prompts() -> None:
     to = context(profile(categories=("code",)), dataset=Dataset(rates=(0.5, 3.0)))
-    cells = Arrivals().plan(to)
+    cells = ALL["arrivals"].cells(to)
     assert [(cell.name, cell.load.shape, cell.load.rate) for cell in cells] == [
         ("code 0.5/s", "open", 0.5), ("code 3/s", "open", 3.0),
     ]  # fmt: skip
@@ -165,7 +167,7 @@ def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        require_possible(VerifyOptions(simulator=True, **options))
+        plan_of(VerifyOptions(simulator=True, **options))
 
 
 def test_options_are_recorded_with_the_run() -> None:

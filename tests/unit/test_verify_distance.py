@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sparkwright.verify.checks.distance import kl_bound
+from sparkwright.verify.checks.answers import kl_bound
 
 
 def softmax(logits: dict[str, float]) -> dict[str, float]:

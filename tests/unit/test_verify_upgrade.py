@@ -16,8 +16,7 @@ from sparkwright.base.errors import ConfigError, VerdictError
 from sparkwright.cli.main import main
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, Observation
-from sparkwright.verify.checks.lossless import Lossless
-from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
 from sparkwright.verify.run import Run
@@ -41,12 +40,12 @@ def swept(seed: int, *, slower: float = 1.0, **changes: Any) -> list[Observation
     """A sweep of one start, whose speed is drawn."""
     luck = np.random.default_rng(seed).lognormal(0, LOTTERY)
     server = Server(seed=seed, **{"step_ms": 50 * luck * slower, "ttft_ms": 120 * luck, **changes})
-    return run(Sweep(), context(profile(max_tokens=200)), server)
+    return run(ALL["sweep"], context(profile(max_tokens=200)), server)
 
 
 def answered(talker: Talker) -> list[Observation]:
     there = replace(context(profile(lossless_prompts=48)), corpus=load_corpus())
-    return [talker.measure(cell) for cell in Lossless().plan(there)]
+    return [talker.measure(cell) for cell in ALL["lossless"].cells(there)]
 
 
 def finished(observations: list[Observation], **facts: Any) -> Run:
@@ -211,7 +210,7 @@ def test_a_smaller_cache_fails_and_other_facts_are_named() -> None:
 
 
 def test_runs_without_a_common_cell_are_refused() -> None:
-    other = run(Sweep(), context(profile(max_tokens=100)), Server())
+    other = run(ALL["sweep"], context(profile(max_tokens=100)), Server())
     with pytest.raises(ConfigError, match="no measurement in common"):
         compared(finished(swept(1)), finished(other))
 

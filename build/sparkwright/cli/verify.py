@@ -19,7 +19,7 @@ from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import OPTIONS, options_of
+from sparkwright.cli.verify_options import JSON, OPTIONS, OUT, QUIET, RESUME, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
@@ -53,22 +53,16 @@ class _VerifyCommand(click.Command):
 
 @click.command("verify", cls=_VerifyCommand)
 @click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for this run; one in dist/evidence/ by default."
-)
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Continue the interrupted run in this folder.",
-)
+@OUT
+@RESUME
 @machines_option
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
 @click.option("--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes.")
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@QUIET
+@JSON
 @click.pass_context
 def command(
     context: click.Context,
@@ -101,7 +95,7 @@ def command(
     'verify history' lists earlier runs.
     """
     require_libraries()
-    from sparkwright.verify.options import VerifyOptions
+    from sparkwright.verify.plan import plan_of
 
     keys = (api_key, baseline_api_key)
     with showing_run(quiet=quiet or as_json) as log:
@@ -112,11 +106,7 @@ def command(
                 next_step="leave out one of them",
             )
         if resume is not None:
-            from sparkwright.verify.journal import read_journal
-
-            folder, options = resume, VerifyOptions.from_options(read_journal(resume).manifest.options)
-            refuse_others(context, resume, options)
-            refuse_keys(folder, options, asked, keys)
+            options = recorded_options(context, resume, asked, keys)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
                 chosen = newest_wheel(_series(asked))
@@ -124,16 +114,16 @@ def command(
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)
             options = options_of(wheel, asked)
-        _require_possible(options)
+        plan = plan_of(options)
         if only_plan:
-            show_plan(options, as_json=as_json)
+            show_plan(plan, as_json=as_json)
             return
         folder = resume or out or new_folder(options)
         log(folder)
         if not cluster:
             check_before_verify(options, offline=offline, force=force)
         if resume is None:
-            tell_plan(options)
+            tell_plan(plan)
         with counting_machines() as done:
             if cluster:
                 from sparkwright.verify.remote import verify_remotely
@@ -143,7 +133,7 @@ def command(
             else:
                 from sparkwright.verify.runner import run_verification
 
-                results = run_verification(options, folder.absolute(), keys, offline=offline)
+                results = run_verification(plan, folder.absolute(), keys, offline=offline)
     _attach(results, options)
     show_results(results, as_json=as_json, machines=done)
 
@@ -202,10 +192,21 @@ def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify"
         )
 
 
-def _require_possible(options: VerifyOptions) -> None:
-    from sparkwright.verify.setup import require_possible
+def recorded_options(
+    context: click.Context, folder: Path, asked: dict[str, Any], keys: tuple[str, str]
+) -> VerifyOptions:
+    """Return the options of the interrupted run in *folder*, of which the command line says nothing anew.
 
-    require_possible(options)
+    Raises:
+        ConfigError: it does, or a key would go to an address that the journal alone names.
+    """
+    from sparkwright.verify.journal import read_journal
+    from sparkwright.verify.options import VerifyOptions
+
+    options = VerifyOptions.from_options(read_journal(folder).manifest.options)
+    refuse_others(context, folder, options)
+    refuse_keys(folder, options, asked, keys)
+    return options
 
 
 def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:
@@ -258,12 +259,16 @@ def refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], key
 
 def new_folder(options: VerifyOptions, suffix: str = "") -> Path:
     """Return a folder for a new run below dist/evidence/; its name ends with *suffix*."""
+    return evidence_folder(f"{options.title}{suffix}")
+
+
+def evidence_folder(name: str) -> Path:
+    """Return a folder below dist/evidence/ whose name begins so and ends with the time."""
     from datetime import UTC, datetime
 
     from sparkwright.publish import dist_folder
 
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return dist_folder(Path()) / "evidence" / f"{options.title}{suffix}-{stamp}"
+    return dist_folder(Path()) / "evidence" / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 @contextlib.contextmanager

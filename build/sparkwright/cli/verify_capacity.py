@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.verify_options import API_KEY, JSON, MODEL, OUT, QUIET, RESUME, digest_of_prompts
 from sparkwright.verify.options import VerifyOptions
 
 _SLO = "ttft_p95=2s,tpot_p95=200ms"
@@ -15,10 +16,8 @@ _SLO = "ttft_p95=2s,tpot_p95=200ms"
 
 @click.command("capacity")
 @click.option("--url", default="", help="The server to load.")
-@click.option(
-    "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
-)
-@click.option("--model", default="", help="The model's name there, if it serves several.")
+@API_KEY
+@MODEL
 @click.option("--demo", is_flag=True, help="Load the simulator.")
 @click.option(
     "--slo", default=_SLO, show_default=True, help="Limits of ttft, tpot, e2e at p50, p90, p95, p99."
@@ -60,14 +59,10 @@ _SLO = "ttft_p95=2s,tpot_p95=200ms"
 )
 @click.option("--speed", type=float, default=20.0, hidden=True, help="How fast a simulator's clock runs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and prompts.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Continue the interrupted search in this folder.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@OUT
+@RESUME
+@QUIET
+@JSON
 @click.pass_context
 def command(
     context: click.Context,
@@ -85,28 +80,28 @@ def command(
     Requests arrive at random and wait for no other, as those of many users do. A rate holds if so many of
     them keep all limits as the percentile says. --resume continues an interrupted search.
     """
-    from sparkwright.cli.verify import (
-        new_folder,
-        refuse_keys,
-        refuse_others,
-        require_libraries,
-        showing_run,
-    )
+    from sparkwright.cli.verify import new_folder, recorded_options, require_libraries, showing_run
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
+    from sparkwright.verify.plan import plan_of
     from sparkwright.verify.runner import run_verification
 
+    keys = (api_key, "")
     with showing_run(quiet=quiet or as_json) as log:
         if resume is None:
             options = _options_of(asked)
         else:
-            options = _recorded(resume)
-            refuse_others(context, resume, options)
-            refuse_keys(resume, options, {**asked, "baseline_url": ""}, (api_key, ""))
+            options = recorded_options(context, resume, {**asked, "baseline_url": ""}, keys)
+            if options.capacity is None:
+                raise ConfigError(
+                    f"{resume} holds no search for a capacity",
+                    because="its journal is of another run",
+                    next_step="continue that with 'sparkwright verify --resume'",
+                )
         folder = resume or out or new_folder(options, "-capacity")
         log(folder)
-        results = run_verification(options, folder.absolute(), (api_key, ""), offline=False)
+        results = run_verification(plan_of(options), folder.absolute(), keys)
     show_results(results, as_json=as_json)
 
 
@@ -116,10 +111,8 @@ def _options_of(asked: dict[str, Any]) -> VerifyOptions:
     Raises:
         ConfigError: they contradict each other, or the objective or the prompts cannot be used.
     """
-    from sparkwright.base.digests import sha256_file
     from sparkwright.verify.capacity.search import CapacityOptions
     from sparkwright.verify.capacity.slo import parse_slo
-    from sparkwright.verify.datasets import read_prompts
     from sparkwright.verify.options import VerifyOptions
 
     url, demo, prompts = asked["url"], asked["demo"], asked["prompts"]
@@ -137,8 +130,7 @@ def _options_of(asked: dict[str, Any]) -> VerifyOptions:
     parse_slo(asked["slo"])
     own: dict[str, Any] = {}
     if prompts:
-        read_prompts(prompts)
-        own = {"prompts": str(prompts.absolute()), "prompts_sha256": sha256_file(prompts)}
+        own = {"prompts": str(prompts.absolute()), "prompts_sha256": digest_of_prompts(prompts)}
     names = ("slo", "input_tokens", "max_tokens", "first_rate", "most_rate", "requests", "precision")
     search = CapacityOptions(**{name: asked[name] for name in names if asked[name] is not None}, **own)
     return VerifyOptions(
@@ -150,22 +142,3 @@ def _options_of(asked: dict[str, Any]) -> VerifyOptions:
         seed=asked["seed"],
         capacity=search,
     )
-
-
-def _recorded(folder: Path) -> VerifyOptions:
-    """Return the options of the search in *folder*.
-
-    Raises:
-        ConfigError: it holds another run, or none.
-    """
-    from sparkwright.verify.journal import read_journal
-    from sparkwright.verify.options import VerifyOptions
-
-    options = VerifyOptions.from_options(read_journal(folder).manifest.options)
-    if options.capacity is None:
-        raise ConfigError(
-            f"{folder} holds no search for a capacity",
-            because="its journal is of another run",
-            next_step="continue that with 'sparkwright verify --resume'",
-        )
-    return options

@@ -8,6 +8,7 @@ import click
 
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.verify_options import JSON, OUT, QUIET
 
 _RUN = click.Path(path_type=Path, exists=True, file_okay=False)
 
@@ -35,11 +36,9 @@ _RUN = click.Path(path_type=Path, exists=True, file_okay=False)
     metavar="PERCENT",
     help="Largest slowdown within the interval of a server that passes.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for the page; one in dist/evidence/ by default."
-)
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@OUT
+@QUIET
+@JSON
 def command(
     *,
     before: Path,
@@ -57,11 +56,11 @@ def command(
     Both are folders of 'sparkwright verify', with the same profile and seed. Answers, tasks, failures, the KV
     cache, and at each concurrency throughput, time to the first token, step time and acceptance are judged.
     """
-    from sparkwright.cli.verify import require_libraries
+    from sparkwright.cli.verify import evidence_folder, require_libraries
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
-    folder = (out or _new_folder()).absolute()
+    folder = (out or evidence_folder("compare")).absolute()
     with showing_events(quiet=quiet or as_json):
         try:
             from sparkwright.verify.upgrade import Limits, write_comparison
@@ -71,11 +70,3 @@ def command(
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise unforeseen(error, folder) from error
     show_results(results, as_json=as_json)
-
-
-def _new_folder() -> Path:
-    from datetime import UTC, datetime
-
-    from sparkwright.publish import dist_folder
-
-    return dist_folder(Path()) / "evidence" / f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.options import Names
 from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.verify_options import API_KEY, JSON, MODEL, OUT, QUIET
 from sparkwright.engine.client import EndpointFacts
 from sparkwright.recipes.evaluation import EvalBound
 from sparkwright.verify.evaluation import EvalLimits
@@ -22,10 +24,8 @@ _OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "befo
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--tool", type=click.Choice(("lm-eval", "llama-benchy")), default="lm-eval", show_default=True)
 @click.option("--url", required=True, help="The server to evaluate.")
-@click.option(
-    "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
-)
-@click.option("--model", default="", help="The model's name there, if it serves several.")
+@API_KEY
+@MODEL
 @click.option(
     "--tasks",
     type=Names(),
@@ -48,9 +48,9 @@ _OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "befo
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor data sets."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@OUT
+@QUIET
+@JSON
 @click.pass_context
 def command(
     context: click.Context,
@@ -59,20 +59,16 @@ def command(
     arguments: tuple[str, ...],
     tool: str,
     url: str,
-    api_key: str,
     model: str,
     tasks: tuple[str, ...],
     recipe: str,
     limit: int | None,
-    chat: bool,
-    concurrency: int,
     least: tuple[str, ...],
     before: Path | None,
-    python: str,
-    offline: bool,
     out: Path | None,
     quiet: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Evaluate tasks with the server at --url, by lm-evaluation-harness, or measure it by llama-benchy.
 
@@ -98,20 +94,9 @@ def command(
         bounds = load_recipe(recipe).evaluation if recipe else ()
         limits = _limits(bounds, least, before)
         tasks = tasks if tasks or tool == "llama-benchy" else _tasks_of(bounds, recipe)
-        known = asyncio.run(_known(url, model, api_key))
+        known = asyncio.run(_known(url, model, asked["api_key"]))
         root = url.rstrip("/").removesuffix("/v1").rstrip("/")
-        request = EvalRequest(
-            url=root,
-            model=known.model,
-            tasks=tasks,
-            arguments=arguments,
-            limit=limit or 0,
-            chat=chat,
-            concurrency=concurrency,
-            api_key=api_key,
-            python=python,
-            offline=offline,
-        )
+        request = EvalRequest(root, known.model, tasks, arguments, limit=limit or 0, **asked)
         folder = (out or new_folder(VerifyOptions(url=url), "-eval")).absolute()
         cache = default_home() / "evaluation"
         if tool == "llama-benchy":

@@ -14,11 +14,23 @@ from sparkwright.verify.simulator.settings import DIALECT
 
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 
+API_KEY = click.option(
+    "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
+)
+MODEL = click.option("--model", default="", help="The model's name there, if it serves several.")
+LOG = click.option("--log", default="", help="The file that the server at --url writes its log to.")
+OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
+RESUME = click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Continue the interrupted run in this folder.",
+)
+QUIET = click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
 OPTIONS = (
     click.option("--url", default="", help="Verify the server at this address instead of starting one."),
-    click.option(
-        "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
-    ),
+    API_KEY,
     click.option("--baseline-url", default="", help="The same without speculation, to compare answers with."),
     click.option(
         "--baseline-api-key",
@@ -27,14 +39,14 @@ OPTIONS = (
         help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
     ),
     click.option("--reference", default="", metavar="FILE", help="Also compare answers with this reference."),
-    click.option("--model", default="", help="The model's name there, if it serves several."),
+    MODEL,
     click.option(
         "--require",
         type=Names(),
         default=(),
         help="What the server must have, such as speculation,metrics; refused without.",
     ),
-    click.option("--log", default="", help="The file that the server at --url writes its log to."),
+    LOG,
     click.option(
         "--recipe", default="", help=f"What to serve, by name or file.  [default: {_DEFAULT_RECIPE}]"
     ),
@@ -121,13 +133,13 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
         if name in given and not (demo and name == "against")
     }
     if "prompts" in given:
-        given["prompts_sha256"] = _digest_of_prompts(Path(given["prompts"]))
+        given["prompts_sha256"] = digest_of_prompts(Path(given["prompts"]))
     if wheel is not None:
         given["wheel"] = str(wheel.absolute())
     return VerifyOptions(**given, simulator=demo)
 
 
-def _digest_of_prompts(path: Path) -> str:
+def digest_of_prompts(path: Path) -> str:
     """Return the digest of a file of prompts.
 
     Raises:

@@ -10,14 +10,7 @@ import click
 from sparkwright.base.events import emit
 from sparkwright.cli.output import print_json
 from sparkwright.cli.terminal import showing_events
-
-_KEY = click.option(
-    "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
-)
-_MODEL = click.option("--model", default="", help="The model's name there, if it serves several.")
-_LOG = click.option("--log", default="", help="The file that the server writes its log to.")
-_QUIET = click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+from sparkwright.cli.verify_options import API_KEY, JSON, LOG, MODEL, OUT, QUIET
 
 
 @click.group("reference")
@@ -38,11 +31,11 @@ def command() -> None:
     "--prompts", type=click.IntRange(min=12), default=32, show_default=True, help="Number of prompts."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts.")
-@_KEY
-@_MODEL
-@_LOG
-@_QUIET
-@_JSON
+@API_KEY
+@MODEL
+@LOG
+@QUIET
+@JSON
 def make(
     *,
     url: str,
@@ -80,22 +73,14 @@ def make(
 @command.command("use")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--url", required=True, help="The server to compare with the reference.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
-@_KEY
-@_MODEL
-@_LOG
-@_QUIET
-@_JSON
+@OUT
+@API_KEY
+@MODEL
+@LOG
+@QUIET
+@JSON
 def use(
-    *,
-    file: Path,
-    url: str,
-    out: Path | None,
-    api_key: str,
-    model: str,
-    log: str,
-    quiet: bool,
-    as_json: bool,
+    *, file: Path, url: str, out: Path | None, api_key: str, model: str, log: str, quiet: bool, as_json: bool
 ) -> None:
     """Compare the server at --url with the reference in FILE.
 
@@ -106,6 +91,7 @@ def use(
 
     require_libraries()
     from sparkwright.verify.options import REFERENCE, VerifyOptions
+    from sparkwright.verify.plan import plan_of
     from sparkwright.verify.runner import run_verification
 
     options = VerifyOptions(
@@ -118,5 +104,5 @@ def use(
     with showing_run(quiet=quiet or as_json) as keep:
         folder = out or new_folder(options, "-reference")
         keep(folder)
-        results = run_verification(options, folder.absolute(), (api_key, ""), offline=False)
+        results = run_verification(plan_of(options), folder.absolute(), (api_key, ""), offline=False)
     show_results(results, as_json=as_json)

@@ -12,7 +12,7 @@ from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.machines import machines_summary, show_machines
 from sparkwright.cli.output import print_json
 from sparkwright.verify.estimate import Share
-from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import Results
 
 
@@ -33,11 +33,9 @@ def show_results(
     _raise_for(results)
 
 
-def show_plan(options: VerifyOptions, *, as_json: bool) -> None:
-    """Print the cells of the run that *options* select, and how long they take by typical rates."""
-    from sparkwright.verify.setup import plan_run
-
-    found = plan_run(options)
+def show_plan(plan: Plan, *, as_json: bool) -> None:
+    """Print the cells of *plan*, and how long they take by typical rates."""
+    found = plan.estimate()
     names = ("measurements", "requests", "tokens")
     if as_json:
         checks = {
@@ -61,12 +59,11 @@ def show_plan(options: VerifyOptions, *, as_json: bool) -> None:
         click.echo("  ".join([row[0].ljust(widths[0]), *rest]))
 
 
-def tell_plan(options: VerifyOptions) -> None:
-    """Tell how long the run that *options* select takes, before anything is started."""
+def tell_plan(plan: Plan) -> None:
+    """Tell how long *plan* takes, before anything is started."""
     from sparkwright.base.events import emit
-    from sparkwright.verify.setup import plan_run
 
-    found = plan_run(options)
+    found = plan.estimate()
     cells, requests, tokens = found.totals
     emit("verify.planned", seconds=found.seconds, cells=cells, requests=requests, tokens=tokens)
 

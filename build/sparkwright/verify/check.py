@@ -1,30 +1,29 @@
-"""The interface of a check: plan cells, and later judge their observations; and its registration."""
+"""The input of a check besides its observations; `checks.common` has the interface of a check."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any
 
-from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import Finding
-from sparkwright.engine.observations import BootFacts, Observation
-from sparkwright.verify.corpus import Corpus
+from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.observations import BootFacts
+from sparkwright.verify.corpus import WORDS_PER_TOKEN, Corpus
 from sparkwright.verify.datasets import Dataset
 from sparkwright.verify.profile import Profile
 
 
 @dataclass(frozen=True)
 class Context:
-    """The input of a check besides its observations.
+    """Sizes, prompts, and what is known of the servers.
 
     Attributes:
-        corpus: prompts by category, and long documents.
         facts: facts of each start of a server, by arm and boot number; empty where its log is out of reach.
             While planning, only those of servers that run already.
         band: key of the reference band that fits what is served, or empty.
         made_up: true if the model's weights are made up, so that no answer of it can be right.
-        lacks: reasons by the capability (see `verify.capabilities`) that the server lacks and need not have.
+        lacks: reasons by the capability (see `engine.capabilities`) that the server lacks and need not have.
         dataset: prompts of the sweep and rates of arrivals that the user chose.
     """
 
@@ -37,16 +36,53 @@ class Context:
     dataset: Dataset = field(default_factory=Dataset)
 
     @property
+    def main(self) -> BootFacts:
+        """Facts of the first start of the server under test; empty ones if unknown."""
+        return self.facts.get(("main", 0), BootFacts())
+
+    @property
     def sweep_categories(self) -> tuple[str, ...]:
         """Categories of the sweep: the profile's, or that of the user's prompts."""
         return self.dataset.categories or self.profile.categories
+
+    def judged(self, passed: str) -> str:
+        """Return *passed*, the cause of a pass, or that answers of a made-up model are not judged."""
+        return "not judged: the model's weights are made up" if self.made_up else passed
+
+    def cell(
+        self,
+        check: str,
+        name: str,
+        prompts: Sequence[Prompt],
+        *,
+        arm: str = "main",
+        boot: int = 0,
+        tags: Mapping[str, str] | None = None,
+        **load: Any,
+    ) -> Cell:
+        """Return a cell with a request for each prompt and the profile's seed, unless *load* differs."""
+        sizes = Load(**{"requests": len(prompts), "seed": self.profile.seed, **load})
+        return Cell(
+            check=check,
+            name=name,
+            load=sizes,
+            prompts=tuple(prompts),
+            arm=arm,
+            boot=boot,
+            tags=dict(tags or {}),
+        )
+
+    def document(self, tokens: int, seed: int, salt: str) -> Prompt:
+        """Return a document of *tokens* tokens by the server's tokenizer, or by an estimate."""
+        known = self.main.words_per_token
+        words = known if known > 0 and math.isfinite(known) else WORDS_PER_TOKEN
+        return self.corpus.document(tokens, seed=seed, salt=salt, words_per_token=words)
 
     def prompts_of(self, category: str, count: int, salt: str) -> tuple[Prompt, ...]:
         """Return *count* prompts of one of `sweep_categories`, each with a nonce of its own."""
         if category not in self.dataset.categories:
             return self.corpus.prompts(category, count, self.profile.seed, salt)
-        words = facts.words_per_token if (facts := self.facts.get(("main", 0))) is not None else -1.0
-        return self.dataset.take(self.corpus, count, self.profile.seed, salt, words)
+        return self.dataset.take(self.corpus, count, self.profile.seed, salt, self.main.words_per_token)
 
     def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
         """Return *count* prompts of each of *categories*, by default the profile's, one after the other."""
@@ -62,50 +98,3 @@ class Context:
         each = -(-count // len(categories))
         lists = [self.corpus.prompts(name, each, self.profile.seed, salt) for name in categories]
         return tuple(prompt for turn in zip(*lists, strict=True) for prompt in turn)[:count]
-
-
-class Check(Protocol):
-    """A group of cells and the findings that follow from them."""
-
-    @property
-    def name(self) -> str:
-        """Name on the command line, in journals and in reports."""
-        ...
-
-    def plan(self, context: Context) -> Sequence[Cell]:
-        """Return the cells to measure, in order; the same for the same context."""
-        ...
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
-        """Return what the observations of its own cells mean; pure, and at least one finding.
-
-        A cell that is missing, or that has failures which the check does not expect, never passes.
-        """
-        ...
-
-
-@runtime_checkable
-class AdaptiveCheck(Check, Protocol):
-    """A check that measures further cells while those before leave something undecided."""
-
-    def extend(self, context: Context, observations: Sequence[Observation]) -> Sequence[Cell]:
-        """Return cells to measure after all of *observations*; none once it is decided.
-
-        Pure, so that a resumed run goes on with the same cells.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class RegisteredCheck:
-    """A check with its place in profiles: a module of `verify.checks` holds one as ``CHECK``.
-
-    Attributes:
-        profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
-            order of their positions.
-        tries: capabilities that a server at an address is asked for only where this check runs.
-    """
-
-    check: Check
-    profiles: Mapping[str, int] = field(default_factory=dict)
-    tries: tuple[str, ...] = ()

@@ -110,11 +110,7 @@ def cell_seconds(cell: Cell, rates: Rates, speed: float = 1.0) -> float:
 
 
 def estimate(
-    plans: Mapping[str, Sequence[Cell]],
-    rates: Rates,
-    *,
-    speed: float = 1.0,
-    started: int = 0,
+    plans: Mapping[str, Sequence[Cell]], rates: Rates, *, speed: float = 1.0, started: int = 0
 ) -> Estimate:
     """Return the estimate for the cells of each check.
 

@@ -1,13 +1,39 @@
-"""The plan of a run: the servers that it starts, the checks that it makes, and their sizes."""
+"""The plan of a run: the one object from the command line to the suite, with servers, checks and sizes.
+
+`plan_of` makes it of the user's options alone and refuses what cannot be; `setup.prepare` adds the servers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from sparkwright.base.config import convert, to_builtins
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION, TOOLS, require_known
+from sparkwright.engine.client import check_address
+from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
-from sparkwright.verify.check import Check, Context
-from sparkwright.verify.estimate import Rates
+from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.verify.capacity.check import capacity_check
+from sparkwright.verify.capacity.search import CHECK as CAPACITY
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks import ALL, checks_of
+from sparkwright.verify.checks.common import Check
+from sparkwright.verify.checks.reference import reference_check
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.datasets import Dataset, read_same
+from sparkwright.verify.estimate import Estimate, Rates, estimate, rates_of
+from sparkwright.verify.options import REFERENCE, VerifyOptions, recipe_and_use
+from sparkwright.verify.profile import PROFILES, Profile
+from sparkwright.verify.reference import load_reference
+
+TOOL_PARSER = "tool-call-parser"
 
 
 @dataclass(frozen=True)
@@ -15,13 +41,212 @@ class Plan:
     """The plan of a run.
 
     Attributes:
-        arms: the servers, which are started by arm and boot number.
         checks: to run, in order.
         context: sizes, prompts and what is known of the server before it runs.
+        options: those of the user, which the journal records.
+        arms: the servers, which are started by arm and boot number; none before they are prepared.
         rates: typical ones of such a server, for the run's expected duration.
     """
 
-    arms: Arms
     checks: Sequence[Check]
     context: Context
+    options: VerifyOptions = field(default_factory=VerifyOptions)
+    arms: Arms = field(default_factory=lambda: Arms({}))
     rates: Rates = field(default_factory=Rates)
+
+    @property
+    def profile(self) -> Profile:
+        """Sizes of the run."""
+        return self.context.profile
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe that is served, as it stands; `None` without one."""
+        return load_recipe(self.options.recipe, self.options.use) if self.options.recipe else None
+
+    def lacking(self, lacks: Mapping[str, str]) -> Plan:
+        """Return *self* for a server that lacks these capabilities."""
+        context = replace(self.context, lacks=lacks)
+        return replace(self, context=context, rates=rates_of(self.options, lacks, made_up=context.made_up))
+
+    def estimate(self) -> Estimate:
+        """Return size and expected duration of the run, without facts of its server."""
+        context = replace(self.context, facts={("main", 0): BootFacts()})
+        alone = bool(self.options.url) and not self.options.baseline_url
+        cells = {
+            check.name: [cell for cell in check.cells(context) if cell.arm == "main" or not alone]
+            for check in self.checks
+        }
+        return estimate(cells, self.rates, speed=self.profile.speed)
+
+
+def plan_of(options: VerifyOptions, sizes: Profile | None = None) -> Plan:
+    """Return the plan that *options* select, without contacting or starting any server.
+
+    Args:
+        options: of the user.
+        sizes: used instead of those of the profile that *options* name.
+
+    Raises:
+        ConfigError: options contradict each other, or name files that are missing or have changed.
+        UnknownNameError: there is no such recipe, profile, check or category.
+        EndpointError: an address is invalid.
+    """
+    profile = profile_of(options, sizes)
+    _refuse(options, profile)
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    lacks: dict[str, str] = {}
+    if recipe is not None and not (options.url or options.simulator):
+        hints = {name: value for name, value in recipe.profile.items() if not getattr(options, name, None)}
+        profile = convert({**to_builtins(profile), **hints}, Profile) if hints else profile
+        lacks = _lacks_by_recipe(recipe)
+    elif options.simulator and not options.speculative_tokens:
+        lacks = {SPECULATION: "this server does not speculate"}
+    own = read_same(Path(options.prompts), options.prompts_sha256) if options.prompts else ()
+    context = Context(
+        profile,
+        load_corpus(),
+        {},
+        band=recipe.band if recipe else "",
+        made_up=recipe is not None and recipe.made_up,
+        dataset=Dataset(own, options.input_tokens, options.rates),
+    )
+    return Plan(_checks(options, profile), context, options).lacking(lacks)
+
+
+def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
+    """Return the sizes that *options* select, starting from *base* instead of the named profile, if given.
+
+    Raises:
+        UnknownNameError: there is no such profile.
+    """
+    if base is None:
+        if options.profile not in PROFILES:
+            raise UnknownNameError(
+                f"there is no profile {options.profile!r}", next_step=f"take one of {', '.join(PROFILES)}"
+            )
+        base = PROFILES[options.profile]
+    changes: dict[str, Any] = {"seed": options.seed}
+    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
+        if value := getattr(options, name):
+            changes[name] = value
+    if options.boots:
+        changes["most_boots"] = options.boots
+    changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
+    if options.capacity is not None:
+        names: tuple[str, ...] = (CAPACITY,)
+    elif options.compared and not options.checks:
+        names = ("compare",)
+    else:
+        names = options.checks or base.checks or checks_of(base.name)
+        if options.reference and not options.compared and REFERENCE not in names:
+            names = (*names, REFERENCE)
+        if options.rates and not options.checks:
+            names = (*names, "arrivals")
+    return msgspec.structs.replace(base, checks=names, **changes)
+
+
+def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
+    """Return the checks to run, or the search for the capacity instead."""
+    if (search := options.capacity) is not None:
+        own = read_same(Path(search.prompts), search.prompts_sha256) if search.prompts else ()
+        return [capacity_check(search, own)]
+    known = dict(ALL)
+    if options.reference:
+        known[REFERENCE] = reference_check(load_reference(Path(options.reference)))
+    return [known[name] for name in profile.checks]
+
+
+def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
+    """Return what the server of *recipe* need not have; all else is required of it."""
+    lacks = {} if recipe.speculative else {SPECULATION: "the recipe has no speculation"}
+    if recipe.flags.get("enable-prefix-caching") is False:
+        lacks[PREFIX_CACHE] = "the recipe turns the prefix cache off"
+    if TOOL_PARSER not in recipe.flags:
+        lacks[TOOLS] = f"the recipe names no tool parser ({TOOL_PARSER})"
+    return lacks
+
+
+def _refuse(options: VerifyOptions, profile: Profile) -> None:
+    """Do nothing if *options* can be planned; `plan_of` says what is raised."""
+    for what, names, known in (
+        ("check", profile.checks, (CAPACITY,) if options.capacity else tuple(ALL)),
+        ("category", profile.categories, CATEGORIES),
+    ):
+        if unknown := [name for name in names if name not in known]:
+            raise UnknownNameError(
+                f"there is no {what} {unknown[0]!r}", next_step=f"take some of {', '.join(known)}"
+            )
+    require_known(options.require)
+    for url in filter(None, (options.url, options.baseline_url)):
+        check_address(url)
+    for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
+    simulated, compared = options.simulator, options.compared
+    refusals: tuple[tuple[object, str, str, str], ...] = (
+        (
+            options.url and (compared or "compare" in profile.checks),
+            "servers at addresses are not compared in speed",
+            "speed differs from start to start, and a server at an address is one, however often measured",
+            "give both wheels, the second one by --against",
+        ),
+        (
+            options.against_recipe and options.against,
+            "--against and --against-recipe exclude each other",
+            "a difference between two wheels with two recipes would have two possible causes",
+            "compare the wheels by one recipe, and the recipes on one wheel",
+        ),
+        (
+            options.against_recipe and simulated and not options.recipe,
+            "--against-recipe needs --recipe beside --demo",
+            "a simulator has no recipe by default",
+            "",
+        ),
+        (
+            options.baseline_url and not options.url,
+            "--baseline-url goes with --url",
+            "there is no server to compare with it",
+            "",
+        ),
+        (
+            options.reference and (compared or options.capacity),
+            "--reference and a comparison of speed exclude each other",
+            "that measures speed alone",
+            "use the reference in a run of its own: sparkwright verify reference use",
+        ),
+        (
+            simulated and options.against not in {"", "simulator"},
+            f"a simulator is not compared with {options.against}",
+            "",
+            "give --against simulator",
+        ),
+        (
+            options.prompts and options.input_tokens,
+            "--prompts and --input-tokens exclude each other",
+            "prompts have the lengths that they have",
+            "",
+        ),
+        (
+            "arrivals" in profile.checks and not options.rates,
+            "the check 'arrivals' needs a rate",
+            "",
+            "give --rate, such as --rate 0.5,2",
+        ),
+    )
+    for refused, what, because, next_step in refusals:
+        if refused:
+            raise ConfigError(what, because=because, next_step=next_step)
+    if options.against_recipe:
+        load_recipe(*recipe_and_use(options.against_recipe))
+    named = (
+        options.reference,
+        options.python,
+        "" if simulated else options.against,
+        options.wheel,
+        options.log,
+    )
+    if missing := [path for path in filter(None, named) if not Path(path).is_file()]:
+        raise ConfigError(
+            f"{missing[0]} cannot be used", because="there is no such file", next_step="name an existing file"
+        )

@@ -14,25 +14,16 @@ class Profile(Model, frozen=True):
     """The sizes of a run.
 
     Attributes:
-        name: ``full``, ``quick``, ``smoke``, ``demo`` or ``cpu``.
         checks: names of the checks that run, in order; if empty, those whose modules list this profile.
         levels: concurrencies of the sweep.
         requests_per_client: requests in a sweep's cell for each of its clients, at the least.
         least_requests: requests in a sweep's cell, at the least.
-        max_tokens: output of one request in the sweep.
         off_grid: concurrencies between the sizes that graphs are captured for, for the crash hunt.
         waves: mixed-length waves of the crash hunt; with none, it drains from the largest of `off_grid` only.
         contexts: prompt lengths in tokens of the long-context check.
-        context_requests: requests for each of them, cold and cached alike.
         soak_s: length of the prefix-cache soak, in seconds of the server's clock.
-        soak_concurrency: concurrent requests of its traffic.
-        boots: starts of each arm of a comparison, at the least.
-        most_boots: starts of each arm where fewer decide nothing.
-        lossless_prompts: prompts of the losslessness check.
-        thinking: let a model that can think do so before it answers questions and tasks.
-        seed: of salts, documents and orders.
+        boots: starts of each arm of a comparison, at the least; `most_boots` where fewer decide nothing.
         speed: server's seconds in one of the client's; above 1 only for a simulator.
-        deadlines: timeouts of requests.
     """
 
     name: str

@@ -23,6 +23,7 @@ from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.verifier import CheckResult
 from sparkwright.store import Store
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
+from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import Results, load_run, write_results
 from sparkwright.verify.runner import run_verification
 
@@ -142,7 +143,7 @@ def run_here(request: RunRequest) -> CheckResult:
     options = structs.replace(request.options, **here)
     findings: tuple[Finding, ...] = ()
     try:
-        findings = tuple(run_verification(options, folder, offline=request.offline).run.findings)
+        findings = tuple(run_verification(plan_of(options), folder, offline=request.offline).run.findings)
         outcomes, up = outcomes_of(findings, options.checks, lenient=False), True
     except ServerFailedError as error:
         outcomes, up = broken_server(error, ("boot", *options.checks)), False

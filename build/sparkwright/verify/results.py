@@ -15,7 +15,8 @@ from sparkwright.base.errors import StorageError
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.history import PastRun, past_runs, read_past
 from sparkwright.verify.journal import FILE, Contents, read_journal
-from sparkwright.verify.options import VerifyOptions, profile_of
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import profile_of
 from sparkwright.verify.run import Run
 
 VERDICT_FORMAT = 1

@@ -1,4 +1,4 @@
-"""One run, from its options to its results."""
+"""One run, from its plan to its results."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ import asyncio
 from pathlib import Path
 
 from sparkwright.store import open_store
-from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import Results, write_results
-from sparkwright.verify.setup import make_plan
+from sparkwright.verify.setup import prepare
 from sparkwright.verify.suite import run_plan
 
 
 def run_verification(
-    options: VerifyOptions, folder: Path, keys: tuple[str, str] = ("", ""), *, offline: bool = False
+    plan: Plan, folder: Path, keys: tuple[str, str] = ("", ""), *, offline: bool = False
 ) -> Results:
-    """Run what *options* select, or what is left of it, and write the results to *folder*.
-
-    Args:
-        options: of the run.
-        folder: of the run.
-        keys: of the server at an address, and of the one that it is compared with.
-        offline: fetch nothing.
+    """Run *plan*, or what is left of it, and write the results to *folder*; arguments as for `prepare`.
 
     Raises:
         ServerError: no server came up.
@@ -29,8 +23,7 @@ def run_verification(
     """
 
     async def run() -> None:
-        plan, manifest = await make_plan(options, folder, *keys, offline=offline)
-        await run_plan(plan, folder, manifest)
+        await run_plan(*await prepare(plan, folder, keys, offline=offline), folder)
 
     with open_store().running():  # so that no environment of a server is pruned meanwhile
         asyncio.run(run())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.search import CHECK as CAPACITY
-from sparkwright.verify.check import AdaptiveCheck, Check, Context
-from sparkwright.verify.checks.common import unanswered
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.common import Check, unanswered
 from sparkwright.verify.estimate import Remaining, estimate
 from sparkwright.verify.journal import (
     BootRecord,
@@ -58,7 +58,7 @@ _WITH_DOCUMENTS = {"context", CAPACITY}  # checks that send some
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
 
 
-async def run_plan(plan: Plan, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
+async def run_plan(plan: Plan, manifest: Manifest, folder: Path) -> tuple[Finding, ...]:
     """Measure what the journal in *folder* lacks, judge, and write down the findings.
 
     Raises:
@@ -82,7 +82,7 @@ class _PlanRun:
 
     def __init__(self, plan: Plan, journal: Journal, contents: Contents) -> None:
         self.plan = plan
-        self.sizes = plan.context.profile
+        self.sizes = plan.profile
         self.journal = journal
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
@@ -105,17 +105,18 @@ class _PlanRun:
         places = list(dict.fromkeys([("main", 0), *((cell.arm, cell.boot) for cell in cells)]))
         return sorted(cells, key=lambda cell: places.index((cell.arm, cell.boot)))
 
-    def _cells_of(self, check: Check) -> list[Cell]:
+    def _cells_of(self, check: Check) -> tuple[Cell, ...]:
         """Return the cells of *check*, with those that it adds to what is measured already."""
-        context = self.context
-        cells = list(check.plan(context))
-        while isinstance(check, AdaptiveCheck):
+        context, cells = self.context, tuple[Cell, ...]()
+        while True:
             seen = [self.measured.get(cell_id(cell, self.identity)) for cell in cells]
             observations = [observation for observation in seen if observation is not None]
-            if len(observations) < len(cells) or not (more := check.extend(context, observations)):
-                break
-            cells += more
-        return cells
+            if len(observations) < len(cells):
+                return cells
+            more = check.cells(context, observations)
+            if len(more) == len(cells):
+                return cells
+            cells = more
 
     def missing(self, arm: str, boot: int) -> list[Cell]:
         """Return the cells of one start of one server that are still to be measured."""
@@ -124,10 +125,6 @@ class _PlanRun:
             for cell in self.cells()
             if (cell.arm, cell.boot) == (arm, boot) and cell_id(cell, self.identity) not in self.measured
         ]
-
-    def _left(self) -> list[Cell]:
-        """Return the cells that are left on every server."""
-        return [cell for cell in self.cells() if cell_id(cell, self.identity) not in self.measured]
 
     async def measure_all(self) -> None:
         """Bring up one server after another and measure what is missing on it.
@@ -177,14 +174,18 @@ class _PlanRun:
             try:
                 async with self.plan.arms.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
-                    self._note_boot(arm, boot, server, again, facts)
+                    record = BootRecord(arm, boot, facts, restart=again, log_seen=server.log_seen)
+                    self.journal.write(record)
+                    self.boots[arm, boot] = record
                     if (arm, boot) == ("main", 0) and not again:
                         self._tell_duration()
                     silences += not await self._measure_missing(arm, boot, server)
             except ServerError as error:
                 if ("main", 0) not in self.boots:
                     raise
-                self._note_failure(arm, boot, error)
+                warn(f"{arm} could not be started: {error}")
+                self.journal.write(Noted(name=f"{arm}-{boot} did not start", data={"because": str(error)}))
+                self.boots.setdefault((arm, boot), BootRecord(arm, boot, BootFacts()))
                 return
             if not self.missing(arm, boot):
                 return
@@ -214,7 +215,7 @@ class _PlanRun:
 
         A healthy server may lose a plain request, so it is sent twice.
         """
-        left = self._left()
+        left = [cell for cell in self.cells() if cell_id(cell, self.identity) not in self.measured]
         for cell in cells:
             emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
             begun = time.monotonic()
@@ -227,16 +228,12 @@ class _PlanRun:
             progress.advance(left=self.remaining.of(left))
             if server.died is not None:
                 return True
-            if unanswered(observation.canary) and await self._is_silent(server):
-                return False
+            if unanswered(observation.canary):
+                async with open_session(server.endpoint) as session:
+                    why = await canary(session, server.endpoint, self.sizes.deadlines, self.sizes.speed)
+                if unanswered(why) and server.died is None:
+                    return False
         return True
-
-    async def _is_silent(self, server: MeasuredServer) -> bool:
-        """Tell if a second plain request stays without an answer too."""
-        profile = self.sizes
-        async with open_session(server.endpoint) as session:
-            why = await canary(session, server.endpoint, profile.deadlines, profile.speed)
-        return unanswered(why) and server.died is None
 
     async def _with_words(self, arm: str, boot: int, server: MeasuredServer) -> BootFacts:
         """Return the facts of *server* with the words of a document per token of its tokenizer.
@@ -277,23 +274,13 @@ class _PlanRun:
         warn(f"documents are sized by an estimate: the server counts {count} tokens in {total} words")
         return server.facts
 
-    def _note_boot(self, arm: str, boot: int, server: MeasuredServer, restart: int, facts: BootFacts) -> None:
-        record = BootRecord(arm=arm, boot=boot, facts=facts, restart=restart, log_seen=server.log_seen)
-        self.journal.write(record)
-        self.boots[arm, boot] = record
-
-    def _note_failure(self, arm: str, boot: int, error: ServerError) -> None:
-        warn(f"{arm} could not be started: {error}")
-        self.journal.write(Noted(name=f"{arm}-{boot} did not start", data={"because": str(error)}))
-        self.boots.setdefault((arm, boot), BootRecord(arm=arm, boot=boot, facts=BootFacts()))
-
     def judge(self) -> list[Finding]:
         """Return the findings of every check on its own observations."""
         context = self.context
-        seen = self._observations()
         findings: list[Finding] = []
         for check in self.plan.checks:
-            own = [seen[cell.key] for cell in self._cells_of(check) if cell.key in seen]
+            keys = [cell_id(cell, self.identity) for cell in self._cells_of(check)]
+            own = [self.measured[key] for key in keys if key in self.measured]
             try:
                 findings.extend(check.judge(context, own))
             except Exception as error:  # noqa: BLE001 - what the others conclude must not be lost
@@ -316,11 +303,6 @@ class _PlanRun:
             threshold="none; an internal error is a defect of sparkwright: report it with the journal",
             evidence=tuple(observation.cell.key for observation in own),
         )
-
-    def _observations(self) -> Mapping[str, Observation]:
-        """Return the observations of the planned cells, by the cell's key."""
-        found = ((cell.key, self.measured.get(cell_id(cell, self.identity))) for cell in self.cells())
-        return {key: observation for key, observation in found if observation}
 
 
 def _finite(finding: Finding) -> Finding:

@@ -10,6 +10,7 @@ from sparkwright.engine.verifier import CheckRequest, Verifier
 from sparkwright.store import Store
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of
 from sparkwright.verify.remote import run_task
 from sparkwright.verify.runner import run_verification
 
@@ -32,7 +33,7 @@ def _options(request: CheckRequest) -> VerifyOptions:
 
 
 def _run(request: CheckRequest, folder: Path) -> tuple[Finding, ...]:
-    return tuple(run_verification(_options(request), folder, offline=request.offline).run.findings)
+    return tuple(run_verification(plan_of(_options(request)), folder, offline=request.offline).run.findings)
 
 
 def _task(store: Store, request: CheckRequest, name: str) -> Task:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 import msgspec
 
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.capacity.search import (
@@ -24,9 +24,8 @@ from sparkwright.verify.capacity.search import (
 )
 from sparkwright.verify.capacity.slo import Slo, times_of
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import main_facts, troubles, unanswered
+from sparkwright.verify.checks.common import Check, CheckedCells, troubles, unanswered
 from sparkwright.verify.checks.machine import disturbances, told_of
-from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.statistics import percentile, theil_sen
 
@@ -115,68 +114,55 @@ _POOL, _DOCUMENTS = 48, 16
 _SEEDS = 1000  # a search has fewer steps
 
 
-@dataclass(frozen=True)
-class CapacityCheck:
-    """Open loops at rates that follow from the steps before.
+def capacity_check(options: CapacityOptions, prompts: tuple[Prompt, ...] = ()) -> Check:
+    """Return the check that sends open loops at rates that follow from the steps before.
 
-    Attributes:
+    Args:
+        options: objective and limits.
         prompts: of the user's; if none, documents or the corpus's.
     """
 
-    options: CapacityOptions
-    prompts: tuple[Prompt, ...] = ()
-    name: str = CHECK
+    def judge(context: Context, seen: CheckedCells) -> Sequence[Finding]:
+        return conclude_search(options, context, seen.made)
 
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the first step."""
-        return self.extend(context, ())
+    return Check(CHECK, partial(_cells, options, prompts), judge)
 
-    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-        """Return the step that follows from *observations*; none if the server is gone or it is decided."""
-        if any(seen.died is not None or unanswered(seen.canary) for seen in observations):
-            return ()
-        slo, speed = self.options.objective, context.profile.speed
-        step = decide([step_of(seen, slo, speed) for seen in observations], self.options.plan)
-        return (self._cell(context, len(observations), step),) if isinstance(step, NextStep) else ()
 
-    def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
-        """Return the capacity, the knee, and if the server survived."""
-        return conclude_search(self.options, context, observations)
-
-    def _cell(self, context: Context, number: int, step: NextStep) -> Cell:
-        prompts = self.prompts or self._generated(context)
-        return Cell(
-            check=self.name,
-            name=f"step {number + 1}: {step.rate:.4g} requests/s",
-            load=Load(
-                shape="open",
-                concurrency=0,
-                rate=step.rate,
-                requests=step.requests,
-                warm_up=step.warm_up,
-                max_tokens=self.options.max_tokens,
-                chat=any(prompt.category == CHATS for prompt in prompts),
-                thinking=context.profile.thinking,
-                seed=context.profile.seed * _SEEDS + number,
-            ),
-            prompts=prompts,
-            tags={OBJECTIVE: self.options.slo, FACTOR: str(step.factor)},
+def _cells(
+    options: CapacityOptions, prompts: tuple[Prompt, ...], context: Context, seen: Mapping[str, Observation]
+) -> Iterator[Cell]:
+    """Yield the steps that were made, and the next one; none if the server is gone or it is decided."""
+    observations = list(seen.values())
+    yield from (one.cell for one in observations)
+    if any(one.died is not None or unanswered(one.canary) for one in observations):
+        return
+    slo, speed, number = options.objective, context.profile.speed, len(observations)
+    step = decide([step_of(one, slo, speed) for one in observations], options.plan)
+    if isinstance(step, NextStep):
+        prompts = prompts or _generated(options, context)
+        yield context.cell(
+            CHECK,
+            f"step {number + 1}: {step.rate:.4g} requests/s",
+            prompts,
+            tags={OBJECTIVE: options.slo, FACTOR: str(step.factor)},
+            shape="open",
+            concurrency=0,
+            rate=step.rate,
+            requests=step.requests,
+            warm_up=step.warm_up,
+            max_tokens=options.max_tokens,
+            chat=any(prompt.category == CHATS for prompt in prompts),
+            thinking=context.profile.thinking,
+            seed=context.profile.seed * _SEEDS + number,
         )
 
-    def _generated(self, context: Context) -> tuple[Prompt, ...]:
-        """Return documents of the length that was asked for, or the corpus's prompts in turn."""
-        if not self.options.input_tokens:
-            return context.prompts_in_turn(_POOL, self.name)
-        words = main_facts(context).words_per_token
-        return tuple(
-            context.corpus.document(
-                self.options.input_tokens,
-                context.profile.seed + number,
-                salt=self.name,
-                words_per_token=words if words > 0 and math.isfinite(words) else WORDS_PER_TOKEN,
-            )
-            for number in range(_DOCUMENTS)
-        )
+
+def _generated(options: CapacityOptions, context: Context) -> tuple[Prompt, ...]:
+    """Return documents of the length that was asked for, or the corpus's prompts in turn."""
+    if not options.input_tokens:
+        return context.prompts_in_turn(_POOL, CHECK)
+    seed, tokens = context.profile.seed, options.input_tokens
+    return tuple(context.document(tokens, seed + number, CHECK) for number in range(_DOCUMENTS))
 
 
 _LEAST_FOR_KNEE = 4

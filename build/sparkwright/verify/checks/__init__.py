@@ -12,42 +12,34 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.verify.check import Check, RegisteredCheck
+from sparkwright.verify.checks.common import Check
 
-__all__ = ["ALL", "REGISTERED", "checks_of", "discover"]
+__all__ = ["ALL", "checks_of", "discover"]
 
 
-def discover(package: str, path: Iterable[str]) -> Mapping[str, RegisteredCheck]:
-    """Return the checks in the modules of *package*, by the check's name, in the order of module names.
-
-    Args:
-        package: dotted name of the package.
-        path: its ``__path__``.
+def discover(package: str, path: Iterable[str]) -> Mapping[str, Check]:
+    """Return the checks in the modules of *package*, which are in *path*, by name, in the order of modules.
 
     Raises:
         ConfigError: two modules define checks of one name.
     """
-    found: dict[str, RegisteredCheck] = {}
+    found: dict[str, Check] = {}
     modules: dict[str, str] = {}
     for module in sorted(info.name for info in pkgutil.iter_modules(path)):
-        registered = getattr(importlib.import_module(f"{package}.{module}"), "CHECK", None)
-        if not isinstance(registered, RegisteredCheck):
+        check = getattr(importlib.import_module(f"{package}.{module}"), "CHECK", None)
+        if not isinstance(check, Check):
             continue
-        name = registered.check.name
-        if name in found:
+        if check.name in found:
             raise ConfigError(
-                f"two checks have the name {name!r}",
-                because=f"both {modules[name]}.py and {module}.py of {package} define it",
+                f"two checks have the name {check.name!r}",
+                because=f"both {modules[check.name]}.py and {module}.py of {package} define it",
                 next_step="rename one of them",
             )
-        found[name], modules[name] = registered, module
+        found[check.name], modules[check.name] = check, module
     return MappingProxyType(found)
 
 
-REGISTERED: Mapping[str, RegisteredCheck] = discover(__name__, __path__)
-"""Every check with its registration, by its name."""
-
-ALL: Mapping[str, Check] = MappingProxyType({name: one.check for name, one in REGISTERED.items()})
+ALL: Mapping[str, Check] = discover(__name__, __path__)
 """Every check by its name."""
 
 
@@ -57,7 +49,7 @@ def checks_of(profile: str) -> tuple[str, ...]:
     Raises:
         UnknownNameError: no check lists this profile.
     """
-    places = {name: one.profiles[profile] for name, one in REGISTERED.items() if profile in one.profiles}
+    places = {name: check.profiles[profile] for name, check in ALL.items() if profile in check.profiles}
     if not places:
         raise UnknownNameError(f"no check lists the profile {profile!r}", next_step="name the checks to run")
     return tuple(sorted(places, key=lambda name: (places[name], name)))

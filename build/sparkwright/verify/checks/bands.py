@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Literal
 
@@ -21,9 +20,9 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.recipes.reference import ReferenceFigures, load_references
-from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import sweep
-from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
+from sparkwright.verify.checks.common import Check, CheckedCells, conclude, describe
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.profile import PROFILES
 
@@ -32,14 +31,7 @@ _FORMAT = 1
 
 
 class Reference(Model, frozen=True):
-    """Figures of one category at c=1; absent ones are 0.
-
-    Attributes:
-        decode: tokens a second of one request after its first.
-        ttft_ms: median time to first token.
-        tpot_ms: median time per output token.
-        acceptance: percent of drafted tokens.
-    """
+    """Figures of one category at c=1, as the file explains them; absent ones are 0."""
 
     decode: float = 0
     ttft_ms: float = 0
@@ -48,17 +40,13 @@ class Reference(Model, frozen=True):
 
 
 class Band(Model, frozen=True):
-    """Figures of one source for one configuration.
+    """Figures of one source for one configuration, as the file explains them; 0 if unknown.
 
     Attributes:
         key: body/drafter/k/type of the KV cache; a recipe names it.
-        grade: ``A``, ``A-``, ``B`` or ``C``; see the file.
-        source: of the figures, and which of them were derived.
         k: drafted tokens a step.
-        step_ms: time of a verify step at c=1; 0 if unknown.
-        least_gb_a_step: 10^9 bytes of weights that one step reads at the least.
-        fp8_tokens_per_gib: tokens of an FP8 KV cache a GiB for this body; 0 if unknown.
-        categories: figures at c=1.
+        step_ms: time of a verify step at c=1.
+        fp8_tokens_per_gib: tokens of an FP8 KV cache a GiB for this body.
     """
 
     key: str
@@ -122,64 +110,50 @@ def capacity_of(key: str) -> float:
     return next((band.fp8_tokens_per_gib for band in known if band.fp8_tokens_per_gib), 0.0)
 
 
-@dataclass(frozen=True)
-class Bands:
-    """Comparison of the sweep's figures with published ones.
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield the sweep's own cells for which there are figures, equal to them and so measured once."""
+    if 1 in context.profile.levels and (_compared_bands(context) or _least_gb(context.band)):
+        for category in context.profile.categories:
+            yield sweep.cell(context, category, 1)
 
-    Its cells are the sweep's own, equal to them and so measured once.
-    """
 
-    name: str = "bands"
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return a finding on differences from published figures, and one on the bandwidth bound."""
+    grid = [(o, figures(o, context.profile.speed)) for o in seen.sound]
+    return [_compared(seen, grid, context), *_ceiling(seen, grid, context)]
 
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the sweep's cells for which there are figures; none without a band."""
-        known = _compared_bands(context) or _least_gb(context.band)
-        if not known or 1 not in context.profile.levels:
-            return ()
-        return tuple(sweep.cell(context, category, 1) for category in context.profile.categories)
 
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding on differences from published figures, and one on the bandwidth bound."""
-        seen = triage(self, context, observations)
-        grid = [(o, figures(o, context.profile.speed)) for o in seen.sound]
-        return [self._compared(seen, grid, context), *_ceiling(seen, grid, context)]
-
-    def _compared(
-        self, seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context
-    ) -> Finding:
-        """Return the comparison with published figures: differences are warnings, missing cells undecided."""
-        k = main_facts(context).speculative_tokens
-        warnings, sources, compared = [], [], 0
-        for band in _compared_bands(context):
-            sources.append(f"{band.title} (grade {band.grade}; {band.source})")
-            if k not in {-1, band.k}:
-                warnings.append(f"not compared: {k} tokens are drafted here, and {band.k} in {band.title}")
-                continue
-            for observation, found in grid:
-                for name, here, there in _pairs(band, observation, found):
-                    compared += 1
-                    if abs(here / there - 1) > WIDTH:
-                        shown = f"{name} is {here:.1f}, published {there:.1f} ({here / there - 1:+.0%})"
-                        warnings.append(f"{describe(observation.cell)}: {shown}")
-        nothing = "no reference band is known for what is served"
-        return conclude(
-            seen,
-            "figures are near published ones",
-            "Decode rate, time to first token, time per token, acceptance and verify step at c=1 beside"
-            " published figures for the same configuration on GB10.",
-            passed=f"{compared} figures were compared, with {len(warnings)} warnings" if sources else nothing,
-            threshold=f"warns beyond ±{WIDTH:.0%}, never fails",
-            measured={f"source {i}": source for i, source in enumerate(sources, 1)},
-            warnings=warnings,
-            lenient=True,
-        )
+CHECK = Check("bands", cells, judge, profiles={"full": 40})
 
 
 def _compared_bands(context: Context) -> list[Band]:
     return [band for band in _bands() if band.key == context.band and band.categories]
 
 
-CHECK = RegisteredCheck(Bands(), profiles={"full": 40})
+def _compared(seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context) -> Finding:
+    """Return the comparison with published figures: differences are warnings, missing cells undecided."""
+    k = context.main.speculative_tokens
+    warnings, sources, compared = [], [], 0
+    for band in _compared_bands(context):
+        sources.append(f"{band.title} (grade {band.grade}; {band.source})")
+        if k not in {-1, band.k}:
+            warnings.append(f"not compared: {k} tokens are drafted here, and {band.k} in {band.title}")
+            continue
+        for observation, found in grid:
+            for name, here, there in _pairs(band, observation, found):
+                compared += 1
+                if abs(here / there - 1) > WIDTH:
+                    shown = f"{name} is {here:.1f}, published {there:.1f} ({here / there - 1:+.0%})"
+                    warnings.append(f"{describe(observation.cell)}: {shown}")
+    nothing = "no reference band is known for what is served"
+    return conclude(
+        seen,
+        "bands.near",
+        passed=f"{compared} figures were compared, with {len(warnings)} warnings" if sources else nothing,
+        measured={f"source {i}": source for i, source in enumerate(sources, 1)},
+        warnings=warnings,
+        lenient=True,
+    )
 
 
 def _pairs(band: Band, observation: Observation, found: Figures) -> Iterator[tuple[str, float, float]]:
@@ -215,26 +189,19 @@ def _ceiling(
     for observation, found in grid:
         if found.concurrency != 1 or not math.isfinite(found.decode_tok_s):
             continue
-        mal = found.acceptance.mal if found.acceptance else 1.0
-        measured[f"{describe(observation.cell)} share of the bound"] = round(
-            found.decode_tok_s / (mal * steps), 4
-        )
+        where, mal = describe(observation.cell), found.acceptance.mal if found.acceptance else 1.0
+        measured[f"{where} share of the bound"] = round(found.decode_tok_s / (mal * steps), 4)
         if found.decode_tok_s > mal * steps:
             shown = f"{found.decode_tok_s:.0f} tok/s at a mean acceptance length of {mal:.2f}"
             limit = f"the memory bandwidth allows {mal * steps:.0f}"
-            against.append(
-                (Verdict.INVALID, f"artefact: {describe(observation.cell)} has {shown}, and {limit}")
-            )
+            against.append((Verdict.INVALID, f"artefact: {where} has {shown}, and {limit}"))
     return [
         conclude(
             seen.where(lambda cell: cell.load.concurrency == 1),
-            "no result exceeds the memory-bandwidth bound",
-            f"One step reads at least {least:.2f} GB of weights, and GB10's memory bandwidth is"
-            f" {bandwidth:.0f} GB/s. A decode rate above the mean acceptance length times that many steps is"
-            " an artefact of the measurement.",
+            "bands.ceiling",
+            told={"least": least, "bandwidth": bandwidth, "steps": steps},
             against=against,
             passed=f"at most {max(measured.values(), default=0.0):.0%} of the bound",
-            threshold=f"decode rate <= MAL x {steps:.1f} steps/s",
             measured=dict(measured),
             lenient=True,
             needs=(METRICS,),

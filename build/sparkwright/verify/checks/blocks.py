@@ -14,7 +14,6 @@ from sparkwright.base.digests import digest_of
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Prompt
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import main_facts
 from sparkwright.verify.corpus.document import write_notes
 
 OFFSETS = (-1, 0, 1)
@@ -38,12 +37,7 @@ then do first any my now such like our over man me even most made after also did
 
 @dataclass(frozen=True)
 class Sizing:
-    """One document whose length is to be a multiple of the block size.
-
-    Attributes:
-        block: tokens of a block.
-        multiple: wanted length in blocks.
-    """
+    """One document whose length is to be a *multiple* of blocks of *block* tokens."""
 
     block: int
     multiple: int
@@ -56,7 +50,7 @@ class Sizing:
 
 def block_sizes(context: Context) -> tuple[int, ...]:
     """Return the tokens of blocks to test, the largest last; hybrids may have several."""
-    return main_facts(context).block_sizes or (USUAL_BLOCK,)
+    return context.main.block_sizes or (USUAL_BLOCK,)
 
 
 def sizings(context: Context, answer_tokens: int) -> tuple[Sizing, ...]:
@@ -64,7 +58,7 @@ def sizings(context: Context, answer_tokens: int) -> tuple[Sizing, ...]:
 
     A drafter that reads hidden states has the last cached block computed again, so that there is one more.
     """
-    longest = main_facts(context).max_model_len
+    longest = context.main.max_model_len
     longest = (longest if longest > 0 else _LONGEST) - answer_tokens - max(OFFSETS)
     least = 2 if SPECULATION in context.lacks else 3
     found = []
@@ -75,14 +69,9 @@ def sizings(context: Context, answer_tokens: int) -> tuple[Sizing, ...]:
 
 
 def write_sized(sizing: Sizing, seed: int, salt: str, words: int = 0, label: str = "") -> Prompt:
-    """Return a document of *sizing* with *words* more words; its `expect` is the code that it states.
+    """Return a document of *sizing* with *words* more words, a token each; `expect` is the code in it.
 
-    Args:
-        sizing: the wanted length.
-        seed: seed of its words.
-        salt: another one gives another mark and code, of as many tokens.
-        words: words to add, a token each.
-        label: end of its name.
+    Another *salt* gives another mark and code, of as many tokens; *label* is the end of its name.
     """
     random_ = random.Random(f"sized {sizing.name} {seed}")  # noqa: S311 - words, not secrets
     name = random_.choice(_NAMES)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkwright.engine.capabilities import GPU, LOG
-from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.slow_kernels import (
@@ -16,10 +17,10 @@ from sparkwright.engine.slow_kernels import (
     lost_graphs,
     names_fp4_kernels,
 )
-from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
-from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, main_facts, triage
+from sparkwright.verify.checks.common import Check, CheckedCells, Reason, Values, conclude
 
 ANSWERS = 8
 ANSWER_TOKENS = 96
@@ -34,99 +35,92 @@ LEAST_OF_RATIO = 0.85
 _Boots = dict[str, BootFacts]
 
 
-@dataclass(frozen=True)
-class BootCheck:
-    """The start of every server, and one short request of each category to the first."""
-
-    name: str = "boot"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return one cell: the first answers, one at a time."""
-        sizes = context.profile
-        prompts = context.prompts_of_each(-(-ANSWERS // max(1, len(sizes.categories))), "boot")
-        load = Load(requests=len(prompts), max_tokens=min(ANSWER_TOKENS, sizes.max_tokens), seed=sizes.seed)
-        return (Cell(check="boot", name="first answers", load=load, prompts=prompts),)
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return findings on answers and drafts, then of each rule over every start whose log was read.
-
-        A server that did not come up is an observation of the first cell with its exit status in `died`, the
-        log's tail in `log`, or why it was given up in `canary`.
-        """
-        seen = triage(self, context, observations)
-        known = context.facts or {("main", 0): BootFacts()}
-        boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
-        rules = (_estimate, _budget, _captures, _runner, _kernels)
-        return [
-            _answers(seen, context),
-            _drafts(seen, context),
-            *(rule(seen, boots) for rule in rules),
-            *_capacity(seen, boots, context),
-        ]
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield one cell: the first answers, one at a time."""
+    sizes = context.profile
+    prompts = context.prompts_of_each(-(-ANSWERS // max(1, len(sizes.categories))), "boot")
+    yield context.cell("boot", "first answers", prompts, max_tokens=min(ANSWER_TOKENS, sizes.max_tokens))
 
 
-CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "cpu": 10, "smoke": 10, "demo": 10})
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return findings on answers and drafts, then of each rule over every start whose log was read.
+
+    A server that did not come up is an observation of the first cell with its exit status in `died`, the
+    log's tail in `log`, or why it was given up in `canary`.
+    """
+    known = context.facts or {("main", 0): BootFacts()}
+    boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
+    facts = context.main
+    return [
+        conclude(
+            seen,
+            "boot.answers",
+            passed=f"{sum(len(o.counted) for o in seen.sound)} requests were answered in full",
+            measured={"seconds to the first answer": facts.seconds} if facts.seconds >= 0 else {},
+            warnings=seen.notes,
+        ),
+        drafter_finding(
+            seen,
+            facts,
+            "Tokens are drafted, and at least 0.05 of them a draft are accepted.",
+            {"method": facts.speculative_method, "k": facts.speculative_tokens},
+        ),
+        *(_ruled(seen, boots, rule) for rule in _RULES),
+        *_capacity(seen, boots, context),
+    ]
 
 
-# First answers -------------------------------------------------------------------------------------------
-
-
-def _answers(seen: CheckedCells, context: Context) -> Finding:
-    facts = main_facts(context)
-    return conclude(
-        seen,
-        "the server starts and answers",
-        "The server comes up and answers requests of every category in full. That /health answers is not"
-        " enough: it may do so while the engine is dead.",
-        passed=f"{sum(len(o.counted) for o in seen.sound)} requests were answered in full",
-        threshold="every request, by generating tokens",
-        measured={"seconds to the first answer": facts.seconds} if facts.seconds >= 0 else {},
-        warnings=seen.notes,
-    )
-
-
-def _drafts(seen: CheckedCells, context: Context) -> Finding:
-    facts = main_facts(context)
-    definition = "Tokens are drafted, and at least 0.05 of them a draft are accepted."
-    measured: dict[str, float | str] = {"method": facts.speculative_method, "k": facts.speculative_tokens}
-    return drafter_finding(seen, facts, definition, measured)
+CHECK = Check("boot", cells, judge, profiles={"full": 10, "cpu": 10, "smoke": 10, "demo": 10})
 
 
 # Rules over each start -----------------------------------------------------------------------------------
 
 
-def _each(boots: _Boots, rule: Callable[[BootFacts], Reason | None]) -> tuple[list[Reason], list[str]]:
-    """Return the reasons of *rule* against each start, and its warnings."""
+@dataclass(frozen=True)
+class _Rule:
+    """A rule that every start keeps.
+
+    Attributes:
+        broken: returns the reason against the facts of a start; a warning, if its verdict is a pass.
+        shown: returns the facts that it rests on, by their name; those of starts that lack one are left out.
+        needs: capabilities that it rests on.
+    """
+
+    key: str
+    broken: Callable[[BootFacts], Reason | None]
+    passed: str
+    shown: Callable[[BootFacts], Values]
+    needs: tuple[str, ...] = (LOG, GPU)
+
+
+def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
     against: list[Reason] = []
     warnings: list[str] = []
     for name, facts in boots.items():
-        if (found := rule(facts)) is None:
-            continue
-        verdict, cause = found
-        if verdict is Verdict.PASS:
-            warnings.append(f"{name}: {cause}")
-        else:
-            against.append((verdict, f"{name}: {cause}"))
-    return against, warnings
-
-
-def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
-    against, warnings = _each(boots, _estimate_of)
+        if (found := rule.broken(facts)) is not None:
+            verdict, cause = found
+            if verdict is Verdict.PASS:
+                warnings.append(f"{name}: {cause}")
+            else:
+                against.append((verdict, f"{name}: {cause}"))
+    passed = rule.passed
+    if rule.broken is _runner_of:
+        against += _changed_runner(boots)
+        passed = ", ".join(f"{name} ran {one.runner}" for name, one in boots.items() if one.runner)
+    elif rule.broken is _kernels_of:
+        passed = "; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items())
     return conclude(
         seen.on_facts(),
-        "the estimate of CUDA graphs' memory is not negative",
-        "vLLM subtracts the estimated memory of CUDA graphs from what the KV cache may take; a negative"
-        " estimate adds memory that does not exist. It occurs where GPU and host share memory.",
+        rule.key,
         against=against,
-        passed="no estimate is negative",
-        threshold="estimate >= 0 GiB",
+        passed=passed or "no start",
         measured={
-            f"{name} estimate GiB": facts.graph_gib
+            f"{name} {what}".strip(): value
             for name, facts in boots.items()
-            if facts.graph_gib is not None
+            for what, value in rule.shown(facts).items()
         },
         warnings=warnings,
-        needs=(LOG, GPU),
+        needs=rule.needs,
     )
 
 
@@ -140,31 +134,6 @@ def _estimate_of(facts: BootFacts) -> Reason | None:
     shown = f"CUDA graphs were estimated at {facts.graph_gib:.2f} GiB"
     took = f"; the KV cache took {facts.kv_gib:.2f} GiB" if facts.kv_gib >= 0 else ""
     return Verdict.FAIL, shown + took
-
-
-def _budget(seen: CheckedCells, boots: _Boots) -> Finding:
-    against, warnings = _each(boots, _budget_of)
-    return conclude(
-        seen.on_facts(),
-        "KV cache and weights stay within the budget",
-        "KV cache and weights together take no more than the share of the memory that the server may use.",
-        against=against,
-        passed="every start stays within its budget",
-        threshold=f"KV + weights <= utilization x total, within {BUDGET_SLACK:.0%}",
-        measured={
-            f"{name} {what}": value
-            for name, facts in boots.items()
-            for what, value in (
-                ("KV GiB", facts.kv_gib),
-                ("weights GiB", facts.weights_gib),
-                ("total GiB", facts.total_gib),
-                ("utilization", facts.utilization),
-            )
-            if value >= 0
-        },
-        warnings=warnings,
-        needs=(LOG, GPU),
-    )
 
 
 def _budget_of(facts: BootFacts) -> Reason | None:
@@ -184,33 +153,6 @@ def _budget_of(facts: BootFacts) -> Reason | None:
     return Verdict.FAIL, f"{parts} are {taken - budget:.1f} GiB more than {share} = {budget:.1f} GiB"
 
 
-def _captures(seen: CheckedCells, boots: _Boots) -> Finding:
-    against, warnings = _each(boots, _captures_of)
-    return conclude(
-        seen.on_facts(),
-        "decode graphs are captured for whole drafts",
-        "With k drafted tokens a decode step has 1 + k rows a request, so sizes that full decode graphs are"
-        " captured for are multiples of 1 + k. In vLLM 0.24.0 the modes FULL, FULL_DECODE_ONLY and"
-        " FULL_AND_PIECEWISE have them (resolve_cudagraph_mode_and_sizes rounds there), the last two for"
-        " sizes from 1 + k to that many for each of max-num-seqs. Piecewise graphs leave attention out and"
-        " may have any size; others only pad more.",
-        against=against,
-        passed="every size that must be a multiple is one",
-        threshold="size % (1 + k) == 0",
-        measured={
-            f"{name} {what}": value
-            for name, facts in boots.items()
-            for what, value in (
-                ("graph mode", facts.graph_mode),
-                ("sizes", " ".join(map(str, facts.capture_sizes))),
-            )
-            if value
-        },
-        warnings=warnings,
-        needs=(LOG, GPU),
-    )
-
-
 def _captures_of(facts: BootFacts) -> Reason | None:
     step = 1 + facts.speculative_tokens
     if facts.graph_mode == "NONE" or step <= 1:
@@ -220,77 +162,37 @@ def _captures_of(facts: BootFacts) -> Reason | None:
     if lost := lost_graphs(facts):
         return Verdict.PASS, lost
     odd = [size for size in facts.capture_sizes if size % step]
-    wrong = odd if facts.graph_mode == "FULL" else [size for size in odd if _decodes(size, facts)]
+    most = step * facts.max_num_seqs if facts.max_num_seqs >= 0 else math.inf
+    # Every graph in mode FULL, else those from one request's step to that of all, are for decode steps.
+    wrong = odd if facts.graph_mode == "FULL" else [size for size in odd if step <= size <= most]
+    shown = "sizes {} are no multiples of 1 + k = " + str(step)
     if "FULL" in facts.graph_mode and wrong:
-        shown = f"sizes {_first(wrong)} are no multiples of 1 + k = {step}"
+        shown = shown.format(_first(wrong))
         return Verdict.FAIL, f"{shown}, with {facts.graph_mode} graphs on runner {facts.runner or 'unknown'}"
     if odd:
-        shown = f"sizes {_first(odd)} are no multiples of 1 + k = {step}"
+        shown = shown.format(_first(odd))
         return Verdict.PASS, f"{shown}: piecewise graphs may, and pad decode steps further than needed"
     return None
-
-
-def _decodes(size: int, facts: BootFacts) -> bool:
-    """Tell if a graph for decode steps alone is captured for this size."""
-    step = 1 + facts.speculative_tokens
-    return step <= size and (facts.max_num_seqs < 0 or size <= step * facts.max_num_seqs)
 
 
 def _first(sizes: Sequence[int], most: int = 6) -> str:
     return ", ".join(map(str, sizes[:most])) + "…" * (len(sizes) > most)
 
 
-def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
-    against, warnings = _each(boots, _runner_of)
-    runners = {name: facts.runner for name, facts in boots.items() if facts.runner}
-    for arm in {name.partition(" ")[0] for name in runners}:
-        of_arm = {name: runner for name, runner in runners.items() if name.partition(" ")[0] == arm}
-        if len(set(of_arm.values())) > 1:
-            shown = ", ".join(f"{name} ran {runner}" for name, runner in of_arm.items())
-            against.append((Verdict.INVALID, f"starts of one arm ran different model runners: {shown}"))
-    return conclude(
-        seen.on_facts(),
-        "the model runner is known",
-        "vLLM has two model runners, and a patch of one does not apply to the other. All starts of one arm"
-        " use the same one.",
-        against=against,
-        passed=", ".join(f"{name} ran {runner}" for name, runner in runners.items()) or "no start",
-        threshold="named in the log",
-        measured=dict(runners),
-        warnings=warnings,
-        needs=(LOG,),
-    )
-
-
 def _runner_of(facts: BootFacts) -> Reason | None:
     return None if facts.runner else (Verdict.INCONCLUSIVE, "its log names no model runner")
 
 
-def _kernels(seen: CheckedCells, boots: _Boots) -> Finding:
-    against, warnings = _each(boots, _kernels_of)
-    return conclude(
-        seen.on_facts(),
-        "FP4 weights run on FP4 kernels",
-        "A card of compute capability 10, 11 or 12 computes in FP4. Where vLLM finds no kernels for that, it"
-        " unpacks the weights to 16 bits, emulates FP4 or runs without graphs, and serves on. That is no"
-        " defect where the recipe names the backend.",
-        against=against,
-        passed="; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items()) or "no start",
-        threshold="no slower path that the recipe does not name",
-        measured={
-            f"{name} {what}": ", ".join(values)
-            for name, facts in boots.items()
-            for what, values in (
-                ("linear", facts.linear_backends),
-                ("MoE", facts.moe_backends),
-                ("attention", facts.backends),
-                ("drafter's attention", facts.drafter_backends),
-            )
-            if values
-        },
-        warnings=warnings,
-        needs=(LOG, GPU),
-    )
+def _changed_runner(boots: _Boots) -> list[Reason]:
+    """Return the reason against starts of one arm with different model runners."""
+    runners = {name: facts.runner for name, facts in boots.items() if facts.runner}
+    found: list[Reason] = []
+    for arm in {name.partition(" ")[0] for name in runners}:
+        of_arm = {name: runner for name, runner in runners.items() if name.partition(" ")[0] == arm}
+        if len(set(of_arm.values())) > 1:
+            shown = ", ".join(f"{name} ran {runner}" for name, runner in of_arm.items())
+            found.append((Verdict.INVALID, f"starts of one arm ran different model runners: {shown}"))
+    return found
 
 
 def _kernels_of(facts: BootFacts) -> Reason | None:
@@ -312,6 +214,58 @@ def _kernels_shown(facts: BootFacts) -> str:
     return ", ".join((*facts.linear_backends, *facts.moe_backends)) or "no kernels of FP4 weights"
 
 
+def _known(**values: float | str) -> Values:
+    """Return those of *values* that are known, by names with spaces."""
+    return {
+        name.replace("_", " "): value
+        for name, value in values.items()
+        if (value if isinstance(value, str) else value >= 0)
+    }
+
+
+_RULES = (
+    _Rule(
+        "boot.estimate",
+        _estimate_of,
+        "no estimate is negative",
+        lambda facts: {} if facts.graph_gib is None else {"estimate GiB": facts.graph_gib},
+    ),
+    _Rule(
+        "boot.budget",
+        _budget_of,
+        "every start stays within its budget",
+        lambda facts: _known(
+            KV_GiB=facts.kv_gib,
+            weights_GiB=facts.weights_gib,
+            total_GiB=facts.total_gib,
+            utilization=facts.utilization,
+        ),
+    ),
+    _Rule(
+        "boot.captures",
+        _captures_of,
+        "every size that must be a multiple is one",
+        lambda facts: _known(graph_mode=facts.graph_mode, sizes=" ".join(map(str, facts.capture_sizes))),
+    ),
+    _Rule("boot.runner", _runner_of, "", lambda facts: {"": facts.runner} if facts.runner else {}, (LOG,)),
+    _Rule(
+        "boot.kernels",
+        _kernels_of,
+        "",
+        lambda facts: {
+            name: ", ".join(values)
+            for name, values in (
+                ("linear", facts.linear_backends),
+                ("MoE", facts.moe_backends),
+                ("attention", facts.backends),
+                ("drafter's attention", facts.drafter_backends),
+            )
+            if values
+        },
+    ),
+)
+
+
 # Capacity ------------------------------------------------------------------------------------------------
 
 
@@ -321,16 +275,29 @@ def _capacity(seen: CheckedCells, boots: _Boots, context: Context) -> list[Findi
     if not packed:
         return []
     fp8 = _fp8_tokens_per_gib(boots, context.band)
-    against, measured = _ratios(packed, fp8)
+    least = LEAST_OF_RATIO * NVFP4_RATIO
+    against: list[Reason] = []
+    measured: Values = {}
+    for name, facts in packed.items():
+        if fp8 <= 0:
+            why = f"{name}: there is no FP8 cache of this model to compare with"
+            against.append((Verdict.INCONCLUSIVE, why))
+        elif facts.kv_tokens <= 0 or facts.kv_gib <= 0:
+            why = f"{name}: its log does not name the capacity of the KV cache"
+            against.append((Verdict.INCONCLUSIVE, why))
+        else:
+            value = facts.kv_tokens / facts.kv_gib / fp8
+            measured[f"{name} ratio"] = round(value, 3)
+            if value < least:
+                shown = f"its NVFP4 cache holds {value:.2f} times the tokens of FP8 per GiB"
+                against.append((Verdict.FAIL, f"{name}: {shown}, and 16/9 = 1.78 are expected"))
     return [
         conclude(
             seen.on_facts(),
-            "NVFP4 holds more tokens a byte than FP8",
-            "Tokens of KV cache per GiB over those of FP8 for the same model. Totals are not comparable: the"
-            " two may have different amounts of memory.",
+            "boot.capacity",
+            told={"least": least},
             against=against,
-            passed=f"{', '.join(f'{name} {value}' for name, value in measured.items())}",
-            threshold=f"at least {LEAST_OF_RATIO:.0%} of 16/9 = {LEAST_OF_RATIO * NVFP4_RATIO:.2f}",
+            passed=", ".join(f"{name} {value}" for name, value in measured.items()),
             measured=measured,
         )
     ]
@@ -342,24 +309,3 @@ def _fp8_tokens_per_gib(boots: _Boots, band: str) -> float:
         if facts.kv_dtype.startswith("fp8") and facts.kv_tokens > 0 and facts.kv_gib > 0:
             return facts.kv_tokens / facts.kv_gib
     return capacity_of(band)
-
-
-def _ratios(packed: Mapping[str, BootFacts], fp8: float) -> tuple[list[Reason], dict[str, float | str]]:
-    against: list[Reason] = []
-    measured: dict[str, float | str] = {}
-    for name, facts in packed.items():
-        if fp8 <= 0:
-            against.append(
-                (Verdict.INCONCLUSIVE, f"{name}: there is no FP8 cache of this model to compare with")
-            )
-        elif facts.kv_tokens <= 0 or facts.kv_gib <= 0:
-            against.append(
-                (Verdict.INCONCLUSIVE, f"{name}: its log does not name the capacity of the KV cache")
-            )
-        else:
-            value = facts.kv_tokens / facts.kv_gib / fp8
-            measured[f"{name} ratio"] = round(value, 3)
-            if value < LEAST_OF_RATIO * NVFP4_RATIO:
-                shown = f"its NVFP4 cache holds {value:.2f} times the tokens of FP8 per GiB"
-                against.append((Verdict.FAIL, f"{name}: {shown}, and 16/9 = 1.78 are expected"))
-    return against, measured

@@ -1,23 +1,29 @@
-"""Criteria of unfit observations, for every check: the server ended, requests failed, counts are wrong.
+"""The interface of a check, and what makes observations unfit: ended servers, failed requests, wrong counts.
 
 `triage` sorts a check's observations into those that figures may be taken from (`CheckedCells.sound`) and the
 `Trouble` of the others. Every conclusion goes through `conclude`, so that none passes on a cell that is
-missing or in trouble.
+missing or in trouble. Names, definitions and thresholds of all conclusions are in ``findings.toml``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
+import functools
+import importlib
+import tomllib
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from itertools import pairwise
+from typing import Any
 
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
-from sparkwright.engine.observations import BootFacts, FailureKind, Observation, Sample
-from sparkwright.verify.check import Check, Context
+from sparkwright.engine.observations import FailureKind, Observation, Sample
+from sparkwright.verify.check import Context
 
 SIGNATURES = {
     "block_table must have shape": "attention was given a block table of another batch size than its query:"
@@ -84,18 +90,18 @@ _SEVERITY = (Verdict.NOT_APPLICABLE, Verdict.PASS, Verdict.INCONCLUSIVE, Verdict
 _LONGEST_LINE = 200
 
 
+CHAT: Mapping[str, Any] = {"chat": True, "natural_stop": True}
+"""Of a load: chats that end by themselves."""
+
 Reason = tuple[Verdict, str]
 """A reason against a conclusion: the verdict that it leads to, and the cause."""
+Values = dict[str, float | str]
+"""Measured values of a conclusion, by name."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """One reason why a cell does not count.
-
-    Attributes:
-        verdict: of every finding that rests on the cell.
-        cause: the observed reason, with the name of the cell.
-    """
+    """One reason why a cell does not count: the verdict of findings on it, and the cause, which names it."""
 
     verdict: Verdict
     cause: str
@@ -111,14 +117,16 @@ class CheckedCells:
         sound: observations that figures may be taken from, in order of the plan.
         troubles: reasons against the others, in order of the plan.
         lacks: reasons by the capability that the server lacks, see `Context`.
+        made: all observations as they were made.
     """
 
     check: str
     planned: tuple[Cell, ...]
-    sound: tuple[Observation, ...]
-    troubles: tuple[Trouble, ...]
+    sound: tuple[Observation, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    made: tuple[Observation, ...] = ()
 
     def tagged(self, **tags: str) -> CheckedCells:
         """Return the part that concerns the cells with these tags."""
@@ -128,38 +136,67 @@ class CheckedCells:
         """Return the part that concerns the cells for which *chosen* is true."""
         planned = tuple(cell for cell in self.planned if chosen(cell))
         keys = {cell.key for cell in planned}
-        return CheckedCells(
-            self.check,
-            planned,
-            tuple(observation for observation in self.sound if observation.cell.key in keys),
-            tuple(trouble for trouble in self.troubles if trouble.cell in keys),
-            self.notes,
-            self.lacks,
+        return dataclasses.replace(
+            self,
+            planned=planned,
+            sound=tuple(observation for observation in self.sound if observation.cell.key in keys),
+            troubles=tuple(trouble for trouble in self.troubles if trouble.cell in keys),
         )
 
     def on_facts(self) -> CheckedCells:
         """Return *self* without cells, for findings that rest on facts of a start alone."""
-        return CheckedCells(self.check, (), (), (), lacks=self.lacks)
+        return CheckedCells(self.check, (), lacks=self.lacks)
+
+    def without_failed_baseline(self) -> CheckedCells:
+        """Return *self* with failures of the baseline as invalid: there is nothing to compare with."""
+        baseline = {cell.key for cell in self.planned if cell.arm == "baseline"}
+        troubles = [
+            dataclasses.replace(one, verdict=Verdict.INVALID)
+            if one.cell in baseline and one.verdict is Verdict.FAIL
+            else one
+            for one in self.troubles
+        ]
+        return dataclasses.replace(self, troubles=tuple(troubles))
 
 
-def main_facts(context: Context) -> BootFacts:
-    """Return the facts of the first start of the server under test; empty ones if unknown."""
-    return context.facts.get(("main", 0), BootFacts())
+@dataclass(frozen=True, eq=False)
+class Check:
+    """A group of cells and the findings that follow from them: the ``CHECK`` of a module of `verify.checks`.
 
+    Attributes:
+        name: on the command line, in journals and in reports.
+        planning: given the observations so far by their cell's key, yields the cells to measure, in order, as
+            far as they are known; the same for the same ones, so that a resumed run goes on with them.
+        judging: returns at least one finding; pure. A cell that is missing, or that has failures which the
+            check does not expect, never passes.
+        profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
+            order of their positions.
+        tries: capabilities that a server at an address is asked for only where this check runs.
+    """
 
-def worst(found: Iterable[Verdict]) -> Verdict:
-    """Return the worst of these verdicts; pass if there are none."""
-    return max(found, key=_SEVERITY.index, default=Verdict.PASS)
+    name: str
+    planning: Callable[[Context, Mapping[str, Observation]], Iterable[Cell]]
+    judging: Callable[[Context, CheckedCells], Sequence[Finding]]
+    profiles: Mapping[str, int] = field(default_factory=dict)
+    tries: tuple[str, ...] = ()
+
+    def cells(self, context: Context, observations: Iterable[Observation] = ()) -> tuple[Cell, ...]:
+        """Return the cells to measure, as far as *observations* of the first of them determine them."""
+        return tuple(self.planning(context, {seen.cell.key: seen for seen in observations}))
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
+        """Return what the observations of its own cells mean."""
+        planned = self.cells(context, observations)
+        return list(self.judging(context, triage(self.name, context, observations, planned)))
 
 
 # Sorting -------------------------------------------------------------------------------------------------
 
 
 def triage(
-    check: Check, context: Context, observations: Sequence[Observation], planned: Sequence[Cell] = ()
+    check: str, context: Context, observations: Sequence[Observation], planned: Sequence[Cell]
 ) -> CheckedCells:
-    """Sort the cells of *check*, or those in *planned*, into sound observations and trouble."""
-    planned = tuple(planned or check.plan(context))
+    """Sort the *planned* cells of a check into sound observations and trouble."""
     by_key = {observation.cell.key: observation for observation in observations}
     sound: list[Observation] = []
     found: list[Trouble] = []
@@ -174,10 +211,16 @@ def triage(
         gone = describe(cell) if observation.died is not None or observation.canary else ""
         of_this = troubles(observation, metered=METRICS not in context.lacks)
         found.extend(of_this)
-        notes.extend(_notes(observation))
+        notes += [  # error lines that match no signature
+            f"{describe(cell)}: the log has {_short(line)}"
+            for line in observation.log[:3]
+            if not _signatures((line,))
+        ]
         if not of_this:
             sound.append(observation)
-    return CheckedCells(check.name, planned, tuple(sound), tuple(found), tuple(notes), context.lacks)
+    return CheckedCells(
+        check, tuple(planned), tuple(sound), tuple(found), tuple(notes), context.lacks, tuple(observations)
+    )
 
 
 def _unreachable(observation: Observation) -> bool:
@@ -186,14 +229,6 @@ def _unreachable(observation: Observation) -> bool:
     return observation.died is None and all(
         failure is not None and failure.kind in _AFTER_DEATH for failure in failures
     )
-
-
-def _notes(observation: Observation) -> list[str]:
-    """Return error lines of the log that match no signature."""
-    where = describe(observation.cell)
-    return [
-        f"{where}: the log has {_short(line)}" for line in observation.log[:3] if not _signatures((line,))
-    ]
 
 
 def describe(cell: Cell) -> str:
@@ -210,7 +245,7 @@ def troubles(observation: Observation, *, metered: bool = True) -> tuple[Trouble
         observation: of one cell.
         metered: the server has counters, so that missing ones are a reason.
     """
-    found = [*_ended(observation), *_logged(observation), *_failures(observation)]
+    found = [*_engine(observation), *_failures(observation)]
     if observation.canary and observation.died is None:
         found.append(_unanswered(observation))
     if observation.died is None and metered:
@@ -239,25 +274,18 @@ def _unanswered(observation: Observation) -> Reason:
     return Verdict.FAIL, f"{cause}: {observation.canary}"
 
 
-def _ended(observation: Observation) -> list[Reason]:
+def _engine(observation: Observation) -> list[Reason]:
+    """Return the reason if the server ended, or if its log has a line of a broken engine."""
+    told, where = _signatures(observation.log), describe(observation.cell)
     if observation.died is None:
-        return []
-    why = _EXITS.get(observation.died, "")
-    busy = in_flight(observation)
-    cause = f"the server ended in {describe(observation.cell)}"
+        return [(Verdict.FAIL, f"in {where} {told}")] if told else []
+    why, busy = _EXITS.get(observation.died, ""), in_flight(observation)
+    cause = f"the server ended in {where}"
     cause += f" with {busy} request{'s' * (busy != 1)} in flight" if busy else ""
     cause += f", exit status {observation.died}" + (f" ({why})" if why else "")
-    told = _signatures(observation.log) or (
-        f"its log ends with {_short(observation.log[-1])}" if observation.log else ""
-    )
+    if not told and observation.log:
+        told = f"its log ends with {_short(observation.log[-1])}"
     return [(Verdict.FAIL, f"{cause}; {told}" if told else cause)]
-
-
-def _logged(observation: Observation) -> list[Reason]:
-    told = _signatures(observation.log)
-    if not told or observation.died is not None:
-        return []
-    return [(Verdict.FAIL, f"in {describe(observation.cell)} {told}")]
 
 
 def _signatures(log: Sequence[str]) -> str:
@@ -350,15 +378,11 @@ def in_flight(observation: Observation) -> int:
     A server that ends breaks all of its requests at once: those that had not ended by then were its batch,
     or waited for a place in it.
     """
-    failed = [sample.ended for sample in observation.samples if _broke(sample)]
+    failed = [one.ended for one in observation.samples if one.failure and one.failure.kind in _BREAKS]
     if not failed:
         return 0
     moment = min(failed)
     return sum(sample.started <= moment <= sample.ended for sample in observation.samples)
-
-
-def _broke(sample: Sample) -> bool:
-    return sample.failure is not None and sample.failure.kind in _BREAKS
 
 
 def _short(line: str) -> str:
@@ -369,64 +393,101 @@ def _short(line: str) -> str:
 # Concluding ----------------------------------------------------------------------------------------------
 
 
+def answered(observation: Observation) -> list[tuple[Sample, str]]:
+    """Return the counted answers of prompts that expect a string, each with that string."""
+    expected = {prompt.name: prompt.expect for prompt in observation.cell.prompts if prompt.expect}
+    return [(one, expected[one.prompt]) for one in observation.counted if one.prompt in expected]
+
+
+@functools.cache
+def load_texts() -> Mapping[str, Mapping[str, Any]]:
+    """Return ``findings.toml``: by module, what its check measures, and name and texts of its conclusions."""
+    return tomllib.loads((resources.files(__package__) / "findings.toml").read_text(encoding="utf-8"))
+
+
+def text_of(key: str, part: str, told: Mapping[str, object]) -> str:
+    """Return the ``name``, ``definition`` or ``threshold`` of the conclusion *key*, such as ``sweep.steps``.
+
+    Names in braces are values in *told*, else constants of the module that the key begins with, or of another
+    one that is named with them.
+    """
+    module, _, name = key.partition(".")
+    text: str = load_texts()[module][name].get(part, "")
+    return text.format_map(ChainMap(dict(told), vars(_MODULES[module]), _MODULES))
+
+
+class _Modules(dict[str, Any]):
+    """The modules of this package, by their names."""
+
+    def __missing__(self, name: str) -> Any:
+        return self.setdefault(name, importlib.import_module(f"{__package__}.{name}"))
+
+
+_MODULES = _Modules()
+
+
 def conclude(
     seen: CheckedCells,
-    name: str,
-    definition: str,
+    key: str,
     *,
     passed: str,
     against: Sequence[Reason] = (),
-    threshold: str = "",
     measured: Mapping[str, float | str] | None = None,
     warnings: Sequence[str] = (),
     lenient: bool = False,
     needs: Sequence[str] = (),
+    told: Mapping[str, object] | None = None,
 ) -> Finding:
     """Return a finding on the cells in *seen*; not applicable where the server lacks what it needs.
 
     Args:
         seen: the cells that it rests on.
-        name: see `Finding`.
-        definition: see `Finding`.
+        key: of its texts, see `text_of`.
         passed: the cause of a pass.
         against: reasons that the check itself found, as verdicts and causes.
-        threshold: see `Finding`.
         measured: see `Finding`.
         warnings: see `Finding`.
         lenient: trouble of a cell makes the finding inconclusive rather than what it would be by itself: for
             findings beside one that already reports the trouble.
         needs: capabilities that the conclusion rests on.
+        told: values in its texts.
     """
+    told = told or {}
     if lacking := [seen.lacks[need] for need in needs if need in seen.lacks]:
-        return not_applicable(seen, name, definition, lacking[0], threshold)
+        return not_applicable(seen, key, lacking[0], told, threshold=text_of(key, "threshold", told))
     reasons = list(against)
     if lenient and seen.troubles:
         reasons.append((Verdict.INCONCLUSIVE, _left_out(seen)))
     elif not lenient:
         reasons += [(trouble.verdict, trouble.cause) for trouble in seen.troubles]
-    verdict = worst(verdict for verdict, _ in reasons)
+    verdict = max((verdict for verdict, _ in reasons), key=_SEVERITY.index, default=Verdict.PASS)
     causes = list(dict.fromkeys(cause for reason, cause in reasons if reason is verdict))
     return Finding(
         check=seen.check,
-        name=name,
-        definition=definition,
+        name=text_of(key, "name", told),
+        definition=text_of(key, "definition", told),
         verdict=verdict,
         cause=_join(causes) if verdict is not Verdict.PASS else passed,
         measured=dict(measured or {}),
-        threshold=threshold,
+        threshold=text_of(key, "threshold", told),
         evidence=tuple(cell.key for cell in seen.planned),
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
 def not_applicable(
-    seen: CheckedCells, name: str, definition: str, because: str, threshold: str = ""
+    seen: CheckedCells,
+    key: str,
+    because: str,
+    told: Mapping[str, object] | None = None,
+    *,
+    threshold: str = "",
 ) -> Finding:
     """Return the finding that there is nothing to conclude, with the reason."""
     return Finding(
         check=seen.check,
-        name=name,
-        definition=definition,
+        name=text_of(key, "name", told or {}),
+        definition=text_of(key, "definition", told or {}),
         verdict=Verdict.NOT_APPLICABLE,
         cause=because,
         threshold=threshold,

@@ -8,22 +8,27 @@ temperature, affects both alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation, Sample
-from sparkwright.verify.check import Context, RegisteredCheck
-from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
-from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, not_applicable, triage
-from sparkwright.verify.checks.drafting import unlike_drafting
-from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.acceptance import acceptance, paired_ratio
+from sparkwright.verify.checks.common import (
+    Check,
+    CheckedCells,
+    Reason,
+    Values,
+    conclude,
+    not_applicable,
+    triage,
+)
+from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import without_disturbed
-from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.statistics import Effect, hierarchical_bootstrap_log_ratio, t_quantile
+from sparkwright.verify.statistics import Effect, paired_log_ratio, t_quantile
 
 ARMS = ("main", "baseline")
 LEVELS = (1, 8)
@@ -44,47 +49,40 @@ LEAST_STARTS = 2
 ONE_STEP = 0.15
 """Largest share by which the time between events may differ from a step's by counters, if each is a step."""
 
-_Values = dict[str, list[list[dict[str, float]]]]
-"""By arm: for each start, for each wave, a value for each prompt."""
 
+def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield the same prompts to two servers, several starts of each, one request at a time and eight.
 
-@dataclass(frozen=True)
-class Compare:
-    """The same prompts to two servers, several starts of each, one request at a time and eight.
-
-    Starts are added while nothing is decided, up to `Profile.most_boots` of each.
+    Starts follow in the order ABBAAB for three of each, and are added while nothing is decided, up to
+    `Profile.most_boots` of each.
     """
+    looks = _looks(context.profile)
+    look = _look(context.profile, seen.values())
+    planned = list(_starts(context, look.starts))
+    if not look.last and all(cell.key in seen for cell in planned):
+        verdicts = {finding.verdict for finding in _judge(context, list(seen.values()))}
+        if Verdict.FAIL not in verdicts and Verdict.INCONCLUSIVE in verdicts:
+            planned = list(_starts(context, looks[looks.index(look.starts) + 1]))
+    yield from planned
 
-    name: str = "compare"
 
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the cells of the first starts, in the order ABBAAB for three of each."""
-        return _starts(context, range(context.profile.boots))
-
-    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-        """Return cells of further starts, if those seen leave something undecided."""
-        look = _look(context.profile, observations)
-        if look.last:
-            return ()
-        verdicts = {finding.verdict for finding in self.judge(context, observations)}
-        if Verdict.FAIL in verdicts or Verdict.INCONCLUSIVE not in verdicts:
-            return ()
-        looks = _looks(context.profile)
-        return _starts(context, range(look.starts, looks[looks.index(look.starts) + 1]))
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding on the time of a step, and one for each level: better, worse or undecided."""
-        look = _look(context.profile, observations)
-        planned = _starts(context, range(look.starts))
-        seen = triage(self, context, observations, planned)
-        seen = without_disturbed(baseline_failures_as_invalid(seen))
-        unlike = unlike_drafting(context.facts, ARMS)
-        steps = not_applicable(seen, _STEPS, _STEPS_MEAN, unlike) if unlike else _steps(seen, look)
-        return [steps, *(_speed(seen, level, context, look, steps.verdict) for level in LEVELS)]
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return a finding on the time of a step, and one for each level: better, worse or undecided."""
+    return _judge(context, seen.made)
 
 
 # In no profile: --against selects it.
-CHECK = RegisteredCheck(Compare())
+CHECK = Check("compare", cells, judge)
+
+
+def _judge(context: Context, observations: Sequence[Observation]) -> list[Finding]:
+    """Judge *observations* at the moment at which they were made, whatever starts are planned after it."""
+    look = _look(context.profile, observations)
+    seen = triage("compare", context, observations, list(_starts(context, look.starts)))
+    seen = without_disturbed(seen.without_failed_baseline())
+    unlike = unlike_drafting(context.facts, ARMS)
+    steps = not_applicable(seen, "compare.steps", unlike) if unlike else _steps(seen, look)
+    return [steps, *(_speed(seen, level, context, look, steps.verdict) for level in LEVELS)]
 
 
 @dataclass(frozen=True)
@@ -100,13 +98,26 @@ class _Look:
     last: bool
     error: float
 
-    def verdict(self, ratio: float, low: float, high: float) -> Verdict:
-        """Return the verdict on a speed *ratio* with its interval."""
+    @property
+    def allowed(self) -> float:
+        """Largest slowdown within the interval of a server that passes."""
+        return TOLERANCE if self.last else MATERIAL
+
+    @property
+    def told(self) -> dict[str, float]:
+        """Values in the threshold of a conclusion."""
+        return {"trivial": 1 - TRIVIAL, "least": 1 - self.allowed}
+
+    def judged(self, ratio: float, low: float, high: float) -> tuple[Verdict, str, str]:
+        """Return the verdict on a speed *ratio* with its interval, in one word and in many."""
+        shown = f"{ratio:.3f} times as fast ({low:.3f} to {high:.3f})"
+        if low <= 1:
+            shown += f", not more than {100 * (1 - low):.1f} % slower"
         if high < 1 and ratio < 1 - TRIVIAL:
-            return Verdict.FAIL
-        if low >= 1 - (TOLERANCE if self.last else MATERIAL):
-            return Verdict.PASS
-        return Verdict.INCONCLUSIVE
+            return Verdict.FAIL, "worse", shown
+        if low >= 1 - self.allowed:
+            return Verdict.PASS, "better" if low > 1 else "not worse", shown
+        return Verdict.INCONCLUSIVE, "inconclusive", shown
 
 
 def _looks(profile: Profile) -> list[int]:
@@ -115,7 +126,7 @@ def _looks(profile: Profile) -> list[int]:
     return sorted({profile.boots, *between, max(profile.boots, profile.most_boots)})
 
 
-def _look(profile: Profile, observations: Sequence[Observation]) -> _Look:
+def _look(profile: Profile, observations: Iterable[Observation]) -> _Look:
     """Return the first moment by which all of *observations* were made."""
     looks = _looks(profile)
     begun = 1 + max((o.cell.boot for o in observations), default=0)
@@ -123,34 +134,25 @@ def _look(profile: Profile, observations: Sequence[Observation]) -> _Look:
     return _Look(starts, last=starts == looks[-1], error=FALSE_WORSE / len(looks))
 
 
-def _starts(context: Context, boots: range) -> tuple[Cell, ...]:
-    """Return cells start by start, alternating: drift, for example of the temperature, affects both alike."""
-    cells = []
-    for boot in boots:
+def _starts(context: Context, boots: int) -> Iterator[Cell]:
+    """Yield cells start by start, alternating: drift, for example of the temperature, affects both alike."""
+    for boot in range(boots):
         for arm in ARMS if boot % 2 == 0 else reversed(ARMS):
-            cells += [_cell(context, arm, boot, level, wave) for level in LEVELS for wave in range(WAVES)]
-    return tuple(cells)
-
-
-def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:
-    sizes = context.profile
-    requests = max(level, math.ceil(sizes.comparison_requests / WAVES))
-    name = f"c={level} wave {wave}"
-    return Cell(
-        check="compare",
-        name=name,
-        load=Load(
-            concurrency=level,
-            requests=requests,
-            warm_up=level if wave == 0 else 0,
-            max_tokens=sizes.max_tokens,
-            seed=sizes.seed,
-        ),
-        prompts=context.prompts_in_turn(requests, f"compare {name}"),
-        arm=arm,
-        boot=boot,
-        tags={"level": str(level), "wave": str(wave)},
-    )
+            for level in LEVELS:
+                for wave in range(WAVES):
+                    requests = max(level, math.ceil(context.profile.comparison_requests / WAVES))
+                    name = f"c={level} wave {wave}"
+                    yield context.cell(
+                        "compare",
+                        name,
+                        context.prompts_in_turn(requests, f"compare {name}"),
+                        arm=arm,
+                        boot=boot,
+                        tags={"level": str(level), "wave": str(wave)},
+                        concurrency=level,
+                        warm_up=level if wave == 0 else 0,
+                        max_tokens=context.profile.max_tokens,
+                    )
 
 
 # Judging -------------------------------------------------------------------------------------------------
@@ -165,18 +167,16 @@ def _steps(seen: CheckedCells, look: _Look) -> Finding:
     """Return the finding on the time of a step, over both levels: what is drafted does not blur it."""
     values = _step_times(seen)
     against: list[Reason] = []
-    measured: dict[str, float | str] = {}
+    measured: Values = {}
     passed, few = "", min(map(len, values.values()))
     if few < LEAST_STARTS:
-        why = (
-            f"{few} start of each does not represent other starts" if few else "no step times of both servers"
-        )
-        against.append((Verdict.INCONCLUSIVE, why))
+        why = f"{few} start of each does not represent other starts"
+        against.append((Verdict.INCONCLUSIVE, why if few else "no step times of both servers"))
     else:
         ratio, low, high = _speed_by_starts(values, look.error)
-        verdict, shown = look.verdict(ratio, low, high), _shown(ratio, low, high)
+        verdict, word, shown = look.judged(ratio, low, high)
         measured = {
-            "verdict": _word(verdict, low),
+            "verdict": word,
             "speed over the baseline's": round(ratio, 4),
             "low": round(low, 4),
             "high": round(high, 4),
@@ -185,24 +185,8 @@ def _steps(seen: CheckedCells, look: _Look) -> Finding:
         if verdict is Verdict.PASS:
             passed = shown
         else:
-            against.append((verdict, f"{_word(verdict, low)}: {shown}"))
-    return conclude(
-        seen,
-        _STEPS,
-        _STEPS_MEAN,
-        against=against,
-        passed=passed,
-        threshold=_threshold(look),
-        measured=measured,
-    )
-
-
-_STEPS = "a step takes no longer than on the baseline"
-_STEPS_MEAN = (
-    "Mean acceptance length over decode rate is the time of a step of the engine. That of the baseline"
-    " over this server's, for the same prompts: geometric mean over cells, with Student's interval over"
-    " starts."
-)
+            against.append((verdict, f"{word}: {shown}"))
+    return conclude(seen, "compare.steps", told=look.told, against=against, passed=passed, measured=measured)
 
 
 def _step_times(seen: CheckedCells) -> dict[str, list[float]]:
@@ -210,12 +194,14 @@ def _step_times(seen: CheckedCells) -> dict[str, list[float]]:
 
     By the client's events where each is one step, since counters hold warm-up requests too.
     """
-    by_events = all(math.isclose(figures(o).step_ms, _event_ms(o), rel_tol=ONE_STEP) for o in seen.sound)
+    by_events = all(
+        math.isclose(figures(o).step_ms, event_gap_ms(o.counted), rel_tol=ONE_STEP) for o in seen.sound
+    )
     found: dict[tuple[str, int], dict[str, float]] = {}
     for observation in seen.sound:
         counted = figures(observation)
         known = math.isfinite(counted.step_ms)
-        step = _event_ms(observation) if by_events or not known else counted.step_ms
+        step = event_gap_ms(observation.counted) if by_events or not known else counted.step_ms
         if math.isfinite(step) and step > 0:
             place = observation.cell.arm, observation.cell.boot
             found.setdefault(place, {})[observation.cell.name] = math.log(step)
@@ -228,13 +214,6 @@ def _step_times(seen: CheckedCells) -> dict[str, list[float]]:
         ]
         for arm in ARMS
     }
-
-
-def _event_ms(observation: Observation) -> float:
-    """Return the mean time between events with output; NaN without any."""
-    several = [sample for sample in observation.counted if len(sample.chunks) > 1]
-    steps = sum(len(sample.chunks) - 1 for sample in several)
-    return sum(sample.last - sample.first for sample in several) / 1e6 / steps if steps else math.nan
 
 
 def _speed_by_starts(values: dict[str, list[float]], error: float) -> tuple[float, float, float]:
@@ -262,7 +241,7 @@ def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_ste
     seen = seen.tagged(level=str(level))
     effect = _effect(seen, _decode_rate, context.profile.seed, look)
     against: list[Reason] = []
-    passed, measured, warnings = "", dict[str, float | str](), list(seen.notes)
+    passed, measured, warnings = "", Values(), list(seen.notes)
     if effect is None:
         against.append((Verdict.INCONCLUSIVE, "no measurements of both servers to compare"))
     else:
@@ -287,12 +266,10 @@ def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_ste
         warnings += _first_token(seen, context, look)
     return conclude(
         seen,
-        f"as fast as the baseline at c={level}",
-        "Decode rate of a request over that of the same prompt on the baseline: geometric mean over starts,"
-        " waves and prompts, with a bootstrap interval over all three (starts are the unit of replication).",
+        "compare.speed",
+        told={**look.told, "level": level},
         against=against,
         passed=passed,
-        threshold=_threshold(look),
         measured=measured,
         warnings=warnings,
     )
@@ -308,37 +285,14 @@ def _brings_as_much(seen: CheckedCells) -> bool:
     return (1 + accepted * found.low) / (1 + accepted) >= 1 - MATERIAL
 
 
-def _threshold(look: _Look) -> str:
-    allowed = TOLERANCE if look.last else MATERIAL
-    return (
-        f"worse where the whole interval lies below 1 and the ratio below {1 - TRIVIAL:g}; else a pass where"
-        f" the interval lies above {1 - allowed:g}; undecided otherwise, and further starts are made where"
-        f" the profile allows. Equal steps are called worse in at most {FALSE_WORSE:.0%} of runs"
-    )
-
-
-def _shown(ratio: float, low: float, high: float) -> str:
-    interval = f"{ratio:.3f} times as fast ({low:.3f} to {high:.3f})"
-    return interval if low > 1 else f"{interval}, not more than {100 * (1 - low):.1f} % slower"
-
-
-def _word(verdict: Verdict, low: float) -> str:
-    if verdict is Verdict.FAIL:
-        return "worse"
-    if verdict is Verdict.INCONCLUSIVE:
-        return "inconclusive"
-    return "better" if low > 1 else "not worse"
-
-
 def _verdict(effect: Effect, look: _Look) -> Reason:
     if math.isinf(effect.minimum_detectable):
         few = f"inconclusive: {look.starts} start of each does not represent other starts"
         return Verdict.INCONCLUSIVE, few
-    verdict = look.verdict(effect.ratio, effect.low, effect.high)
-    shown = f"{_word(verdict, effect.low)}: {_shown(effect.ratio, effect.low, effect.high)}"
+    verdict, word, shown = look.judged(effect.ratio, effect.low, effect.high)
     if verdict is Verdict.INCONCLUSIVE:
         shown += f"; differences below {_percent(effect.minimum_detectable)} % would not show"
-    return verdict, shown
+    return verdict, f"{word}: {shown}"
 
 
 def _percent(share: float) -> float | str:
@@ -346,49 +300,30 @@ def _percent(share: float) -> float | str:
 
 
 def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int, look: _Look) -> Effect | None:
-    """Return values of main over those of the baseline; `None` if an arm has none.
+    """Return values of main over those of the baseline for the same prompts; `None` if an arm has none.
 
     Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
     """
-    values = _values(seen, value)
-    if not all(values[arm] for arm in ARMS):
+    main, baseline = (_by_start(seen, arm, value) for arm in ARMS)
+    if not main or not baseline:
         return None
-    main, baseline = (_without_prompts(values, arm) for arm in ARMS)
-    return hierarchical_bootstrap_log_ratio(baseline, main, seed, level=1 - look.error / 2 / len(LEVELS))
+    return paired_log_ratio(baseline, main, seed, level=1 - look.error / 2 / len(LEVELS))
 
 
-def _values(seen: CheckedCells, value: Callable[[Sample], float]) -> _Values:
-    values: _Values = {arm: [] for arm in ARMS}
-    for arm in ARMS:
-        of_arm = [o for o in seen.sound if o.cell.arm == arm]
-        for boot in sorted({o.cell.boot for o in of_arm}):
-            waves = [
-                {s.prompt: found for s in o.counted if math.isfinite(found := value(s)) and found > 0}
-                for o in of_arm
-                if o.cell.boot == boot
-            ]
-            values[arm].append([wave for wave in waves if wave])
-    return {arm: [boot for boot in boots if boot] for arm, boots in values.items()}
-
-
-def _without_prompts(values: _Values, arm: str) -> list[list[list[float]]]:
-    """Return values of an arm over their prompt's geometric mean, so that prompts cancel out."""
-    every: dict[str, list[float]] = {}
-    for boots in values.values():
-        for wave in (wave for boot in boots for wave in boot):
-            for prompt, value in wave.items():
-                every.setdefault(prompt, []).append(math.log(value))
-    usual = {prompt: math.fsum(logs) / len(logs) for prompt, logs in every.items()}
-    return [
-        [[value / math.exp(usual[prompt]) for prompt, value in wave.items()] for wave in boot]
-        for boot in values[arm]
-    ]
+def _by_start(seen: CheckedCells, arm: str, value: Callable[[Sample], float]) -> list[list[dict[str, float]]]:
+    """Return for each start of *arm*, for each of its waves, the value of each prompt that has one."""
+    starts: dict[int, list[dict[str, float]]] = {}
+    for o in sorted((o for o in seen.sound if o.cell.arm == arm), key=lambda o: o.cell.boot):
+        wave = {s.prompt: found for s in o.counted if math.isfinite(found := value(s)) and found > 0}
+        if wave:
+            starts.setdefault(o.cell.boot, []).append(wave)
+    return list(starts.values())
 
 
 # Explanations and warnings --------------------------------------------------------------------------------
 
 
-def _why(seen: CheckedCells, effect: Effect) -> tuple[dict[str, float | str], str]:
+def _why(seen: CheckedCells, effect: Effect) -> tuple[Values, str]:
     """Return step time and acceptance over the baseline's: a decode rate is the second over the first."""
     main, baseline = (_acceptance_length(seen, arm) for arm in ARMS)
     length = main / baseline
@@ -433,3 +368,25 @@ def _differing_facts(facts: Mapping[tuple[str, int], BootFacts], boots: int) -> 
             new, old = (", ".join(sorted(by_arm[arm])) for arm in ARMS)
             found.append(f"{name} is {new}, on the baseline {old}")
     return found
+
+
+def unlike_drafting(facts: Mapping[tuple[str, int], BootFacts], arms: Sequence[str]) -> str:
+    """Return the reason for which steps of the two *arms* cannot be compared; empty if they draft alike."""
+    drafting = [
+        {
+            (one.speculative_method, one.speculative_tokens) if one.speculative_tokens > 0 else ("", 0)
+            for (of, _), one in facts.items()
+            if of == arm and one.version  # starts that failed have none
+        }
+        for arm in arms
+    ]
+    if not all(drafting) or drafting[0] == drafting[1]:
+        return ""
+    main, baseline = (
+        " or ".join(f"{tokens} tokens by {method}" if tokens else "nothing" for method, tokens in sorted(one))
+        for one in drafting
+    )
+    return (
+        f"a step drafts {main}, on the baseline {baseline}: times of such steps are not comparable, and the"
+        " rates below decide"
+    )

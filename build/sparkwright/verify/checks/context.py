@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import hit_rate
 from sparkwright.engine.metrics.counters import SeriesAbsentError
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import (
+    Check,
     CheckedCells,
     Reason,
+    Values,
+    answered,
     conclude,
-    main_facts,
     not_applicable,
-    triage,
 )
-from sparkwright.verify.corpus import WORDS_PER_TOKEN
+from sparkwright.verify.corpus import holds
 
 SHORT_TOKENS = 400
 """Of the control: the same kind of document and question, so that length alone differs."""
@@ -46,67 +46,51 @@ UNSURE = 0.50
 LEAST_HITS = 0.5
 
 
-@dataclass(frozen=True)
-class LongContext:
-    """Documents of each length, first cold and then again, beside short ones of the same kind."""
-
-    name: str = "context"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the short control, then for each length the cold cell followed by the cached one."""
-        sizes = context.profile
-        each = max(1, sizes.context_requests)
-        cells = [_cell("short", SHORT_TOKENS, "control", _documents(context, SHORT_TOKENS, 2 * each))]
-        for tokens in sizes.contexts:
-            if not _fits(context, tokens):
-                continue
-            cold = _documents(context, tokens, each)
-            again = tuple(msgspec.structs.replace(prompt, name=f"{prompt.name} again") for prompt in cold)
-            cells += [_cell(f"{tokens} cold", tokens, "cold", cold)]
-            cells += [_cell(f"{tokens} cached", tokens, "cached", again)]
-        return tuple(cells)
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding on service, then for each length on acceptance, cache and needles."""
-        seen = triage(self, context, observations)
-        definition = (
-            "After short prompts, tokens are drafted and more than next to none of them are accepted."
-        )
-        short = seen.tagged(cache="control")
-        findings = [_served(seen, context), drafter_finding(short, main_facts(context), definition)]
-        for tokens in context.profile.contexts:
-            if not _fits(context, tokens):
-                findings.append(_too_long(seen, context, tokens))
-                continue
-            findings += [_hold(seen, context, tokens), _cached(seen, context, tokens)]
-            # Models with random weights find no needle, and smoke runs have no others.
-            findings += [_needle(seen, tokens)] if context.profile.name != "smoke" else []
-        return findings
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield a short control, then documents of each length, first cold and then again from the cache."""
+    each = max(1, context.profile.context_requests)
+    yield _cell(context, "short", SHORT_TOKENS, "control", _documents(context, SHORT_TOKENS, 2 * each))
+    for tokens in filter(lambda tokens: _fits(context, tokens), context.profile.contexts):
+        cold = _documents(context, tokens, each)
+        again = tuple(msgspec.structs.replace(prompt, name=f"{prompt.name} again") for prompt in cold)
+        yield _cell(context, f"{tokens} cold", tokens, "cold", cold)
+        yield _cell(context, f"{tokens} cached", tokens, "cached", again)
 
 
-CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo": 60})
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return a finding on service, then for each length on acceptance, cache and needles."""
+    definition = "After short prompts, tokens are drafted and more than next to none of them are accepted."
+    short = seen.tagged(cache="control")
+    findings = [_served(seen, context), drafter_finding(short, context.main, definition)]
+    for tokens in context.profile.contexts:
+        if not _fits(context, tokens):
+            longest = context.main.max_model_len
+            why = f"{tokens} tokens were not tried: the server takes {longest} at the most"
+            findings.append(not_applicable(seen, "context.fits", why, {"tokens": tokens}))
+            continue
+        findings += [_hold(seen, context, tokens), _cached(seen, context, tokens)]
+        # Models with random weights find no needle, and smoke runs have no others.
+        findings += [_needle(seen, tokens)] if context.profile.name != "smoke" else []
+    return findings
+
+
+CHECK = Check("context", cells, judge, profiles={"full": 60, "smoke": 40, "demo": 60})
 
 
 def _fits(context: Context, tokens: int) -> bool:
-    longest = main_facts(context).max_model_len
-    margin = MARGIN if main_facts(context).words_per_token > 0 else ESTIMATED_MARGIN
+    longest = context.main.max_model_len
+    margin = MARGIN if context.main.words_per_token > 0 else ESTIMATED_MARGIN
     return longest < 0 or tokens * margin + OUTPUT_TOKENS <= longest
 
 
 def _documents(context: Context, tokens: int, count: int) -> tuple[Prompt, ...]:
     first = 1000 * context.profile.seed
-    known = main_facts(context).words_per_token
-    words = known if known > 0 else WORDS_PER_TOKEN
-    return tuple(
-        context.corpus.document(tokens, seed=first + i, salt="context", words_per_token=words)
-        for i in range(count)
-    )
+    return tuple(context.document(tokens, first + i, "context") for i in range(count))
 
 
-def _cell(name: str, tokens: int, cache: str, prompts: tuple[Prompt, ...]) -> Cell:
-    load = Load(requests=len(prompts), max_tokens=OUTPUT_TOKENS, chat=True)
+def _cell(context: Context, name: str, tokens: int, cache: str, prompts: tuple[Prompt, ...]) -> Cell:
     tags = {"tokens": str(tokens), "cache": cache}
-    return Cell(check="context", name=name, load=load, prompts=prompts, tags=tags)
+    return context.cell("context", name, prompts, tags=tags, max_tokens=OUTPUT_TOKENS, chat=True, seed=0)
 
 
 # Findings ------------------------------------------------------------------------------------------------
@@ -114,36 +98,23 @@ def _cell(name: str, tokens: int, cache: str, prompts: tuple[Prompt, ...]) -> Ce
 
 def _served(seen: CheckedCells, context: Context) -> Finding:
     against = [reason for tokens in context.profile.contexts for reason in _missized(seen, tokens)]
-    if failed := main_facts(context).uncounted:
+    if failed := context.main.uncounted:
         against.append((Verdict.INCONCLUSIVE, f"the server has POST /tokenize, and it failed: {failed}"))
     lengths = [o.samples[0].prompt_tokens for o in seen.sound]
     return conclude(
         seen,
-        "long prompts are served",
-        "Every request with a long prompt is answered in full, whether its prompt is in the cache or not.",
+        "context.served",
         against=against,
         passed=f"prompts of up to {max(lengths, default=0)} tokens were answered",
-        threshold="no failed request",
         measured={f"{o.cell.name} prompt tokens": o.samples[0].prompt_tokens for o in seen.sound},
         warnings=[*seen.notes, *_sizes(seen, context)],
-    )
-
-
-def _too_long(seen: CheckedCells, context: Context, tokens: int) -> Finding:
-    """Return the finding on a length beyond the longest request that the server takes."""
-    longest = main_facts(context).max_model_len
-    return not_applicable(
-        seen,
-        f"documents of {tokens} tokens are served",
-        "Documents of this length fit into the longest request that the server takes.",
-        f"{tokens} tokens were not tried: the server takes {longest} at the most",
     )
 
 
 def _sizes(seen: CheckedCells, context: Context) -> list[str]:
     """Return warnings on lengths that are estimated, or that differ from the planned ones."""
     warnings = []
-    if main_facts(context).words_per_token <= 0:
+    if context.main.words_per_token <= 0:
         warnings.append("documents are sized by an estimate: the server did not count their tokens")
     for observation in seen.tagged(cache="cold").sound:
         meant, came = int(observation.cell.tags["tokens"]), observation.samples[0].prompt_tokens
@@ -170,7 +141,7 @@ def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
     """Return a finding on acceptance at this length, without the cache."""
     pair = _only(seen, (str(SHORT_TOKENS), "control"), (str(tokens), "cold"))
     against: list[Reason] = []
-    measured: dict[str, float | str] = {}
+    measured: Values = {}
     warnings = []
     short, cold = (acceptance(o) if o else None for o in _both(pair))
     if short is not None and cold is not None:
@@ -196,13 +167,10 @@ def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
             warnings.append(f"{shown}, and may be as low as {whole.low:.2f}")
     return conclude(
         pair,
-        f"acceptance holds at {tokens} tokens",
-        "Mean acceptance length after long documents, not cached, over that after short ones of the same"
-        " kind.",
+        "context.holds",
+        told={"tokens": tokens},
         against=[*_missized(pair, tokens), *against] or _undrafted(pair, context, short, cold),
         passed=f"MAL ratio {measured.get('MAL ratio', '')}",
-        threshold=f"fails where the 95 % interval lies below {FAIL}, or below {FAIL_ACCEPTED} for accepted"
-        f" tokens alone; warns where it reaches below {WARN}",
         measured=measured,
         warnings=warnings,
         lenient=True,
@@ -215,7 +183,7 @@ def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
     pair = _only(seen, (str(tokens), "cold"), (str(tokens), "cached"))
     cold_seen, cached_seen = _both(pair)
     against: list[Reason] = []
-    measured: dict[str, float | str] = {}
+    measured: Values = {}
     warnings: list[str] = []
     cold, cached = (acceptance(o) if o else None for o in (cold_seen, cached_seen))
     unused = _unused(cached_seen) if cached_seen else []
@@ -240,13 +208,10 @@ def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
             warnings.append(shown)
     return conclude(
         pair,
-        f"the cache keeps acceptance at {tokens} tokens",
-        "The same documents again, now from the prefix cache: accepted tokens a draft over those when they"
-        " were cold. Tokens restored from the cache must be known to the drafter as well.",
+        "context.cached",
+        told={"tokens": tokens},
         against=[*_missized(pair, tokens), *against] or unused or _undrafted(pair, context, cold, cached),
         passed=f"accepted tokens are {measured.get('accepted ratio', '')} of those when cold",
-        threshold=f"fails where the whole 95 % interval lies below {KEPT}; decides nothing where it reaches"
-        f" below {UNSURE}; at least {LEAST_HITS:.0%} of the prompt from the cache",
         measured=measured,
         warnings=warnings,
         lenient=True,
@@ -272,11 +237,10 @@ def _needle(seen: CheckedCells, tokens: int) -> Finding:
             against.append((Verdict.FAIL, f"{shown}, and {short[0]} of {short[1]} after short documents"))
     return conclude(
         three,
-        f"documents of {tokens} tokens are read",
-        "A code stands somewhere in each document, and the answer to the question for it must hold it.",
+        "context.needle",
+        told={"tokens": tokens},
         against=against,
         passed="; ".join(f"{name}: {found} of {of}" for name, (found, of) in answered.items()),
-        threshold="at least half of the codes, if short documents' codes are found",
         measured={f"{name} codes found": f"{found} of {of}" for name, (found, of) in answered.items()},
         warnings=[
             f"{name}: {of - found} of {of} codes were not found"
@@ -304,7 +268,7 @@ def _both(pair: CheckedCells) -> tuple[Observation | None, Observation | None]:
 
 def _undrafted(pair: CheckedCells, context: Context, *of: object) -> list[Reason]:
     """Return the reason for a missing comparison, unless trouble of a cell is the reason."""
-    if unfit := not_speculating(main_facts(context)):
+    if unfit := not_speculating(context.main):
         return unfit
     if None in of and not pair.troubles:
         return [(Verdict.INCONCLUSIVE, "nothing was drafted: there is no acceptance to judge")]
@@ -334,8 +298,5 @@ def _median_ttft(observation: Observation, context: Context) -> float:
 
 def _found(observation: Observation) -> tuple[int, int]:
     """Return the number of answers that hold the expected string, and of all with one."""
-    from sparkwright.verify.corpus import holds
-
-    expected = {prompt.name: prompt.expect for prompt in observation.cell.prompts}
-    asked = [(expected[s.prompt], s.text) for s in observation.counted if expected.get(s.prompt)]
-    return sum(holds(expect, text) for expect, text in asked), len(asked)
+    answers = answered(observation)
+    return sum(holds(expect, sample.text) for sample, expect in answers), len(answers)

@@ -1,37 +1,19 @@
-"""Conversations, tools and schemas of `traffic`: small tasks that models of any size understand."""
+"""Conversations, questions, tools and schemas of checks of chats; texts are in ``corpus/chats.toml``."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import msgspec
 
 from sparkwright.engine.cell import Message, Prompt, Tool
+from sparkwright.verify import corpus
 
-_TALKS = {
-    "travel": (
-        "I plan a trip to Zürich in winter. Name two things to pack.",
-        "Repeat this sentence exactly: “Zoë ordered a crème brûlée in Zürich 🙂.”",
-        "Now say in one sentence why somebody would travel there.",
-    ),
-    "cooking": (
-        "How do I keep rice from sticking to the pot? Answer briefly.",
-        "Repeat this sentence exactly: “我喜欢米饭和茶。”",
-        "And how long does rice take to cook?",
-    ),
-    "garden": (
-        "Which vegetables grow in the shade? Name three.",
-        "Repeat this sentence exactly: “Ёжик и мёд — żółta łódź.”",
-        "Which of them should I plant first? One sentence.",
-    ),
-    "music": (
-        "What is the difference between a violin and a viola? Answer briefly.",
-        "Repeat this sentence exactly: “東京で🎻を聞きました。”",
-        "Which of the two is larger?",
-    ),
-}
-"""Messages of the user, by subject; the second ones hold characters of two to four bytes."""
-
+_CHATS = tomllib.loads((resources.files(corpus) / "chats.toml").read_text(encoding="utf-8"))
+_TALKS: Mapping[str, Sequence[str]] = _CHATS["talks"]
 TURNS = min(map(len, _TALKS.values()))
 
 
@@ -84,34 +66,20 @@ TOOLS_OFFERED = (
 )
 
 
-def _asked(kind: str, *texts: str) -> tuple[Prompt, ...]:
+def questions(kind: str, category: str, begin: str = "", name: str = "") -> tuple[Prompt, ...]:
+    """Return the questions of one *kind*, each with this *begin*; *name* or the kind begins their names."""
     return tuple(
-        Prompt(name=f"{kind}/{number}", category="extraction", text=text) for number, text in enumerate(texts)
+        Prompt(name=f"{name or kind}/{number}", category=category, text=f"{begin}{text}")
+        for number, text in enumerate(_CHATS[kind])
     )
 
 
-SINGLE = _asked(
-    "single",
-    "Use get_weather: what will the weather be in “Oslo” for 3 days, in celsius?",
-    "Use get_weather: what will the weather be in “São Paulo” for 5 days, in celsius?",
-    "Use get_weather: what will the weather be in “New York” for 2 days, in fahrenheit?",
-    "Use get_weather: what will the weather be in “Kraków” for 7 days, in celsius?",
-)
-PARALLEL = _asked(
-    "parallel",
-    "Call get_weather once for each of these cities: Oslo, Lima, Kyoto. Take 3 days and celsius.",
-    "Call get_weather once for each of these cities: Málaga and Zürich. Take 5 days and celsius.",
-    "Call get_weather once for each of these cities: Boston, Denver, Austin. Take 2 days and fahrenheit.",
+SINGLE, PARALLEL, STRUCTURED_PROMPTS = (
+    questions(kind, "extraction") for kind in ("single", "parallel", "structured")
 )
 SCHEMA = _object(
     name=_TEXT,
     age={"type": "integer", "minimum": 0, "maximum": 120},
     colour={"type": "string", "enum": ["red", "green", "blue"]},
     tags={"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 3},
-)
-STRUCTURED_PROMPTS = _asked(
-    "structured",
-    "“Zoë” is 31 years old and likes green. Return her name, age and colour, and one tag, as JSON.",
-    "“Paul” is 54 years old and likes blue. Return his name, age and colour, and one tag, as JSON.",
-    "“Łukasz” is 8 years old and likes red. Return his name, age and colour, and one tag, as JSON.",
 )

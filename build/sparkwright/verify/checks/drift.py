@@ -1,14 +1,15 @@
-"""Acceptance over time: windows from counters, and the onset of a fall."""
+"""Changes over time: acceptance by windows of counters, the onset of a fall, processes and their memory."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from sparkwright.engine.metrics import SpeculationAbsentError, speculation
-from sparkwright.engine.observations import MetricsSnapshot, Observation
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.statistics import change_point, theil_sen
 
 _FEW_DRAFTS = 20
@@ -18,13 +19,13 @@ _LONGEST_PAUSE_NS = 60_000_000_000  # of the client's clock, for counters to set
 _SLACK_S = 0.5  # scrapes are not on the second
 
 
+GROWTH_MIB, GROWTH = 256.0, 0.05
+"""Least growth of memory that is worth a warning, also as a share of what it was."""
+
+
 @dataclass(frozen=True)
 class TimedValue:
-    """One window.
-
-    Attributes:
-        begin_s: seconds of the server's clock since the first measurement, see `elapsed`.
-    """
+    """One window; seconds are the server's since the first measurement, see `elapsed`."""
 
     begin_s: float
     end_s: float
@@ -62,13 +63,7 @@ class Fall:
 
 @dataclass(frozen=True)
 class Onset:
-    """The onset of a fall of acceptance.
-
-    Attributes:
-        at_s: see `TimedValue.begin_s`.
-        over_s: duration of the fall; 0 for a step.
-        before: accepted tokens a draft before it.
-    """
+    """The onset of a fall, in accepted tokens a draft before and after it; a step takes 0 s."""
 
     at_s: float
     over_s: float
@@ -131,27 +126,15 @@ def windows(
             last = moment is observation.after
             if long < length_s - _SLACK_S and not (last and long >= length_s * _FULL):
                 continue
-            base = begun[observation.cell.name]
-            point = _point(start, moment, base - origin * speed / 1e9, speed)
-            points += [point] if point is not None else []
+            base = begun[observation.cell.name] - origin * speed / 1e9
+            begin_s, end_s = (base + one.at * speed / 1e9 for one in (start, moment))
+            with contextlib.suppress(SpeculationAbsentError):
+                seen = speculation(start, moment)
+                if seen.drafts >= _FEW_DRAFTS:
+                    counts = seen.drafts, seen.draft_tokens, seen.accepted
+                    points.append(TimedValue(begin_s, end_s, *counts))
             start = moment
     return points
-
-
-def _point(start: MetricsSnapshot, end: MetricsSnapshot, base: float, speed: float) -> TimedValue | None:
-    try:
-        seen = speculation(start, end)
-    except SpeculationAbsentError:
-        return None
-    if not seen.drafts >= _FEW_DRAFTS:
-        return None
-    return TimedValue(
-        base + start.at * speed / 1e9,
-        base + end.at * speed / 1e9,
-        seen.drafts,
-        seen.draft_tokens,
-        seen.accepted,
-    )
 
 
 def find_fall(points: Sequence[TimedValue], seed: int) -> Fall | None:
@@ -183,27 +166,73 @@ def find_onset(points: Sequence[TimedValue]) -> Onset | None:
     rates = np.array([point.rate for point in points])
     middles = np.array([(point.begin_s + point.end_s) / 2 for point in points])
     # Between two windows lie probes: what happened there happened in the middle, for all that is known.
-    edges = [
-        points[0].begin_s,
-        *((earlier.end_s + later.begin_s) / 2 for earlier, later in pairwise(points)),
-    ]
+    edges = [points[0].begin_s, *((earlier.end_s + later.begin_s) / 2 for earlier, later in pairwise(points))]
     best, found = math.inf, None
     for first in range(1, len(points)):
         for last in range(first, len(points)):
             begin, end = edges[first], edges[last]
             share = np.clip((middles - begin) / (end - begin), 0, 1) if last > first else middles > begin
-            slope, level = _line(np.asarray(share, dtype=float), rates)
+            varying = np.asarray(share, dtype=float) - np.mean(share)
+            spread = float((varying**2).sum())
+            slope = float((varying * (rates - rates.mean())).sum()) / spread if spread > 0 else 0.0
+            level = float(rates.mean() - slope * np.mean(share))
             error = float(((level + slope * share - rates) ** 2).sum())
             if slope < 0 and error < best - 1e-12:
                 best, found = error, Onset(begin, end - begin, level, max(0.0, level + slope))
     return found
 
 
-def _line(x: object, y: object) -> tuple[float, float]:
-    """Return slope and intercept of least squares; slope 0 where x does not vary."""
-    import numpy as np
+# Processes and memory -------------------------------------------------------------------------------------
 
-    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    spread = float(((xs - xs.mean()) ** 2).sum())
-    slope = float(((xs - xs.mean()) * (ys - ys.mean())).sum()) / spread if spread > 0 else 0.0
-    return slope, float(ys.mean() - slope * xs.mean())
+
+def lives(made: Sequence[Observation]) -> dict[float, list[Observation]]:
+    """Return the observations by server process."""
+    lives: dict[float, list[Observation]] = {}
+    for observation in made:
+        if observation.before is not None and observation.after is not None:
+            lives.setdefault(observation.after.start_s, []).append(observation)
+    return lives
+
+
+def longest_life(made: Sequence[Observation], speed: float) -> float:
+    """Return the longest time, in server seconds, for which one process was observed."""
+    return max(
+        (
+            sum((o.after.at - o.before.at) * speed / 1e9 for o in life if o.after and o.before)
+            for life in lives(made).values()
+        ),
+        default=0.0,
+    )
+
+
+def memory_trends(made: Sequence[Observation], speed: float) -> tuple[dict[str, float | str], list[str]]:
+    """Return changes of memory over a soak by robust slopes, in MiB, and warnings on steady growth."""
+    figures: dict[str, float | str] = {}
+    warnings = []
+    begun = elapsed(made, speed)
+    for name, field, sign, shown in (
+        ("server RSS", "server_rss_mib", 1, "the server's resident memory grew"),
+        ("available memory", "memory_available_mib", -1, "the machine's available memory shrank"),
+    ):
+        pairs = [
+            (begun[o.cell.name] + (sample.at - o.before.at) * speed / 1e9, getattr(sample, field))
+            for o in made
+            if o.before is not None
+            for sample in o.host
+            if getattr(sample, field) >= 0
+        ]
+        thinned = pairs[:: max(1, len(pairs) // 200)]
+        times, values = [at for at, _ in thinned], [value for _, value in thinned]
+        if len(set(times)) <= 2:  # noqa: PLR2004 - no trend from two
+            continue
+        span, slope = times[-1] - times[0], theil_sen(times, values)
+        figures |= {
+            f"{name} change MiB": round(slope.slope * span, 1),
+            f"{name} at the start MiB": round(values[0], 1),
+        }
+        change = sign * slope.slope * span
+        sure = slope.low > 0 if sign > 0 else slope.high < 0
+        if sure and change > max(GROWTH_MIB, GROWTH * values[0]):
+            how = f"by {change:.0f} MiB in {clock(span)}, from {values[0]:.0f} MiB"
+            warnings.append(f"{shown} steadily: {how}")
+    return figures, warnings

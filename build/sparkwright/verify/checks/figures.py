@@ -111,6 +111,13 @@ def decode_rate(samples: Sequence[Sample], speed: float = 1.0) -> float:
     return tokens / seconds if seconds > 0 else math.nan
 
 
+def event_gap_ms(samples: Sequence[Sample]) -> float:
+    """Return the mean time between events with output, by the client's clock; NaN without any."""
+    several = [sample for sample in samples if len(sample.chunks) > 1]
+    gaps = sum(len(sample.chunks) - 1 for sample in several)
+    return sum(sample.last - sample.first for sample in several) / 1e6 / gaps if gaps else math.nan
+
+
 def _tokens_per_chunk(samples: Sequence[Sample]) -> float:
     """Return tokens per chunk after the first, which holds the prefill step's token; NaN without any."""
     chunks = sum(len(sample.chunks) - 1 for sample in samples if len(sample.chunks) > 1)

@@ -6,22 +6,27 @@ prompt are told apart from sight.
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from sparkwright.engine.capabilities import IMAGES
-from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.cell import REFUSED, Cell, Prompt
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.check import Context, RegisteredCheck
-from sparkwright.verify.checks.chatter import answers_in
-from sparkwright.verify.checks.common import CheckedCells, Reason, all_refused, conclude, triage
-from sparkwright.verify.checks.text import excerpt
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.common import (
+    CHAT,
+    Check,
+    CheckedCells,
+    Reason,
+    all_refused,
+    answered,
+    conclude,
+)
+from sparkwright.verify.checks.flaws import answers_in, excerpt
 from sparkwright.verify.corpus import holds
 
 LOADED = 4
@@ -36,68 +41,43 @@ _ASKED = {
 }
 
 
-@dataclass(frozen=True)
-class Image:
-    """Pictures of colours and numbers, several at a time, and the same questions without them."""
-
-    name: str = "image"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return a cell with pictures, and one without."""
-        if IMAGES in context.lacks:
-            return ()
-        prompts = _prompts(context)
-        bare = tuple(
-            msgspec.structs.replace(prompt, name=f"bare {prompt.name}", images=()) for prompt in prompts
-        )
-        return (_cell(context, "with", prompts), _cell(context, "without", bare))
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding on tokens of pictures, and one on sight."""
-        for observation in observations:
-            if observation.cell.tags["kind"] == "with" and (words := all_refused(observation)):
-                lacks = {**context.lacks, IMAGES: f"chats with pictures are refused: {words}"}
-                context = dataclasses.replace(context, lacks=lacks)
-                observations = ()
-        seen = triage(self, context, observations)
-        return [_sent(seen), _seen(context, seen)]
-
-
-CHECK = RegisteredCheck(Image(), profiles={"full": 28}, tries=(IMAGES,))
-
-
-def _prompts(context: Context) -> tuple[Prompt, ...]:
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield a cell with pictures of colours and numbers, and one of the same questions alone."""
+    if IMAGES in context.lacks:
+        return
     draw = random.Random(f"pictures {context.profile.seed}")  # noqa: S311 - pictures, not secrets
     colours = draw.sample(sorted(COLOURS), len(COLOURS))
-    numbers = draw.sample(range(100, 1000), NUMBERS)
-    return (
-        *(_prompt(_COLOUR, n, name, draw_colour(name)) for n, name in enumerate(colours)),
-        *(_prompt(_NUMBER, n, str(value), draw_number(str(value))) for n, value in enumerate(numbers)),
-    )
+    numbers = map(str, draw.sample(range(100, 1000), NUMBERS))
+    prompts = [
+        Prompt(
+            name=f"{kind}/{n}", category="extraction", text=_ASKED[kind], expect=one, images=(picture(one),)
+        )
+        for kind, ones, picture in ((_COLOUR, colours, draw_colour), (_NUMBER, numbers, draw_number))
+        for n, one in enumerate(ones)
+    ]
+    bare = [msgspec.structs.replace(one, name=f"bare {one.name}", images=()) for one in prompts]
+    for kind, these, tags in (("with", prompts, {REFUSED: "may"}), ("without", bare, {})):
+        yield context.cell(
+            "image",
+            f"{kind} pictures",
+            these,
+            tags={"kind": kind, **tags},
+            concurrency=LOADED,
+            max_tokens=LONGEST,
+            **CHAT,
+        )
 
 
-def _prompt(kind: str, number: int, expect: str, picture: str) -> Prompt:
-    return Prompt(
-        name=f"{kind}/{number}", category="extraction", text=_ASKED[kind], expect=expect, images=(picture,)
-    )
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return a finding on tokens of pictures, and one on sight."""
+    for observation in seen.made:
+        if observation.cell.tags["kind"] == "with" and (words := all_refused(observation)):
+            lacks = {**context.lacks, IMAGES: f"chats with pictures are refused: {words}"}
+            seen = CheckedCells(seen.check, (), lacks=lacks)
+    return [_sent(seen), _seen(context, seen)]
 
 
-def _cell(context: Context, kind: str, prompts: tuple[Prompt, ...]) -> Cell:
-    load = Load(
-        concurrency=LOADED,
-        requests=len(prompts),
-        max_tokens=LONGEST,
-        natural_stop=True,
-        chat=True,
-        seed=context.profile.seed,
-    )
-    return Cell(
-        check="image",
-        name=f"{kind} pictures",
-        load=load,
-        prompts=prompts,
-        tags={"kind": kind} | ({REFUSED: "may"} if kind == "with" else {}),
-    )
+CHECK = Check("image", cells, judge, profiles={"full": 28}, tries=(IMAGES,))
 
 
 # Findings -----------------------------------------------------------------------------------------------
@@ -114,11 +94,9 @@ def _sent(seen: CheckedCells) -> Finding:
     least = min(more.values(), default=0)
     return conclude(
         seen,
-        "pictures are in the prompt",
-        "Each prompt has more tokens with its picture than without.",
+        "image.sent",
         against=against,
         passed=f"a picture takes {least} tokens or more",
-        threshold="at least one token",
         measured={"least tokens of a picture": least},
         warnings=seen.notes,
         needs=(IMAGES,),
@@ -140,14 +118,13 @@ def _seen(context: Context, seen: CheckedCells) -> Finding:
     unread = [f"{read} of {NUMBERS} numbers in pictures were read"] if 2 * read < NUMBERS else []
     return conclude(
         seen,
-        "pictures are seen",
-        "Pictures of one colour are named by it, and those of three digits by their number.",
+        "image.seen",
+        told={"colours": len(COLOURS)},
         against=against,
-        passed="not judged: the model's weights are made up"
-        if context.made_up
-        else f"{found} of {len(COLOURS)} colours and {read} of {NUMBERS} numbers are right;"
-        f" {guessed} colours without pictures, of {answers_in(seen)} answers",
-        threshold=f"{LEAST_COLOURS} of {len(COLOURS)} colours; numbers give a warning alone",
+        passed=context.judged(
+            f"{found} of {len(COLOURS)} colours and {read} of {NUMBERS} numbers are right;"
+            f" {guessed} colours without pictures, of {answers_in(seen)} answers"
+        ),
         measured={"colours": found, "numbers": read, "colours without pictures": guessed},
         warnings=[] if context.made_up or against else unread,
         lenient=True,
@@ -156,15 +133,14 @@ def _seen(context: Context, seen: CheckedCells) -> Finding:
 
 
 def _right(observation: Observation, kind: str) -> tuple[int, str]:
-    """Return the number of right answers of a *kind*, and the first wrong one."""
-    expected = {prompt.name: prompt.expect for prompt in observation.cell.prompts}
-    of_kind = [s for s in observation.counted if s.prompt.removeprefix("bare ").startswith(kind)]
-    wrong = [s for s in of_kind if not _names(expected[s.prompt], s.answer, kind)]
-    shown = f"“{expected[wrong[0].prompt]}” is called “{excerpt(wrong[0].answer)}”" if wrong else ""
-    return len(of_kind) - len(wrong), shown
+    """Return the number of right answers of a *kind*, and the first wrong one.
 
-
-def _names(expect: str, answer: str, kind: str) -> bool:
-    """Tell if *answer* names what is expected, and no other colour."""
-    others = [name for name in COLOURS if name != expect] if kind == _COLOUR else []
-    return holds(expect, answer) and not any(holds(name, answer) for name in others)
+    A right answer names what is expected, and no other colour.
+    """
+    of_kind = [one for one in answered(observation) if one[0].prompt.removeprefix("bare ").startswith(kind)]
+    wrong = []
+    for sample, expect in of_kind:
+        others = [name for name in COLOURS if name != expect] if kind == _COLOUR else []
+        if not holds(expect, sample.answer) or any(holds(name, sample.answer) for name in others):
+            wrong.append(f"“{expect}” is called “{excerpt(sample.answer)}”")
+    return len(of_kind) - len(wrong), next(iter(wrong), "")

@@ -7,25 +7,27 @@ for all prompts is a fault.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import (
+    CHAT,
+    Check,
     CheckedCells,
     Reason,
+    Values,
     conclude,
-    main_facts,
     not_applicable,
-    triage,
 )
-from sparkwright.verify.corpus import WORDS_PER_TOKEN
+from sparkwright.verify.checks.figures import event_gap_ms
 
 DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000
@@ -49,39 +51,24 @@ _BEGIN = 0.7  # of a request's duration alone, within which all of them start
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """Counting alone, and then beside the prefill of long prompts."""
-
-    name: str = "mixed"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the requests that decode, one at a time; how long they take decides when prompts come."""
-        prompts = _counting(context, "alone")
-        load = Load(
-            requests=len(prompts), max_tokens=TOKENS, natural_stop=True, chat=True, seed=context.profile.seed
-        )
-        return (Cell(check="mixed", name="decoding alone", load=load, prompts=prompts),)
-
-    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-        """Return the same beside long prompts, if it was answered alone."""
-        known = {observation.cell.key for observation in observations}
-        return tuple(cell for cell in self._planned(context, observations) if cell.key not in known)
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding on gaps while prompts are prefilled, and one on lost tokens."""
-        seen = triage(self, context, observations, self._planned(context, observations))
-        by_name = {observation.cell.name: observation for observation in seen.sound}
-        alone, beside = by_name.get("decoding alone"), by_name.get("beside prompts")
-        return [_gaps(context, seen, alone, beside), _lost(context, seen, alone, beside)]
-
-    def _planned(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-        (first,) = self.plan(context)
-        alone = next((o for o in observations if o.cell.key == first.key and o.counted), None)
-        return (first,) if alone is None else (first, _beside(context, alone))
+def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield counting alone, one request at a time, and once it is known how long, beside long prompts."""
+    prompts = _counting(context, "alone")
+    first = context.cell("mixed", "decoding alone", prompts, max_tokens=TOKENS, **CHAT)
+    yield first
+    alone = seen.get(first.key)
+    if alone is not None and alone.counted:
+        yield _beside(context, alone)
 
 
-CHECK = RegisteredCheck(Mixed(), profiles={"full": 55})
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return a finding on gaps while prompts are prefilled, and one on lost tokens."""
+    by_name = {observation.cell.name: observation for observation in seen.sound}
+    alone, beside = by_name.get("decoding alone"), by_name.get("beside prompts")
+    return [_gaps(context, seen, alone, beside), _lost(context, seen, alone, beside)]
+
+
+CHECK = Check("mixed", cells, judge, profiles={"full": 55})
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -104,31 +91,21 @@ def _counting(context: Context, kind: str) -> tuple[Prompt, ...]:
 def _beside(context: Context, alone: Observation) -> Cell:
     """Return the cell of both kinds; clients start one after another, those with long prompts last."""
     lasts = median(sample.ended - sample.started for sample in alone.counted) / 1e9 * context.profile.speed
-    longest, words = main_facts(context).max_model_len, main_facts(context).words_per_token
-    tokens = LONG_TOKENS
+    longest, tokens = context.main.max_model_len, LONG_TOKENS
     if longest > 0:
         tokens = min(tokens, (longest - BESIDE_TOKENS) // 2)
-    documents = tuple(
-        context.corpus.document(
-            tokens,
-            seed=1000 * context.profile.seed + number,
-            salt="mixed",
-            words_per_token=words if words > 0 else WORDS_PER_TOKEN,
-        )
-        for number in range(PROMPTS)
-    )
+    documents = [context.document(tokens, 1000 * context.profile.seed + n, "mixed") for n in range(PROMPTS)]
     prompts = (*_counting(context, "beside"), *documents)
-    load = Load(
+    return context.cell(
+        "mixed",
+        "beside prompts",
+        prompts,
         concurrency=len(prompts),
-        requests=len(prompts),
         max_tokens=BESIDE_TOKENS,
-        natural_stop=True,
-        chat=True,
         # To a tenth of a second, so that the cell has few forms.
         stagger_s=round(_BEGIN * lasts, 1),
-        seed=context.profile.seed,
+        **CHAT,
     )
-    return Cell(check="mixed", name="beside prompts", load=load, prompts=prompts)
 
 
 def _decoders(observation: Observation) -> list[Sample]:
@@ -170,9 +147,10 @@ def _gaps(
     context: Context, seen: CheckedCells, alone: Observation | None, beside: Observation | None
 ) -> Finding:
     against: list[Reason] = []
-    measured: dict[str, float | str] = {}
+    measured: Values = {}
     if alone is not None and beside is not None:
-        usual = _usual_gap(alone, context.profile.speed)
+        gap = event_gap_ms(alone.counted)  # the mean, since one read may return several
+        usual = gap / 1e3 * context.profile.speed if math.isfinite(gap) else 0.0
         waits = _waits(beside, context.profile.speed)
         worst = max(waits.longest, default=0.0)
         measured = {
@@ -184,25 +162,14 @@ def _gaps(
         against = _stalled(waits, usual)
     return conclude(
         seen,
-        "decoding goes on beside prefill",
-        f"{DECODERS} requests decode while {PROMPTS} long prompts come one after another: the longest time"
-        " without a token of theirs, from the first such prompt to the first token of the last.",
+        "mixed.gaps",
         against=against,
         passed=f"longest gap {measured.get('longest gap s', '')} s in"
         f" {measured.get('seconds of prefill', '')} s of prefill, and"
         f" {measured.get('chunks meanwhile', '')} chunks",
-        threshold=f"fails where no request gets a token for {STARVED:.0%} of that time, unless it is shorter"
-        f" than {FEW_GAPS} usual gaps, or where one waits for more than {STALL_S:g} s",
         measured=measured,
         warnings=seen.notes,
     )
-
-
-def _usual_gap(alone: Observation, speed: float) -> float:
-    """Return seconds from chunk to chunk: the mean, since one read may return several."""
-    several = [sample for sample in alone.counted if len(sample.chunks) > 1]
-    gaps = sum(len(sample.chunks) - 1 for sample in several)
-    return sum(sample.last - sample.first for sample in several) / 1e9 * speed / gaps if gaps else 0.0
 
 
 def _stalled(waits: _Waits, usual: float) -> list[Reason]:
@@ -219,12 +186,6 @@ def _stalled(waits: _Waits, usual: float) -> list[Reason]:
 
 
 # Lost tokens --------------------------------------------------------------------------------------------
-
-
-_LOST = "no token is lost beside prefill"
-_COUNTING = (
-    "Requests that write numbers in order leave none out beside long prompts, if they leave none out alone."
-)
 
 
 def missing(answer: str, first: int) -> str:
@@ -250,7 +211,7 @@ def _lost(
     sure: set[str] = set()
     if alone is not None and all(s.reasoning_chars and not s.answer.strip() for s in _decoders(alone)):
         shown = f"the model thinks for more than {TOKENS} tokens before it counts"
-        return not_applicable(seen, _LOST, _COUNTING, shown)
+        return not_applicable(seen, "mixed.lost", shown)
     if alone is not None and beside is not None and not context.made_up:
         flaws = [
             {_first(sample): missing(sample.answer, int(_first(sample))) for sample in _decoders(observation)}
@@ -268,13 +229,9 @@ def _lost(
             warnings = [f"{shown}: {broken[0]}"]
     return conclude(
         seen,
-        _LOST,
-        _COUNTING,
+        "mixed.lost",
         against=against,
-        passed="not judged: the model's weights are made up"
-        if context.made_up
-        else f"{len(sure)} of {DECODERS} answers count rightly alone, and beside prompts",
-        threshold=f"fewer than {BROKEN} of them miss a number",
+        passed=context.judged(f"{len(sure)} of {DECODERS} answers count rightly alone, and beside prompts"),
         warnings=warnings,
         lenient=True,
     )

@@ -7,28 +7,34 @@ change places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
 from sparkwright.base.digests import digest_of
 from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
-from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.answers import (
+    ALTERNATIVES,
+    LIMIT_NAT,
+    Agreement,
+    answers_agree,
+    distances,
+    mean_distance,
+    mean_of,
+)
 from sparkwright.verify.checks.blocks import OFFSETS, block_sizes, missing_words, sizings, write_sized
 from sparkwright.verify.checks.common import (
+    Check,
     CheckedCells,
     Reason,
+    Values,
+    answered,
     conclude,
     describe,
-    main_facts,
     not_applicable,
-    triage,
 )
-from sparkwright.verify.checks.distance import distances
-from sparkwright.verify.checks.divergence import NoLogprobsError, pair
-from sparkwright.verify.checks.lossless import ALTERNATIVES, LIMIT_NAT
 from sparkwright.verify.corpus import holds
 
 LENGTH = 24
@@ -50,168 +56,119 @@ LEAST_KL = 1e-6
 MOST_LOST = 1
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """Documents once cold, then again one at a time, and once more several at a time."""
-
-    name: str = "prefix"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the cell whose requests show how many tokens the documents have."""
-        seed = context.profile.seed
-        trials = tuple(write_sized(one, seed, "trial") for one in sizings(context, LENGTH))
-        return (_cell("lengths", "trial", 1, trials, seed),) if trials else ()
-
-    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-        """Return the cold cell and the warm ones, once the documents' tokens are known."""
-        seen = {observation.cell.key for observation in observations}
-        return tuple(cell for cell in _planned(self, context, observations) if cell.key not in seen)
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding on answers that differ, and one on codes that are read from cached prompts."""
-        seen = triage(self, context, observations, _planned(self, context, observations))
-        return [_differences(context, seen), _codes(context, seen)]
-
-
-CHECK = RegisteredCheck(Prefix(), profiles={"full": 85, "cpu": 45})
-
-
-# Cells --------------------------------------------------------------------------------------------------
-
-
-def _cell(name: str, cache: str, level: int, prompts: tuple[Prompt, ...], seed: int) -> Cell:
-    load = Load(concurrency=level, requests=len(prompts), max_tokens=LENGTH, logprobs=ALTERNATIVES, seed=seed)
-    return Cell(check="prefix", name=name, load=load, prompts=prompts, tags={"cache": cache})
-
-
-def _planned(check: Prefix, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-    """Return all cells: the trials, and what follows from the tokens that their requests had.
+def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield trials of the documents, and once their tokens are known the documents cold, warm and warm again.
 
     The time of the trials makes the documents those of this run: a server that runs for long still has the
     ones of the run before in its cache.
     """
-    trials = check.plan(context)
-    by_key = {observation.cell.key: observation for observation in observations}
-    trial = by_key.get(trials[0].key) if trials else None
+    seed, sizes = context.profile.seed, sizings(context, LENGTH)
+    if not sizes:
+        return
+    trials = _cell(context, "lengths", "trial", 1, [write_sized(one, seed, "trial") for one in sizes])
+    yield trials
+    trial = seen.get(trials.key)
     if trial is None or not trial.counted:
-        return trials
+        return
     tokens = {sample.prompt: sample.prompt_tokens for sample in trial.counted}
-    seed = context.profile.seed
-    longest = main_facts(context).max_model_len
+    longest = context.main.max_model_len
     longest = longest - LENGTH if longest > 0 else 1 << 40
     prompts = []
-    for sizing, tried in zip(sizings(context, LENGTH), trials[0].prompts, strict=True):
+    for sizing, tried in zip(sizes, trials.prompts, strict=True):
         for offset in OFFSETS:
             words = missing_words(sizing, tokens.get(tried.name, 0), offset, longest)
             if tokens.get(tried.name) and words is not None:
                 salt = digest_of([trial.samples[0].started, offset])[:12]
                 prompts.append(write_sized(sizing, seed, salt, words, f"{offset:+d}"))
-    if not prompts:
-        return trials
-    cells = [("cold c=1", "cold", 1), *((f"{cache} c={level}", cache, level) for cache, level in WARM)]
-    return (
-        *trials, *(_cell(name, cache, level, tuple(prompts), seed) for name, cache, level in cells)
-    )  # fmt: skip
+    for cache, level in (("cold", 1), *WARM) if prompts else ():
+        yield _cell(context, f"{cache} c={level}", cache, level, prompts)
+
+
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return a finding on answers that differ, and one on codes that are read from cached prompts."""
+    return [_differences(context, seen), _codes(context, seen)]
+
+
+CHECK = Check("prefix", cells, judge, profiles={"full": 85, "cpu": 45})
+
+
+def _cell(context: Context, name: str, cache: str, level: int, prompts: Sequence[Prompt]) -> Cell:
+    return context.cell(
+        "prefix",
+        name,
+        prompts,
+        tags={"cache": cache},
+        concurrency=level,
+        max_tokens=LENGTH,
+        logprobs=ALTERNATIVES,
+    )
 
 
 # Judging ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Compared:
-    """Warm answers beside the cold ones.
-
-    Attributes:
-        against: reasons against the server, or for which nothing can be said.
-    """
-
-    against: list[Reason] = field(default_factory=list)
-    measured: dict[str, float | str] = field(default_factory=dict)
-
-
 def _differences(context: Context, seen: CheckedCells) -> Finding:
-    name = "answers do not depend on the prefix cache"
-    definition = (
-        "Greedy answers about documents that are not cached, and twice more when they are, of lengths around"
-        " multiples of the KV cache's block size: at the first token where an answer leaves the cold one, by"
-        " how much less likely it is there; and up to there, how far the tokens' probabilities differ."
-    )
     if not seen.planned:
-        block, longest = block_sizes(context)[0], main_facts(context).max_model_len
-        return not_applicable(
-            seen, name, definition, f"no prompt of several blocks of {block} fits into {longest} tokens"
-        )
-    try:
-        compared = _compare(context, seen)
-    except NoLogprobsError as error:
-        compared = _Compared([(Verdict.INVALID, str(error))])
-    measured = compared.measured
+        block, longest = block_sizes(context)[0], context.main.max_model_len
+        why = f"no prompt of several blocks of {block} fits into {longest} tokens"
+        return not_applicable(seen, "prefix.answers", why)
+    cold = next(iter(seen.tagged(cache="cold").sound), None)
+    warm = [o for cache, _ in WARM for o in seen.tagged(cache=cache).sound]
+    against: list[Reason] = [(Verdict.INCONCLUSIVE, "there are no answers to compare")]
+    measured: Values = {}
+    if cold is not None and warm:
+        found = answers_agree((cold, o) for o in warm)
+        against = list(found.against)
+        if not against:
+            against, measured = _compared(context, cold, warm, found)
     return conclude(
         seen,
-        name,
-        definition,
-        against=compared.against,
+        "prefix.answers",
+        against=against,
         passed=f"{measured.get('answers that differ', 0)} of {measured.get('answers', 0)} warm"
         f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
-        threshold=f"no gap above {LIMIT_NAT} nat, no answer with a mean distance above {LIMIT_KL} nat, and"
-        f" in single precision answers one at a time at most {ROUNDINGS:.0f} times as far as two batch sizes"
-        " are from each other, and any hit of documents that fit into the cache;"
-        f" decides nothing where less than {LEAST_HIT:.0%} of the reusable blocks' tokens come from the"
-        " cache, or where no prompt is of such a length",
         measured=measured,
         warnings=seen.notes,
         needs=(METRICS, PREFIX_CACHE),
     )
 
 
-def _compare(context: Context, seen: CheckedCells) -> _Compared:
-    """Return the comparison of warm answers with cold ones.
-
-    Raises:
-        NoLogprobsError: an answer has no log-probabilities where they are needed.
-    """
-    cold = next(iter(seen.tagged(cache="cold").sound), None)
-    warm = [o for cache, _ in WARM for o in seen.tagged(cache=cache).sound]
-    if cold is None or not warm:
-        return _Compared([(Verdict.INCONCLUSIVE, "there are no answers to compare")])
-    pairings = [(o.cell, pair(cold, o)) for o in warm]
-    gaps = [gap for _, pairing in pairings for gap in pairing.gaps]
+def _compared(
+    context: Context, cold: Observation, warm: Sequence[Observation], found: Agreement
+) -> tuple[list[Reason], Values]:
+    """Return the reasons against warm answers, or for which nothing can be said, and the figures."""
     means = {
-        (describe(o.cell), prompt): sum(bounds) / len(bounds)
+        (describe(o.cell), prompt): mean_of([bounds])
         for o in warm
         for prompt, bounds in distances(cold, o).items()
         if bounds
     }
     share = min(_reused(context, observation) for observation in warm)
-    measured: dict[str, float | str] = {
-        "answers": len(gaps),
-        "answers that differ": sum(gap > 0 for gap in gaps),
-        "largest gap nat": round(max(gaps, default=0.0), 4),
+    measured: Values = {
+        **found.figures,
         "largest mean distance nat": round(max(means.values(), default=0.0), 4),
         "tokens of reusable blocks from the cache %": round(100 * share, 1),
         "block tokens": ", ".join(map(str, block_sizes(context))),
         "prompt tokens": ", ".join(map(str, sorted({s.prompt_tokens for s in cold.counted}))),
     }
     if unused := _never_hit(context, cold, warm):
-        return _Compared([unused], measured)
+        return [unused], measured
     if undecided := _unfit(context, cold, share):
-        return _Compared(undecided, measured)
+        return undecided, measured
     moved = _beyond_rounding(cold, warm, measured)
     wrong = {
-        (describe(cell), found.prompt): (found.gap, str(found))
-        for cell, pairing in pairings
-        for found in pairing.found
-        if found.gap > LIMIT_NAT
+        (describe(cell), one.prompt): (one.gap, str(one))
+        for cell, pairing in found.pairings
+        for one in pairing.found
+        if one.gap > LIMIT_NAT
     }
     for (where, prompt), mean in means.items():
         if mean > LIMIT_KL and (where, prompt) not in wrong:
             wrong[where, prompt] = (0.0, f"{prompt}: probabilities are {mean:.2f} nat apart in the mean")
-    return _Compared([_dependent(context, cold, wrong, len(gaps))] if wrong else moved, measured)
+    return [_dependent(context, cold, wrong, len(found.gaps))] if wrong else moved, measured
 
 
-def _beyond_rounding(
-    cold: Observation, warm: Sequence[Observation], measured: dict[str, float | str]
-) -> list[Reason]:
+def _beyond_rounding(cold: Observation, warm: Sequence[Observation], measured: Values) -> list[Reason]:
     """Return the reason against warm answers that are farther from cold ones than rounding puts them.
 
     Two batch sizes give the distance that rounding makes on this server. Nothing is said where it is none,
@@ -221,7 +178,7 @@ def _beyond_rounding(
     alone, several = by_level.get(1), by_level.get(max(by_level))
     if alone is None or several is None or several is alone:
         return []
-    moved, rounding = _mean_distance(cold, alone), _mean_distance(alone, several)
+    moved, rounding = mean_distance([(cold, alone)]), mean_distance([(alone, several)])
     measured |= {"mean distance nat": float(f"{moved:.3g}"), "of rounding nat": float(f"{rounding:.3g}")}
     if not 0 < rounding <= FINE or moved <= max(LEAST_KL, ROUNDINGS * rounding):
         return []
@@ -231,12 +188,6 @@ def _beyond_rounding(
         f" ({rounding:.2g} nat between two batch sizes)"
     )
     return [(Verdict.FAIL, cause)]
-
-
-def _mean_distance(reference: Observation, other: Observation) -> float:
-    """Return the mean distance of distributions over all answers, each up to its first difference."""
-    bounds = [bound for found in distances(reference, other).values() for bound in found]
-    return sum(bounds) / len(bounds) if bounds else 0.0
 
 
 def _dependent(
@@ -251,7 +202,7 @@ def _dependent(
     cause = f"{len(wrong)} of {total} answers depend on the prefix cache, such as in {where} {shown}"
     if len(hit) < len(set(kinds.values())):
         cause += f"; all of them to prompts of {' and '.join(sorted(hit))}"
-    return Verdict.FAIL, cause + _known_garbage(main_facts(context))
+    return Verdict.FAIL, cause + _known_garbage(context.main)
 
 
 def _known_garbage(facts: BootFacts) -> str:
@@ -272,7 +223,7 @@ def _known_garbage(facts: BootFacts) -> str:
 
 def _never_hit(context: Context, cold: Observation, warm: Sequence[Observation]) -> Reason | None:
     """Return the reason against a cache that was looked up and had nothing, though all fit into it."""
-    facts = main_facts(context)
+    facts = context.main
     counts = [_hits(observation) for observation in warm]
     fits = facts.kv_tokens < 0 or sum(sample.prompt_tokens for sample in cold.counted) <= facts.kv_tokens
     if not fits or any(hits > 0 or looked_up <= 0 for hits, looked_up in counts):
@@ -300,8 +251,9 @@ def _unfit(context: Context, cold: Observation, share: float) -> list[Reason]:
     if share < LEAST_HIT:
         shown = f"{share:.0%} of the warm prompts' tokens in reusable blocks were cached"
         found.append((Verdict.INCONCLUSIVE, f"{shown}: the cache was not hit"))
-    if _hit_share(cold) > MOST_COLD:
-        shown = f"{_hit_share(cold):.0%} of the cold prompts' tokens were cached"
+    hits, looked_up = _hits(cold)
+    if looked_up > 0 and hits / looked_up > MOST_COLD:
+        shown = f"{hits / looked_up:.0%} of the cold prompts' tokens were cached"
         found.append((Verdict.INCONCLUSIVE, f"{shown}: there is nothing to compare with"))
     for block in block_sizes(context):
         rests = {sample.prompt_tokens % block for sample in cold.counted}
@@ -319,18 +271,13 @@ def _hits(observation: Observation) -> tuple[float, float]:
     return after.prefix_hits - before.prefix_hits, after.prefix_queries - before.prefix_queries
 
 
-def _hit_share(observation: Observation) -> float:
-    hits, looked_up = _hits(observation)
-    return hits / looked_up if looked_up > 0 else 0.0
-
-
 def _reused(context: Context, observation: Observation) -> float:
     """Return the tokens from the cache over those of all blocks that may come from it.
 
     The last token is always computed, and with a drafter the last of the full blocks may be too.
     """
     block = block_sizes(context)[-1]
-    drafts = int(main_facts(context).speculative_tokens > 0)
+    drafts = int(context.main.speculative_tokens > 0)
     reusable = sum(
         max(0, (sample.prompt_tokens - 1) // block - drafts) * block for sample in observation.counted
     )
@@ -339,7 +286,14 @@ def _reused(context: Context, observation: Observation) -> float:
 
 def _codes(context: Context, seen: CheckedCells) -> Finding:
     """Return a finding on the code that each document states."""
-    right = {cache: _right(seen.tagged(cache=cache).sound) for cache in ("cold", "warm", "again")}
+    right = {
+        cache: {
+            sample.prompt: holds(expect, sample.answer)
+            for observation in seen.tagged(cache=cache).sound
+            for sample, expect in answered(observation)
+        }
+        for cache in ("cold", "warm", "again")
+    }
     known = {name for name, found in right["cold"].items() if found}
     against: list[Reason] = []
     for cache, _ in WARM:
@@ -347,33 +301,18 @@ def _codes(context: Context, seen: CheckedCells) -> Finding:
         if len(lost) > MOST_LOST:
             shown = f"{len(lost)} of {len(known)} codes that were read from cold documents are wrong {cache}"
             against.append((Verdict.FAIL, f"{shown}, first that of {lost[0]}"))
-    name = "what cached documents say is read"
-    definition = "The code that a document states, in answers to the document cold and from the cache."
     if context.made_up:
-        return not_applicable(seen, name, definition, "the model's weights are made up")
+        return not_applicable(seen, "prefix.codes", "the model's weights are made up")
     if seen.tagged(cache="cold").sound and not known:
-        return not_applicable(seen, name, definition, "this model reads no code from cold documents either")
+        return not_applicable(seen, "prefix.codes", "this model reads no code from cold documents either")
     if not seen.planned:
-        return not_applicable(seen, name, definition, "no prompt of several blocks fits")
+        return not_applicable(seen, "prefix.codes", "no prompt of several blocks fits")
     return conclude(
         seen,
-        name,
-        definition,
+        "prefix.codes",
         against=against,
         passed="; ".join(f"{cache}: {sum(found.values())} of {len(found)}" for cache, found in right.items()),
-        threshold=f"at most {MOST_LOST} of the codes that are right with a cold document are lost",
         measured={f"{cache} right": sum(found.values()) for cache, found in right.items()},
         lenient=True,
         needs=(METRICS, PREFIX_CACHE),
     )
-
-
-def _right(observations: Sequence[Observation]) -> dict[str, bool]:
-    """Tell for each document if its code is in the answer."""
-    return {
-        sample.prompt: holds(prompt.expect, sample.answer)
-        for observation in observations
-        for prompt in observation.cell.prompts
-        for sample in observation.counted
-        if sample.prompt == prompt.name
-    }

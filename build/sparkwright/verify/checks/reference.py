@@ -6,18 +6,24 @@ its errors too. The limits follow from the reference: how far its server was fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.check import Context, RegisteredCheck
-from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, not_applicable, triage
-from sparkwright.verify.checks.distance import distances
-from sparkwright.verify.checks.divergence import NoLogprobsError, Pairing, pair
-from sparkwright.verify.checks.lossless import LIMIT_NAT, MARGIN, NOISY_NAT
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.answers import Agreement, answers_agree, distances, mean_of, too_noisy
+from sparkwright.verify.checks.common import (
+    Check,
+    CheckedCells,
+    Reason,
+    Values,
+    conclude,
+    describe,
+    not_applicable,
+)
 from sparkwright.verify.reference import Reference
 from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
 
@@ -35,46 +41,26 @@ SURE = 0.001
 """Chance below which a server is said to be farther from the reference than that is from itself."""
 
 
-@dataclass(frozen=True)
-class ReferenceCheck:
-    """The prompts of a reference once more, one at a time and several at a time.
+def reference_check(reference: Reference | None) -> Check:
+    """Return the check that sends the prompts of *reference* once more; nothing is sent without one."""
+    return Check("reference", partial(_cells, reference), partial(_judge, reference))
 
-    Attributes:
-        reference: to compare with; nothing is sent without one.
-    """
 
-    reference: Reference | None = None
-    name: str = "reference"
+def _cells(reference: Reference | None, _: Context, __: Mapping[str, Observation]) -> Iterator[Cell]:
+    for one in (*reference.answers, *reference.again) if reference is not None else ():
+        yield one.cell
 
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the reference's cells."""
-        del context
-        if self.reference is None:
-            return ()
-        return tuple(one.cell for one in (*self.reference.answers, *self.reference.again))
 
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return findings on probabilities, on greedy answers and on the tokens of prompts."""
-        seen = triage(self, context, observations)
-        if self.reference is None:
-            return [not_applicable(seen, _PROBABILITIES, _FAR, "no reference was given (--reference)")]
-        against = _Compared.of(self.reference, seen)
-        return [
-            _probabilities(against, seen),
-            _answers(against, seen),
-            _prompts(self.reference, seen),
-        ]
+def _judge(reference: Reference | None, _: Context, seen: CheckedCells) -> list[Finding]:
+    """Return findings on probabilities, on greedy answers and on the tokens of prompts."""
+    if reference is None:
+        return [not_applicable(seen, "reference.probabilities", "no reference was given (--reference)")]
+    compared = _Compared.of(reference, seen)
+    return [_probabilities(compared, seen), _answers(compared, seen), _prompts(reference, seen)]
 
 
 # In no profile: --reference adds it.
-CHECK = RegisteredCheck(ReferenceCheck())
-
-_PROBABILITIES = "probabilities are those of the reference"
-_FAR = (
-    "At each token of greedy answers, up to the first that is another: how far the probabilities of the most"
-    " likely tokens are from the reference's (a lower bound of the Kullback-Leibler divergence). The"
-    " reference's server against itself, over two batch sizes, gives the effect of rounding."
-)
+CHECK = reference_check(None)
 
 
 @dataclass(frozen=True)
@@ -82,47 +68,41 @@ class _Compared:
     """A server's answers beside the reference's.
 
     Attributes:
+        agreed: greedy answers beside the reference's, and those of the reference's server beside its own.
         own: distances by prompt of the reference's server from itself.
-        own_gaps: gaps of its answers from its own.
         found: distances by kind of prompt, and by cell and prompt.
-        pairings: greedy answers beside the reference's, by cell.
         batched: names of the cells with several requests at a time.
         against: reasons for which there is nothing to compare.
     """
 
+    agreed: Agreement = field(default_factory=Agreement)
     own: Mapping[str, list[float]] = field(default_factory=dict)
-    own_gaps: tuple[float, ...] = ()
     found: Mapping[str, Mapping[tuple[str, str], list[float]]] = field(default_factory=dict)
-    pairings: tuple[tuple[Cell, Pairing], ...] = ()
     batched: frozenset[str] = frozenset()
     against: tuple[Reason, ...] = ()
 
     @classmethod
     def of(cls, reference: Reference, seen: CheckedCells) -> _Compared:
         base = {one.cell.tags["kind"]: one for one in reference.answers}
-        own: dict[str, list[float]] = {}
+        null = [(base[one.cell.tags["kind"]], one) for one in reference.again]
+        pairs = [(base[one.cell.tags["kind"]], one) for one in seen.sound]
+        agreed = answers_agree(pairs, null)
+        if agreed.against:
+            return cls(against=agreed.against)
+        own = {prompt: bounds for pair in null for prompt, bounds in distances(*pair).items()}
         found: dict[str, dict[tuple[str, str], list[float]]] = {}
-        try:
-            for one in reference.again:
-                own |= distances(base[one.cell.tags["kind"]], one)
-            own_gaps = [gap for one in reference.again for gap in pair(base[one.cell.tags["kind"]], one).gaps]
-            pairings = [(one.cell, pair(base[one.cell.tags["kind"]], one)) for one in seen.sound]
-        except NoLogprobsError as error:
-            return cls(against=((Verdict.INVALID, str(error)),))
-        for one in seen.sound:
-            kind = one.cell.tags["kind"]
-            for prompt, bounds in distances(base[kind], one).items():
+        for of_kind, one in pairs:
+            for prompt, bounds in distances(of_kind, one).items():
                 if bounds:
-                    found.setdefault(kind, {})[describe(one.cell), prompt] = bounds
+                    found.setdefault(one.cell.tags["kind"], {})[describe(one.cell), prompt] = bounds
         if not found:
             return cls(against=((Verdict.INCONCLUSIVE, "there are no answers to compare"),))
-        batched = frozenset(describe(one.cell) for one in reference.again)
-        return cls(own, tuple(own_gaps), found, tuple(pairings), batched)
+        return cls(agreed, own, found, frozenset(describe(one.cell) for one in reference.again))
 
     @property
     def noise(self) -> float:
         """Mean distance of the reference's server from itself."""
-        return _mean(self.own.values())
+        return mean_of(self.own.values())
 
     @cached_property
     def excess(self) -> float:
@@ -131,9 +111,9 @@ class _Compared:
         Answers at the higher batch size alone are compared, since the reference's own distance is between the
         two sizes.
         """
-        null = [_mean([bounds]) for bounds in self.own.values() if bounds]
+        null = [mean_of([bounds]) for bounds in self.own.values() if bounds]
         observed = [
-            _mean([bounds])
+            mean_of([bounds])
             for answers in self.found.values()
             for (where, prompt), bounds in answers.items()
             if where in self.batched and prompt in self.own
@@ -148,13 +128,8 @@ class _Compared:
     @property
     def limit_one(self) -> float:
         """The same of one answer."""
-        worst = max((_mean([bounds]) for bounds in self.own.values()), default=0.0)
+        worst = max((mean_of([bounds]) for bounds in self.own.values()), default=0.0)
         return max(LIMIT_ONE, NOISE_FACTOR * worst)
-
-
-def _mean(answers: Iterable[Sequence[float]]) -> float:
-    values = [value for bounds in answers for value in bounds]
-    return sum(values) / len(values) if values else 0.0
 
 
 # Findings ------------------------------------------------------------------------------------------------
@@ -177,11 +152,9 @@ def _prompts(reference: Reference, seen: CheckedCells) -> Finding:
         )
     return conclude(
         seen,
-        "prompts are those of the reference",
-        "Each prompt has as many tokens as in the reference: tokenizer and chat template are the same.",
+        "reference.prompts",
         against=against,
         passed=f"{len(known)} prompts have the same number of tokens",
-        threshold="no difference",
         measured={"prompts": len(known), "made of": reference.identity.model, "made": reference.created},
         warnings=seen.notes,
         lenient=True,
@@ -189,7 +162,7 @@ def _prompts(reference: Reference, seen: CheckedCells) -> Finding:
 
 
 def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
-    against, measured = list(compared.against), dict[str, float | str]()
+    against, measured = list(compared.against), Values()
     if not against:
         limit = compared.limit
         for kind, answers in compared.found.items():
@@ -209,13 +182,10 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
         warnings = [f"{of_own} (p = {compared.excess:.4f}): other kernels, or a fault that is small"]
     return conclude(
         seen,
-        _PROBABILITIES,
-        _FAR,
+        "reference.probabilities",
+        told={"limit": compared.limit, "limit_one": compared.limit_one},
         against=against,
         passed=shown,
-        threshold=f"fails where the {LEVEL:.0%} interval of the mean lies above {compared.limit:.4f} nat"
-        f" ({LIMIT_MEAN}, or {NOISE_FACTOR:.0f} times the reference's server from itself), or that of one"
-        f" answer above {compared.limit_one:.3f}; decides nothing where the interval reaches beyond",
         measured=measured,
         warnings=warnings,
     )
@@ -223,7 +193,7 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
 
 def _judged(
     kind: str, answers: Mapping[tuple[str, str], list[float]], limit: float
-) -> tuple[list[Reason], dict[str, float | str]]:
+) -> tuple[list[Reason], Values]:
     """Return the reasons against the answers of one kind of prompts, and their figures.
 
     An answer at two batch sizes counts once: its prompt is the unit.
@@ -236,7 +206,7 @@ def _judged(
     sums = [sum(bounds) for bounds in by_prompt.values()]
     mean, low, high = ratio_interval(sums, [len(bounds) for bounds in by_prompt.values()], LEVEL)
     shown = f"{mean:.4f} nat ({max(0.0, low):.4f} to {high:.4f})"
-    figures: dict[str, float | str] = {f"{kind} mean distance": shown}
+    figures: Values = {f"{kind} mean distance": shown}
     if low > limit:
         cause = f"{kind} prompts: probabilities are {shown} from the reference's in the mean"
         return [(Verdict.FAIL, f"{cause}, beyond {limit:.4f}")], figures
@@ -249,7 +219,7 @@ def _judged(
 def _odd(compared: _Compared) -> list[Reason]:
     """Return the reason against single answers that are far from the reference's."""
     means = {
-        (kind, *place): _mean([bounds])
+        (kind, *place): mean_of([bounds])
         for kind, answers in compared.found.items()
         for place, bounds in answers.items()
         if len(bounds) >= LEAST_TOKENS
@@ -264,56 +234,39 @@ def _odd(compared: _Compared) -> list[Reason]:
 
 
 def _answers(compared: _Compared, seen: CheckedCells) -> Finding:
-    usual = max(compared.own_gaps, default=0.0)
-    limit = max(LIMIT_NAT, MARGIN * usual)
-    against, measured = list(compared.against), dict[str, float | str]()
-    gaps = [gap for _, pairing in compared.pairings for gap in pairing.gaps]
+    agreed = compared.agreed
+    gaps = agreed.gaps
+    against, measured = list(compared.against), Values()
     if not against:
-        against, measured = _parted(compared, gaps, limit)
-    if usual > NOISY_NAT and not against:
-        noisy = f"the reference's server differs from itself at tokens {usual:.2f} nat apart"
-        against = [(Verdict.INCONCLUSIVE, f"{noisy}, too far for a comparison")]
+        against, measured = _parted(agreed)
+        against = against or too_noisy("the reference's server differs from itself", agreed.usual)
     return conclude(
         seen,
-        "greedy answers are the reference's up to near ties",
-        "At the first token where a greedy answer leaves the reference's: by how much less likely that token"
-        " is there than the reference's own.",
+        "reference.answers",
+        told={"limit": agreed.limit},
         against=against,
         passed=f"{measured.get('answers that are the same %', 100)} % of {len(gaps)} answers are the same,"
         f" and none leaves the reference's by more than {max(gaps, default=0.0):.3f} nat",
-        threshold=f"no gap above {limit:.2f} nat ({LIMIT_NAT} nat, or {MARGIN:.0f} times the largest of the"
-        " reference's server from itself)",
         measured=measured,
         lenient=True,
     )
 
 
-def _parted(
-    compared: _Compared, gaps: Sequence[float], limit: float
-) -> tuple[list[Reason], dict[str, float | str]]:
+def _parted(agreed: Agreement) -> tuple[list[Reason], Values]:
     """Return the reasons against answers that leave the reference's, and the figures."""
+    gaps = agreed.gaps
     same = sum(gap == 0 for gap in gaps)
     low, high = share_interval(same, len(gaps))
-    tokens = sum(length for _, pairing in compared.pairings for length in pairing.lengths)
-    left = len(gaps) - same
-    measured: dict[str, float | str] = {
+    tokens = sum(length for _, pairing in agreed.pairings for length in pairing.lengths)
+    measured: Values = {
         "answers": len(gaps),
         "answers that are the same %": round(100 * same / len(gaps), 1),
         "answers that are the same, 95 % interval": f"{100 * low:.1f} to {100 * high:.1f} %",
-        "tokens to the first difference": round(tokens / max(1, left), 1),
+        "tokens to the first difference": round(tokens / max(1, len(gaps) - same), 1),
         "largest gap nat": round(max(gaps), 4),
-        "reference's largest gap from itself nat": round(max(compared.own_gaps, default=0.0), 4),
+        "reference's largest gap from itself nat": round(agreed.usual, 4),
     }
     if len(gaps) < FEW_PROMPTS:
         return [(Verdict.INCONCLUSIVE, f"{len(gaps)} answers are too few")], measured
-    wrong = [
-        (difference, describe(cell))
-        for cell, pairing in compared.pairings
-        for difference in pairing.found
-        if difference.gap > limit
-    ]
-    if not wrong:
-        return [], measured
-    worst, where = max(wrong, key=lambda entry: entry[0].gap)
-    shown = f"{len(wrong)} of {len(gaps)} answers leave the reference's, such as in {where} {worst}"
-    return [(Verdict.FAIL, shown)], measured
+    parted = agreed.beyond(agreed.limit, "leave the reference's")
+    return [(Verdict.FAIL, parted)] if parted else [], measured

@@ -7,24 +7,18 @@ requests are sent one at a time, and the compared ones find the same blocks in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import median
 
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.check import Context, RegisteredCheck
-from sparkwright.verify.checks.chatter import (
-    against_each,
-    answers_in,
-    broken_characters,
-    reasoning_mark,
-    role_mark,
-)
-from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, triage
-from sparkwright.verify.checks.text import flaw
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.common import CHAT, Check, CheckedCells, Reason, Values, conclude
+from sparkwright.verify.checks.dialogues import questions
+from sparkwright.verify.checks.flaws import against_each, answers_in, prose_flaw
 
 TEMPERATURE = 0.7
 LOADED = 4
@@ -39,72 +33,51 @@ a sure model are, now and then."""
 _LATER = 2.0
 """Answers to one seed part at least so many times later than those to two, where rounding parts them."""
 
-_QUESTIONS = (
-    "Invent the beginning of a story about a lighthouse. Write three sentences.",
-    "Describe an imaginary animal that lives in a forest. Write three sentences.",
-    "Write a short poem about rain on a window.",
-    "Invent a dish with potatoes and say how it tastes. Write three sentences.",
-    "Describe a stranger whom you meet on a train. Write three sentences.",
-    "Invent a festival of a small town and describe it in three sentences.",
-)
 _ONE, _OTHER = 11, 29  # seeds
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The same chats greedily, with two seeds, and with one of these again; then several at a time."""
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield the same chats greedily and with two seeds, one of them twice; then several at a time.
 
-    name: str = "sampling"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the passes, one request at a time, and a loaded one; the first fills the prefix cache."""
-        prompts = _prompts(context)
-        passes = (
-            ("greedy", 0.0, _ONE),
-            ("seed A", TEMPERATURE, _ONE),
-            ("seed A again", TEMPERATURE, _ONE),
-            ("seed B", TEMPERATURE, _OTHER),
+    The first fills the prefix cache.
+    """
+    prompts = questions("sampling", "prose", f"(Number {context.profile.seed}.) ")
+    for name, temperature, seed, level, length in (
+        ("greedy", 0.0, _ONE, 1, SHORT),
+        ("seed A", TEMPERATURE, _ONE, 1, SHORT),
+        ("seed A again", TEMPERATURE, _ONE, 1, SHORT),
+        ("seed B", TEMPERATURE, _OTHER, 1, SHORT),
+        ("loaded", TEMPERATURE, _OTHER, LOADED, LONG),
+    ):
+        yield context.cell(
+            "sampling",
+            name,
+            prompts,
+            tags={"kind": name},
+            concurrency=level,
+            max_tokens=length,
+            thinking=context.profile.thinking,
+            temperature=temperature,
+            seed=1000 * context.profile.seed + seed,
+            **CHAT,
         )
-        alone = [_cell(context, name, prompts, temperature, seed) for name, temperature, seed in passes]
-        return (*alone, _cell(context, "loaded", prompts, TEMPERATURE, _OTHER, loaded=True))
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return findings on one seed, on two seeds, on temperature, and on the sampled text."""
-        seen = triage(self, context, observations)
-        answers = {o.cell.name: {s.prompt: s for s in o.counted} for o in seen.sound}
-        return [_same(seen, answers), _others(seen, answers), _text(context, seen)]
 
 
-CHECK = RegisteredCheck(Sampling(), profiles={"full": 26})
-
-
-def _prompts(context: Context) -> tuple[Prompt, ...]:
-    return tuple(
-        Prompt(name=f"sampling/{n}", category="prose", text=f"(Number {context.profile.seed}.) {text}")
-        for n, text in enumerate(_QUESTIONS)
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return findings on one seed, on two seeds, on temperature, and on the sampled text."""
+    answers = {o.cell.name: {s.prompt: s for s in o.counted} for o in seen.sound}
+    sampled = seen.where(lambda cell: cell.load.temperature > 0)
+    text = conclude(
+        sampled,
+        "sampling.text",
+        against=[] if context.made_up else against_each(sampled, lambda _, sample: prose_flaw(sample)),
+        passed=context.judged(f"{answers_in(sampled)} answers are text"),
+        warnings=seen.notes,
     )
+    return [_same(seen, answers), _others(seen, answers), text]
 
 
-def _cell(
-    context: Context,
-    name: str,
-    prompts: tuple[Prompt, ...],
-    temperature: float,
-    seed: int,
-    *,
-    loaded: bool = False,
-) -> Cell:
-    load = Load(
-        concurrency=LOADED if loaded else 1,
-        requests=len(prompts),
-        max_tokens=LONG if loaded else SHORT,
-        natural_stop=True,
-        chat=True,
-        thinking=context.profile.thinking,
-        temperature=temperature,
-        seed=1000 * context.profile.seed + seed,
-    )
-    return Cell(check="sampling", name=name, load=load, prompts=prompts, tags={"kind": name})
+CHECK = Check("sampling", cells, judge, profiles={"full": 26})
 
 
 # Comparing ----------------------------------------------------------------------------------------------
@@ -169,12 +142,9 @@ def _same(seen: CheckedCells, answers: _Answers) -> Finding:
             against = [(Verdict.INCONCLUSIVE, f"{shown}: rounding may part them")]
     return conclude(
         _of(seen, "seed A", "seed A again", "seed B"),
-        "a seed gives one answer",
-        f"Chats at temperature {TEMPERATURE}, one request at a time: the same request twice, with its prompt"
-        " in the prefix cache both times.",
+        "sampling.same",
         against=against,
         passed=f"{again} prompts have the same answer",
-        threshold=f"{SAME:.0%} of the prompts; fewer fail if they part about as early as those of two seeds",
         measured=_measured("same seed", again) | _measured("two seeds", apart),
         warnings=warnings,
     )
@@ -192,41 +162,11 @@ def _others(seen: CheckedCells, answers: _Answers) -> Finding:
         against = [(Verdict.FAIL, shown)]
     return conclude(
         _of(seen, "greedy", "seed A", "seed B"),
-        "sampling draws",
-        f"Chats at temperature {TEMPERATURE} with two seeds, and at temperature 0.",
+        "sampling.draws",
         against=against,
         passed=f"{apart} prompts have the same answer to two seeds",
-        threshold=f"at most {REPEATED:.0%} of the prompts",
         measured=_measured("two seeds", apart) | _measured("greedy and sampled", cold),
         lenient=True,
-    )
-
-
-def _text(context: Context, seen: CheckedCells) -> Finding:
-    sampled = seen.where(lambda cell: cell.load.temperature > 0)
-    against = [] if context.made_up else against_each(sampled, _flaw)
-    return conclude(
-        sampled,
-        "sampled answers are text",
-        "No sampled answer is empty, one token over and over, or garbage, and none holds markers of roles,"
-        " marks of reasoning or broken characters.",
-        against=against,
-        passed="not judged: the model's weights are made up"
-        if context.made_up
-        else f"{answers_in(sampled)} answers are text",
-        threshold="none",
-        warnings=seen.notes,
-    )
-
-
-def _flaw(_: Observation, sample: Sample) -> str:
-    """Return the flaw of a sampled answer; empty if there is none."""
-    found = flaw(sample.text, sample.token_ids, sample.output_tokens)
-    return (
-        (f"{found.kind}: {found.shown}" if found and found.kind != "repetition" else "")
-        or role_mark(sample.answer)
-        or reasoning_mark(sample.answer)
-        or broken_characters(sample.text, cut=sample.finish_reason == "length")
     )
 
 
@@ -234,7 +174,7 @@ def _of(seen: CheckedCells, *names: str) -> CheckedCells:
     return seen.where(lambda cell: cell.name in names)
 
 
-def _measured(name: str, compared: _Compared | None) -> dict[str, float | str]:
+def _measured(name: str, compared: _Compared | None) -> Values:
     if compared is None:
         return {}
     return {f"{name}, same answers": str(compared), f"{name}, tokens shared": median(compared.shared)}

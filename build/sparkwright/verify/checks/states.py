@@ -12,8 +12,8 @@ import msgspec
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
-from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, unanswered
-from sparkwright.verify.checks.machine import LOW, describe_card, is_low, slow_state, under_load
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe, unanswered
+from sparkwright.verify.checks.machine import describe_card, is_low, slow_state, under_load
 
 FROZEN_S = 15.0
 """Seconds of the server's clock without a token, at the end of a cell, from which an engine that holds
@@ -26,50 +26,31 @@ LOW_W = 30.0
 BUSY_WAIT = 50.0
 """Percent of utilization of a card on which a kernel runs."""
 
-_HELD = "no request is held without progress"
-_USUAL = "the card runs at its usual clocks"
 
-
-def state_findings(seen: CheckedCells, made: Sequence[Observation], speed: float) -> list[Finding]:
+def state_findings(seen: CheckedCells, speed: float) -> list[Finding]:
     """Return the findings on the slow state of the card, and on an engine that is wedged.
 
-    Args:
-        seen: the check's cells.
-        made: its observations in the order in which they were made.
-        speed: server's seconds in one of the client's.
+    *speed* is the server's seconds in one of the client's.
     """
-    return [*clocks_findings(seen, made, speed), progress_finding(seen, made, speed)]
+    return [*clocks_findings(seen, speed), progress_finding(seen, speed)]
 
 
 # The slow state ------------------------------------------------------------------------------------------
 
 
-def clocks_findings(seen: CheckedCells, made: Sequence[Observation], speed: float) -> list[Finding]:
-    """Return the finding on clocks of the card under load; none where they are not known.
-
-    Args:
-        seen: the check's cells.
-        made: its observations in the order in which they were made.
-        speed: server's seconds in one of the client's.
-    """
-    definition = (
-        "Clock of the card's multiprocessors in samples under load, of the highest one that it offers. A GB10"
-        " may stay at a quarter of it and at 14 W, without heat, until its power supply is unplugged."
-    )
+def clocks_findings(seen: CheckedCells, speed: float) -> list[Finding]:
+    """Return the finding on clocks of the card under load; none where they are not known."""
+    made = seen.made
     samples = [(one, sample) for one in made for sample in under_load(one.host)]
     if not samples:
         return []
     stuck = [one for one in made if slow_state(one.host)]
     shown = describe_card([sample for _, sample in samples])
-    against: list[Reason] = [(Verdict.INVALID, _slow_cause(made, stuck, speed))] if stuck else []
     found = conclude(
         seen.on_facts(),
-        _USUAL,
-        definition,
-        against=against,
+        "states.clocks",
+        against=[(Verdict.INVALID, _slow_cause(made, stuck, speed))] if stuck else [],
         passed=f"{shown} under load (medians)",
-        threshold=f"below {LOW:.0%} of its highest clock in half of a cell's samples under load it is in a"
-        " slow state: times say nothing about the server",
         measured={
             "samples under load": len(samples),
             "in the slow state": sum(is_low(sample) for _, sample in samples),
@@ -187,25 +168,15 @@ def _frozen_since(series: Sequence[MetricsSnapshot]) -> MetricsSnapshot | None:
     return begin
 
 
-def progress_finding(seen: CheckedCells, made: Sequence[Observation], speed: float) -> Finding:
-    """Return the finding on engines that hold requests and bring no token, though they call themselves well.
-
-    Args:
-        seen: the check's cells.
-        made: its observations.
-        speed: server's seconds in one of the client's.
-    """
-    found = [wedge for one in made if (wedge := find_wedge(one, speed)) is not None]
+def progress_finding(seen: CheckedCells, speed: float) -> Finding:
+    """Return the finding on engines that hold requests and bring no token, whatever their health says."""
+    found = [wedge for one in seen.made if (wedge := find_wedge(one, speed)) is not None]
     more = f"; and in {', '.join(describe(one.observation.cell) for one in found[1:])}" if found[1:] else ""
     return conclude(
         seen,
-        _HELD,
-        "While requests run, the server's counter of generated tokens grows. A wedged engine holds them and"
-        " brings no token, while its /health says that all is well.",
+        "states.progress",
         against=[(Verdict.FAIL, str(found[0]) + more)] if found else [],
         passed="tokens came for as long as requests ran",
-        threshold=f"fails where no token came for {FROZEN_S:.0f} s up to the end of a cell while requests"
-        " ran, and a plain request stays without an answer",
         lenient=True,
         needs=(METRICS,),
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
-from sparkwright.engine.capabilities import SPECULATION
-from sparkwright.engine.cell import Cell, Load
+from sparkwright.engine.capabilities import METRICS, SPECULATION
+from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import Observation
-from sparkwright.verify.check import Context, RegisteredCheck
+from sparkwright.engine.metrics import identities
+from sparkwright.engine.observations import MetricsSnapshot, Observation
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import (
     AT_TIMES,
     FEW_DRAFTS,
@@ -22,15 +22,15 @@ from sparkwright.verify.checks.acceptance import (
     surely,
 )
 from sparkwright.verify.checks.common import (
+    Check,
     CheckedCells,
     Reason,
+    Values,
     conclude,
     describe,
-    main_facts,
     not_applicable,
-    triage,
+    text_of,
 )
-from sparkwright.verify.checks.counts import positions_finding, tokens_finding
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
@@ -55,43 +55,29 @@ CLOCK_STEP_S = 1.0
 _Grid = dict[tuple[str, int], "Figures"]
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Closed loops at every level, category by category."""
-
-    name: str = "sweep"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return one cell for each category and level, levels of a category in order."""
-        return tuple(
-            cell(context, category, level)
-            for category in context.sweep_categories
-            for level in context.profile.levels
-        )
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return findings on speed by category, and on invariants over levels, categories and positions."""
-        seen = triage(self, context, observations)
-        speed = context.profile.speed
-        grid: _Grid = {
-            (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
-        }
-        sizes = context.profile
-        findings = [_category(seen.tagged(category=name), name, grid) for name in context.sweep_categories]
-        definition = (
-            "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted."
-        )
-        findings.append(drafter_finding(seen, main_facts(context), definition))
-        if len(sizes.levels) > 1:
-            findings.append(_invariance(seen, grid, context))
-        findings += [positions_finding(seen), tokens_finding(seen, main_facts(context).speculative_method)]
-        if len(context.sweep_categories) > 1:
-            findings.append(_step_time(seen, grid, context))
-        states = state_findings(seen, observations, speed)
-        return [*findings, _client(seen, grid, context), *states]
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield a closed loop for each category and level, levels of a category in order."""
+    for category in context.sweep_categories:
+        for level in context.profile.levels:
+            yield cell(context, category, level)
 
 
-CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "cpu": 30, "smoke": 20, "demo": 40})
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return findings on speed by category, and on invariants over levels, categories and positions."""
+    speed = context.profile.speed
+    grid: _Grid = {(o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound}
+    findings = [_category(seen.tagged(category=name), name, grid) for name in context.sweep_categories]
+    definition = "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted."
+    findings.append(drafter_finding(seen, context.main, definition))
+    if len(context.profile.levels) > 1:
+        findings.append(_invariance(seen, grid, context))
+    findings += [_positions(seen), _tokens(seen, context.main.speculative_method)]
+    if len(context.sweep_categories) > 1:
+        findings.append(_step_time(seen, grid, context))
+    return [*findings, _client(seen, grid, context), *state_findings(seen, speed)]
+
+
+CHECK = Check("sweep", cells, judge, profiles={"full": 30, "cpu": 30, "smoke": 20, "demo": 40})
 
 
 def cell(context: Context, category: str, level: int) -> Cell:
@@ -104,20 +90,17 @@ def cell(context: Context, category: str, level: int) -> Cell:
     requests = max(sizes.least_requests, sizes.requests_per_client * level)
     name = f"{category} c={level}"
     prompts = context.prompts_of(category, requests, f"sweep {name}")
-    return Cell(
-        check="sweep",
-        name=name,
-        load=Load(
-            concurrency=level,
-            requests=requests,
-            warm_up=level,
-            max_tokens=sizes.max_tokens,
-            stagger_s=STAGGER_S,
-            seed=sizes.seed,
-            chat=any(prompt.category == CHATS for prompt in prompts),
-        ),
-        prompts=prompts,
+    return context.cell(
+        "sweep",
+        name,
+        prompts,
         tags={"category": category, "level": str(level)},
+        concurrency=level,
+        requests=requests,
+        warm_up=level,
+        max_tokens=sizes.max_tokens,
+        stagger_s=STAGGER_S,
+        chat=any(prompt.category == CHATS for prompt in prompts),
     )
 
 
@@ -126,13 +109,12 @@ def cell(context: Context, category: str, level: int) -> Cell:
 
 def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
     levels = {level: found for (of, level), found in sorted(grid.items()) if of == category}
+    shown = ", ".join(map(str, levels)) or "none"
     return conclude(
         seen,
-        f"{category}: served at every level",
-        "Every request of every level is answered in full, with a token count that usage or token ids give.",
-        passed=f"{sum(f.requests for f in levels.values())} requests at c={_list(levels)} were answered in"
-        " full",
-        threshold="no failed request, no cell left out",
+        "sweep.category",
+        told={"category": category},
+        passed=f"{sum(f.requests for f in levels.values())} requests at c={shown} were answered in full",
         measured={
             f"c={level} {name}": value
             for level, found in levels.items()
@@ -168,21 +150,17 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     lowest = min(context.profile.levels, default=1)
     widest = 2 * WIDEST if context.profile.name == "quick" else WIDEST
     against, measured = _compare_levels(known, lowest, widest)
-    if unfit := not_speculating(main_facts(context)):
+    if unfit := not_speculating(context.main):
         against = unfit
     elif not known and not seen.troubles:
         against = [(Verdict.INCONCLUSIVE, "nothing was drafted: there is no acceptance to judge")]
     return conclude(
         seen,
-        "acceptance does not depend on concurrency",
-        f"Mean acceptance length at each level over that at c={lowest}, for each category and over all of"
-        " them (geometric mean). The same prompts are drafted for, so concurrency alone differs.",
+        "sweep.invariance",
+        told={"lowest": lowest, "widest": widest},
         against=against,
         passed=f"every level is within {INVARIANCE:.0%} of c={lowest}, as far as can be told apart from"
         " chance",
-        threshold=f"fails where the whole interval lies beyond ±{INVARIANCE:.0%}; intervals err by chance in"
-        f" 1 % of runs, all comparisons together (Bonferroni); wider than ±{widest:.0%} over all categories"
-        " decides nothing",
         measured=measured,
         lenient=True,
         needs=(SPECULATION,),
@@ -191,7 +169,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
 
 def _compare_levels(
     known: Mapping[tuple[str, int], Acceptance], lowest: int, widest: float
-) -> tuple[list[Reason], dict[str, float | str]]:
+) -> tuple[list[Reason], Values]:
     pairs = [
         (category, level, found, known[category, lowest])
         for (category, level), found in sorted(known.items(), key=lambda item: (item[0][1], item[0][0]))
@@ -200,7 +178,7 @@ def _compare_levels(
     levels = sorted({level for _, level, _, _ in pairs})
     width = surely(len(pairs) + len(levels), 0.01)
     against: list[Reason] = []
-    measured: dict[str, float | str] = {}
+    measured: Values = {}
     for level in levels:
         of = [(category, found, base) for category, there, found, base in pairs if there == level]
         value, spread = _mean_ratio([(found, base) for _, found, base in of])
@@ -237,21 +215,73 @@ def _beyond(low: float, high: float) -> bool:
     return low > 1 + INVARIANCE or high < 1 - INVARIANCE
 
 
+# Counters ------------------------------------------------------------------------------------------------
+
+
+def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
+    """Yield the counters before and after each sound observation; none of a server without counters."""
+    for observation in seen.sound:
+        if observation.before is not None and observation.after is not None:
+            yield observation.before, observation.after, observation
+
+
+def _positions(seen: CheckedCells) -> Finding:
+    """Return a finding on acceptance by position: a token is accepted only after the one before it."""
+    against = []
+    for before, after, observation in _metered(seen):
+        start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
+        grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
+        rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
+        for i in rises[:1]:
+            shown = f"position {i + 1} of the draft was accepted more often than position {i}"
+            against.append(
+                (Verdict.FAIL, f"{describe(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
+            )
+    return conclude(
+        seen,
+        "sweep.positions",
+        against=against,
+        passed="counts by position never rise",
+        lenient=True,
+        needs=(SPECULATION,),
+    )
+
+
+def _tokens(seen: CheckedCells, method: str) -> Finding:
+    """Return a finding on the agreement of counters and clients, with speculation by *method*."""
+    against, largest = [], 0.0
+    positions = text_of("sweep.positions", "name", {})
+    for before, after, observation in _metered(seen):
+        steps = math.inf if method in AT_TIMES else 0
+        if not method:  # nor does the log say so: each chunk is a step, with or without a draft
+            steps = sum(len(sample.chunks) for sample in observation.samples)
+        for identity in identities(before, after, observation.samples, steps=steps):
+            if identity.name == positions:
+                continue
+            largest = max(largest, identity.deviation)
+            if identity.broken:
+                shown = f"{describe(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
+                against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
+    return conclude(
+        seen,
+        "sweep.tokens",
+        against=against,
+        passed=f"all identities hold within {largest:.2%}",
+        measured={"largest deviation": round(largest, 5)},
+        lenient=True,
+        needs=(METRICS,),
+    )
+
+
 # Step time -----------------------------------------------------------------------------------------------
 
 
 def _step_time(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     """Return a finding on step times: content changes acceptance, not the time of a step."""
-    profile, method = context.profile, main_facts(context).speculative_method
-    name = "verify-step time does not depend on content"
-    definition = (
-        "MAL over decode rate at the lowest level is the time of one step of the engine. It does not depend"
-        " on content; where it seems to, counters, token counts or clocks are wrong."
-    )
+    profile, method = context.profile, context.main.speculative_method
     if method in AT_TIMES:
-        return not_applicable(
-            seen, name, definition, f"{method} drafts only where text repeats itself: steps are of two kinds"
-        )
+        why = f"{method} drafts only where text repeats itself: steps are of two kinds"
+        return not_applicable(seen, "sweep.steps", why)
     level = min(profile.levels, default=1)
     times = {
         category: found.step_ms
@@ -260,16 +290,14 @@ def _step_time(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     }
     spread = pstdev(times.values()) / fmean(times.values()) if len(times) > 1 else math.nan
     against, warnings = _odd_step(times, spread, level, timed=_timed(profile))
-    measured: dict[str, float | str] = {f"{name} verify step ms": round(ms, 3) for name, ms in times.items()}
+    measured: Values = {f"{name} verify step ms": round(ms, 3) for name, ms in times.items()}
     if not math.isnan(spread):
         measured["coefficient of variation"] = round(spread, 5)
     return conclude(
         seen.tagged(level=str(level)),
-        name,
-        definition,
+        "sweep.steps",
         against=against,
         passed=f"it varies by {spread:.1%} over {len(times)} categories at c={level}",
-        threshold=f"coefficient of variation at most {STEP_SPREAD:.0%}; a warning where times mean nothing",
         measured=measured,
         warnings=warnings,
         lenient=True,
@@ -310,48 +338,28 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     """Return a finding on the client's own share in the measured times."""
     against: list[Reason] = []
     flags: list[str] = []
+    speed = context.profile.speed
     for observation in seen.sound:
-        key = observation.cell.tags["category"], observation.cell.load.concurrency
-        flags.extend(_flags(observation, grid[key], context))
-        late, first = _lateness_ms(observation, context), grid[key].ttft_ms.p50
+        where = describe(observation.cell)
+        found = grid[observation.cell.tags["category"], observation.cell.load.concurrency]
+        late, first = observation.lag_ms[1] * speed, found.ttft_ms.p50  # of the client's loop, p99
+        # An accelerated clock multiplies the client's lag too, so they are not compared.
+        if speed == 1 and late * CLEAR > first:
+            flags.append(f"{where}: late client: {late:.1f} ms of a TTFT of {first:.1f} ms")
+        if abs(observation.clock_step_s) > CLOCK_STEP_S:
+            flags.append(f"{where}: the wall clock jumped by {observation.clock_step_s:+.1f} s")
         if _timed(context.profile) and late > first / 2:
-            shown = f"{describe(observation.cell)}: {late:.1f} ms of a time to first token of {first:.1f} ms"
+            shown = f"{where}: {late:.1f} ms of a time to first token of {first:.1f} ms"
             against.append((Verdict.INVALID, f"late client: {shown} may be the client's own"))
     passed = f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged"
-    if context.profile.speed != 1:
-        passed += (
-            f"; its own errors are not judged where a clock runs {context.profile.speed:g} times as fast"
-        )
+    if speed != 1:
+        passed += f"; its own errors are not judged where a clock runs {speed:g} times as fast"
     return conclude(
         seen,
-        "the client kept up",
-        "The client's own loop lags little beside what was measured, and the wall clock did not jump.",
+        "sweep.client",
         against=against,
         passed=passed,
-        threshold=f"flagged where a time is less than {CLEAR:.0f} times that lag; invalid where it"
-        " is over half of the time to first token (not judged where times are not meaningful)",
         measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
         warnings=flags,
         lenient=True,
     )
-
-
-def _flags(observation: Observation, found: Figures, context: Context) -> list[str]:
-    where = describe(observation.cell)
-    flags = []
-    late = _lateness_ms(observation, context)
-    # An accelerated clock multiplies the client's lag too, so they are not compared.
-    if context.profile.speed == 1 and late * CLEAR > found.ttft_ms.p50:
-        flags.append(f"{where}: late client: {late:.1f} ms of a TTFT of {found.ttft_ms.p50:.1f} ms")
-    if abs(observation.clock_step_s) > CLOCK_STEP_S:
-        flags.append(f"{where}: the wall clock jumped by {observation.clock_step_s:+.1f} s")
-    return flags
-
-
-def _lateness_ms(observation: Observation, context: Context) -> float:
-    """Return the lag (p99) of the client's own loop in the server's ms."""
-    return observation.lag_ms[1] * context.profile.speed
-
-
-def _list(levels: Mapping[int, object]) -> str:
-    return ", ".join(map(str, levels)) or "none"

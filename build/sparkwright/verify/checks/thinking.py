@@ -7,22 +7,23 @@ such a switch writes the same prompt either way, which the number of prompt toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.cell import REFUSED, Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.check import Context, RegisteredCheck
-from sparkwright.verify.checks.chatter import against_each, answers_in, reasoning_mark
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import (
+    CHAT,
+    Check,
     CheckedCells,
     Reason,
     all_refused,
     conclude,
     not_applicable,
-    triage,
 )
+from sparkwright.verify.checks.dialogues import questions
+from sparkwright.verify.checks.flaws import against_each, answers_in, reasoning_mark
 
 LONGEST = 2048
 """Tokens of reasoning and answer together: models think for some hundred about questions like these."""
@@ -33,66 +34,55 @@ SLACK = 24
 """Tokens beyond the budget that count as within it: marks around the reasoning, the words that some parsers
 end it with, and the accepted tokens of a draft that come with the end of it."""
 
-_QUESTIONS = (
-    "A train leaves at 14:35 and arrives at 17:10. How many minutes does it take?",
-    "Tom has 3 boxes of 12 eggs and breaks 5 eggs. How many eggs are whole?",
-    "Which is larger, 7/8 or 6/7? Explain in one sentence.",
-    "Anna is older than Ben, and Ben is older than Carl. Who is the youngest?",
-)
+
+def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield the same questions without reasoning, with it, and with a budget for it."""
+    for kind, length, budget in (("off", PLAIN, 0), ("on", LONGEST, 0), ("budget", LONGEST, BUDGET)):
+        prompts = questions("thinking", "reasoning", f"(Question {context.profile.seed}.) ", kind)
+        yield context.cell(
+            "thinking",
+            f"thinking {kind}",
+            prompts,
+            tags={"kind": kind} | ({REFUSED: "may"} if budget else {}),
+            concurrency=len(prompts),
+            max_tokens=length,
+            thinking=kind != "off",
+            thinking_budget=budget,
+            **CHAT,
+        )
 
 
-@dataclass(frozen=True)
-class Thinking:
-    """The same questions without reasoning, with it, and with a budget for it."""
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return findings on reasoning that is off, on, and within a budget."""
+    refused = next((o for o in seen.made if o.cell.tags["kind"] == "budget" and all_refused(o)), None)
+    if refused is not None:
+        seen = seen.where(lambda cell: cell.key != refused.cell.key)
+    found = {o.cell.tags["kind"]: o for o in seen.sound}
+    switch = _switch(found.get("off"), found.get("on"))
+    thinks = {kind: _thinks(found.get(kind)) for kind in ("off", "on")}
+    both = seen.where(lambda cell: cell.tags["kind"] in {"off", "on"})
+    off = seen.tagged(kind="off")
+    findings = []
+    if not off.troubles and not (switch or thinks["off"]):
+        findings.append(not_applicable(off, "thinking.off", _NOTHING))
+    elif not off.troubles and not switch:
+        findings.append(not_applicable(off, "thinking.off", "the chat template has no switch of reasoning"))
+    else:
+        findings.append(_off(context, off))
+    if not both.troubles and not (switch or thinks["on"]):
+        findings.append(not_applicable(both, "thinking.on", _NOTHING))
+    else:
+        findings.append(_on(context, both, found.get("on")))
+    if refused is not None:
+        why = f"the server takes no budget: {all_refused(refused)}"
+        return [*findings, not_applicable(seen, "thinking.budget", why)]
+    if not seen.troubles and not thinks["on"]:
+        return [*findings, not_applicable(seen, "thinking.budget", _NOTHING)]
+    return [*findings, _budget(context, seen.tagged(kind="budget"), found)]
 
-    name: str = "thinking"
 
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return a cell without reasoning, one with it, and one with a budget."""
-        return _cell(context, "off"), _cell(context, "on"), _cell(context, "budget", BUDGET)
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return findings on reasoning that is off, on, and within a budget."""
-        refused = next((o for o in observations if o.cell.tags["kind"] == "budget" and all_refused(o)), None)
-        planned = [cell for cell in self.plan(context) if refused is None or cell.key != refused.cell.key]
-        kept = [o for o in observations if o is not refused]
-        seen = triage(self, context, kept, planned)
-        found = {o.cell.tags["kind"]: o for o in seen.sound}
-        switch = _switch(found.get("off"), found.get("on"))
-        findings = [
-            _off(context, seen.tagged(kind="off"), found, switch),
-            _on(context, seen.where(lambda cell: cell.tags["kind"] in {"off", "on"}), found, switch),
-        ]
-        if refused is not None:
-            return [*findings, _unlimited(seen, f"the server takes no budget: {all_refused(refused)}")]
-        return [*findings, _budget(context, seen, found)]
-
-
-CHECK = RegisteredCheck(Thinking(), profiles={"full": 27})
-
-
-def _cell(context: Context, kind: str, budget: int = 0) -> Cell:
-    prompts = tuple(
-        Prompt(name=f"{kind}/{n}", category="reasoning", text=f"(Question {context.profile.seed}.) {text}")
-        for n, text in enumerate(_QUESTIONS)
-    )
-    load = Load(
-        concurrency=len(prompts),
-        requests=len(prompts),
-        max_tokens=PLAIN if kind == "off" else LONGEST,
-        natural_stop=True,
-        chat=True,
-        thinking=kind != "off",
-        thinking_budget=budget,
-        seed=context.profile.seed,
-    )
-    return Cell(
-        check="thinking",
-        name=f"thinking {kind}",
-        load=load,
-        prompts=prompts,
-        tags={"kind": kind} | ({REFUSED: "may"} if budget else {}),
-    )
+CHECK = Check("thinking", cells, judge, profiles={"full": 27})
+_NOTHING = "the model does not think: no answer has reasoning, and its prompt is the same with and without"
 
 
 # What was seen ------------------------------------------------------------------------------------------
@@ -128,27 +118,8 @@ def thought_tokens(sample: Sample) -> int:
 
 # Findings -----------------------------------------------------------------------------------------------
 
-_OFF, _ON, _WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
 
-
-def _nothing(seen: CheckedCells, name: str) -> Finding:
-    reason = "the model does not think: no answer has reasoning, and its prompt is the same with and without"
-    return not_applicable(seen, name, "Chats of a model that can think.", reason)
-
-
-def _off(
-    context: Context,
-    seen: CheckedCells,
-    found: dict[str, Observation],
-    switch: bool | None,  # noqa: FBT001
-) -> Finding:
-    if not seen.troubles and not (switch or _thinks(found.get("off"))):
-        return _nothing(seen, _OFF)
-    if not seen.troubles and not switch:
-        return not_applicable(
-            seen, _OFF, "Chats that switch reasoning off.", "the chat template has no switch of reasoning"
-        )
-
+def _off(context: Context, seen: CheckedCells) -> Finding:
     def reasoned(_: Observation, sample: Sample) -> str:
         if found := _reasoning(sample):
             return f"{len(found)} characters of reasoning"
@@ -156,38 +127,26 @@ def _off(
 
     return conclude(
         seen,
-        _OFF,
-        "Chats with enable_thinking false: answers have no reasoning, and none is empty.",
+        "thinking.off",
         against=[] if context.made_up else against_each(seen, reasoned),
         passed=f"{answers_in(seen)} answers have none",
-        threshold="none",
         warnings=seen.notes,
     )
 
 
-def _on(
-    context: Context,
-    seen: CheckedCells,
-    found: dict[str, Observation],
-    switch: bool | None,  # noqa: FBT001
-) -> Finding:
-    on = found.get("on")
-    if not seen.troubles and not (switch or _thinks(on)):
-        return _nothing(seen, _ON)
+def _on(context: Context, seen: CheckedCells, on: Observation | None) -> Finding:
     thought = seen.tagged(kind="on")
     against = [] if context.made_up else against_each(thought, _unparsed)
     if on is not None and not against and not context.made_up:
         against = _unreasoned(on)
     tokens = [thought_tokens(sample) for sample in on.counted] if on is not None else []
+    least, most = min(tokens, default=0), max(tokens, default=0)
     return conclude(
         seen,
-        _ON,
-        "Chats with enable_thinking true: reasoning comes in a field of its own, and an answer follows it.",
+        "thinking.on",
         against=against,
-        passed=f"{answers_in(thought)} answers follow {min(tokens, default=0)} to {max(tokens, default=0)}"
-        " tokens of reasoning",
-        threshold=f"all; of those that {LONGEST} tokens cut, the reasoning alone",
-        measured={"most tokens of reasoning": max(tokens, default=0)},
+        passed=f"{answers_in(thought)} answers follow {least} to {most} tokens of reasoning",
+        measured={"most tokens of reasoning": most},
     )
 
 
@@ -213,30 +172,22 @@ def _unreasoned(on: Observation) -> list[Reason]:
     return []
 
 
-def _unlimited(seen: CheckedCells, because: str) -> Finding:
-    return not_applicable(seen, _WITHIN, "Chats with a budget of reasoning.", because)
-
-
 def _budget(context: Context, seen: CheckedCells, found: dict[str, Observation]) -> Finding:
-    on, within = found.get("on"), found.get("budget")
-    if not seen.troubles and not _thinks(on):
-        return _nothing(seen, _WITHIN)
-    limit = BUDGET + SLACK
-    free = max((thought_tokens(sample) for sample in on.counted), default=0) if on is not None else 0
-    most = max((thought_tokens(sample) for sample in within.counted), default=0) if within is not None else 0
+    free, most = (
+        max((thought_tokens(sample) for sample in found[kind].counted), default=0) if kind in found else 0
+        for kind in ("on", "budget")
+    )
     against: list[Reason] = []
-    if most > limit:
+    if most > BUDGET + SLACK:
         shown = f"{most} tokens of reasoning came where {BUDGET} were allowed"
         against = [(Verdict.FAIL, f"{shown}, {free} without a budget")]
-    elif free <= limit and on is not None:
+    elif free <= BUDGET + SLACK and "on" in found:
         shown = f"reasoning has {free} tokens at the most without a budget: {BUDGET} do not limit it"
         against = [(Verdict.INCONCLUSIVE, shown)]
     return conclude(
-        seen.tagged(kind="budget"),
-        _WITHIN,
-        "Chats with thinking_token_budget: reasoning ends there, and an answer follows.",
-        against=[] if context.made_up else [*against, *against_each(seen.tagged(kind="budget"), _unparsed)],
+        seen,
+        "thinking.budget",
+        against=[] if context.made_up else [*against, *against_each(seen, _unparsed)],
         passed=f"{most} tokens of reasoning at the most, {free} without a budget",
-        threshold=f"{BUDGET} tokens, and {SLACK} for marks, the last words and a draft",
         measured={"tokens with a budget": most, "tokens without": free},
     )

@@ -7,27 +7,15 @@ grow as they do in use; the cells of such a turn are planned once the turn befor
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sparkwright.engine.capabilities import TOOLS
-from sparkwright.engine.cell import REQUIRED, Cell, Load, Prompt
+from sparkwright.engine.cell import REQUIRED, Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.check import Context, RegisteredCheck
-from sparkwright.verify.checks.chatter import (
-    Described,
-    against_each,
-    answers_in,
-    broken_characters,
-    forced_flaw,
-    misfit,
-    reasoning_mark,
-    role_mark,
-    tool_flaw,
-)
-from sparkwright.verify.checks.common import CheckedCells, Reason, conclude, describe, triage
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.common import CHAT, Check, CheckedCells, Reason, Values, conclude, describe
 from sparkwright.verify.checks.dialogues import (
     PARALLEL,
     SCHEMA,
@@ -38,6 +26,16 @@ from sparkwright.verify.checks.dialogues import (
     first_turn,
     next_turn,
 )
+from sparkwright.verify.checks.flaws import (
+    against_each,
+    answers_in,
+    broken_characters,
+    forced_flaw,
+    misfit,
+    reasoning_mark,
+    role_mark,
+    tool_flaw,
+)
 
 LOADED = 4
 LONGEST = 256
@@ -47,109 +45,94 @@ _LONG_TOKEN = 8
 """Characters of a token of JSON on average, at the most: tokenizers in use have 3 to 5."""
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Conversations of several turns, tools and structured output, several at a time, with natural ends."""
-
-    name: str = "traffic"
-
-    def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the first turn of the conversations, and cells of what the server has."""
-        cells = [_cell(context, "turn 1", "talk", first_turn(context.profile.seed))]
-        if TOOLS not in context.lacks:
-            for name, prompts in (("single", SINGLE), ("parallel", PARALLEL)):
-                cells.append(_cell(context, f"tools {name}", "tools", prompts, tools=TOOLS_OFFERED))
-        for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
-            load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
-            cells.append(_cell(context, f"tools {name}", "forced", prompts, **load))
-        cells.append(_cell(context, "structured", "structured", STRUCTURED_PROMPTS, schema=SCHEMA))
-        return tuple(cells)
-
-    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-        """Return the next turn of the conversations, if the one before it was answered."""
-        seen = {observation.cell.key for observation in observations}
-        return tuple(cell for cell in _planned(self, context, observations) if cell.key not in seen)
-
-    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return findings on template, history, characters, reasoning, tool calls and structured output."""
-        seen = triage(self, context, observations, _planned(self, context, observations))
-        return [
-            _template(context, seen.tagged(kind="talk")),
-            _history(seen.tagged(kind="talk")),
-            _characters(context, seen),
-            _reasoning(context, seen),
-            _tools(context, seen.tagged(kind="tools")),
-            _forced(seen.tagged(kind="forced")),
-            _structured(seen.tagged(kind="structured")),
-        ]
+def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield the first turn of conversations, tools and schemas, and each turn after the one before it."""
+    turn = _cell(context, "turn 1", "talk", first_turn(context.profile.seed))
+    yield turn
+    if TOOLS not in context.lacks:
+        for name, prompts in (("single", SINGLE), ("parallel", PARALLEL)):
+            yield _cell(context, f"tools {name}", "tools", prompts, tools=TOOLS_OFFERED)
+    for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
+        load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
+        yield _cell(context, f"tools {name}", "forced", prompts, **load)
+    yield _cell(context, "structured", "structured", STRUCTURED_PROMPTS, schema=SCHEMA)
+    for number in range(2, TURNS + 1):
+        if (observation := seen.get(turn.key)) is None:
+            return
+        answers = {sample.prompt: sample.answer for sample in observation.counted}
+        if not all(answers.get(prompt.name) for prompt in turn.prompts):
+            return
+        following = tuple(next_turn(prompt, answers[prompt.name]) for prompt in turn.prompts)
+        turn = _cell(context, f"turn {number}", "talk", following)
+        yield turn
 
 
-CHECK = RegisteredCheck(Traffic(), profiles={"full": 25, "cpu": 25}, tries=(TOOLS,))
+def judge(context: Context, seen: CheckedCells) -> list[Finding]:
+    """Return findings on template, history, characters, reasoning, tool calls and structured output."""
+    talk = seen.tagged(kind="talk")
+    ended = sum(sample.finish_reason == "stop" for o in talk.sound for sample in o.counted)
+    return [
+        conclude(
+            talk,
+            "traffic.template",
+            against=_each(context, talk, lambda sample: role_mark(sample.answer)),
+            passed=context.judged(f"{answers_in(talk)} answers hold no marker of a role"),
+            measured={"answers": answers_in(talk), "ended by themselves": ended},
+            warnings=seen.notes,
+        ),
+        _history(talk),
+        conclude(
+            seen,
+            "traffic.characters",
+            against=_each(
+                context,
+                seen,
+                lambda sample: broken_characters(sample.text, cut=sample.finish_reason == "length"),
+            ),
+            passed=context.judged(f"{answers_in(seen)} answers hold none"),
+            lenient=True,
+        ),
+        conclude(
+            seen,
+            "traffic.reasoning",
+            against=_each(context, seen, lambda sample: reasoning_mark(sample.answer)),
+            passed=context.judged(f"{answers_in(seen)} answers hold no mark of reasoning"),
+            lenient=True,
+        ),
+        _tools(context, seen.tagged(kind="tools")),
+        _forced(seen.tagged(kind="forced")),
+        _structured(seen.tagged(kind="structured")),
+    ]
 
 
-# Cells --------------------------------------------------------------------------------------------------
+CHECK = Check("traffic", cells, judge, profiles={"full": 25, "cpu": 25}, tries=(TOOLS,))
 
 
-def _cell(
-    context: Context,
-    name: str,
-    kind: str,
-    prompts: tuple[Prompt, ...],
-    **more: Any,
-) -> Cell:
-    load = Load(
+def _cell(context: Context, name: str, kind: str, prompts: tuple[Prompt, ...], **more: Any) -> Cell:
+    return context.cell(
+        "traffic",
+        name,
+        prompts,
+        tags={"kind": kind},
         concurrency=min(LOADED, len(prompts)),
-        requests=len(prompts),
         max_tokens=min(LONGEST, context.profile.max_tokens) if kind == "talk" else LONGEST,
-        natural_stop=True,
-        chat=True,
         thinking=context.profile.thinking,
-        seed=context.profile.seed,
+        **CHAT,
         **more,
     )
-    return Cell(check="traffic", name=name, load=load, prompts=prompts, tags={"kind": kind})
-
-
-def _planned(check: Traffic, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
-    """Return all cells that follow from *observations*: each turn from the answers of the one before."""
-    by_key = {observation.cell.key: observation for observation in observations}
-    first, *others = check.plan(context)
-    turns = [first]
-    while len(turns) < TURNS and (observation := by_key.get(turns[-1].key)) is not None:
-        answers = {sample.prompt: sample.answer for sample in observation.counted}
-        last = turns[-1].prompts
-        if not all(answers.get(prompt.name) for prompt in last):
-            break
-        prompts = tuple(next_turn(prompt, answers[prompt.name]) for prompt in last)
-        turns.append(_cell(context, f"turn {len(turns) + 1}", "talk", prompts))
-    return (first, *others, *turns[1:])
 
 
 # Judging ------------------------------------------------------------------------------------------------
 
 
-def _passed(context: Context, text: str) -> str:
-    return "not judged: the model's weights are made up" if context.made_up else text
-
-
-def _template(context: Context, seen: CheckedCells) -> Finding:
-    ended = sum(sample.finish_reason == "stop" for o in seen.sound for sample in o.counted)
-    return conclude(
-        seen,
-        "answers are in the chat template",
-        "No answer holds markers of roles or goes on with messages of its own, as it does where chats are"
-        " sent to the model without its template.",
-        against=[] if context.made_up else against_each(seen, lambda _, sample: role_mark(sample.answer)),
-        passed=_passed(context, f"{answers_in(seen)} answers hold no marker of a role"),
-        threshold="none",
-        measured={"answers": answers_in(seen), "ended by themselves": ended},
-        warnings=seen.notes,
-    )
+def _each(context: Context, seen: CheckedCells, find: Callable[[Sample], str]) -> list[Reason]:
+    """Return the reasons against answers in which *find* finds something; none if the weights are made up."""
+    return [] if context.made_up else against_each(seen, lambda _, sample: find(sample))
 
 
 def _history(seen: CheckedCells) -> Finding:
     against: list[Reason] = []
-    measured: dict[str, float | str] = {}
+    measured: Values = {}
     before: dict[str, int] = {}
     for observation in seen.sound:
         asked = {sample.prompt.partition("/")[2]: sample.prompt_tokens for sample in observation.counted}
@@ -163,42 +146,10 @@ def _history(seen: CheckedCells) -> Finding:
         before = asked
     return conclude(
         seen,
-        "conversations reach the model",
-        "Each turn's prompt has more tokens than the one before, since it holds that one and its answer.",
+        "traffic.history",
         against=against,
         passed="prompts grow with each turn",
-        threshold="more tokens than the turn before",
         measured=measured,
-        lenient=True,
-    )
-
-
-def _characters(context: Context, seen: CheckedCells) -> Finding:
-    def find(_: Observation, sample: Sample) -> str:
-        return broken_characters(sample.text, cut=sample.finish_reason == "length")
-
-    return conclude(
-        seen,
-        "characters are whole",
-        "No answer holds U+FFFD, or the characters that UTF-8 read as Latin-1 makes; the prompts ask for"
-        " characters of two to four bytes.",
-        against=[] if context.made_up else against_each(seen, find),
-        passed=_passed(context, f"{answers_in(seen)} answers hold none"),
-        threshold="none, but at the end of an answer that was cut",
-        lenient=True,
-    )
-
-
-def _reasoning(context: Context, seen: CheckedCells) -> Finding:
-    return conclude(
-        seen,
-        "reasoning stays out of the answer",
-        "No answer holds a mark at which reasoning begins or ends.",
-        against=[]
-        if context.made_up
-        else against_each(seen, lambda _, sample: reasoning_mark(sample.answer)),
-        passed=_passed(context, f"{answers_in(seen)} answers hold no mark of reasoning"),
-        threshold="none",
         lenient=True,
     )
 
@@ -215,12 +166,9 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
     alone = calls and not several
     return conclude(
         seen,
-        "tool calls are whole",
-        "Calls name a tool that was offered, their streamed arguments are JSON that fits the tool's schema,"
-        " and none is left in the answer's text.",
+        "traffic.tools",
         against=against,
-        passed=_passed(context, f"{calls} calls in {answers_in(seen)} answers fit their schemas"),
-        threshold="all",
+        passed=context.judged(f"{calls} calls in {answers_in(seen)} answers fit their schemas"),
         measured={"calls": calls, "answers with several calls": several},
         warnings=["no answer holds several calls, so that parallel ones were not seen"] if alone else [],
         needs=(TOOLS,),
@@ -249,13 +197,9 @@ def _forced(seen: CheckedCells) -> Finding:
         against = [(Verdict.INCONCLUSIVE, f"all {cut} answers were cut at the longest output")]
     return conclude(
         seen,
-        "demanded tool calls come",
-        "Answers to requests that demand a call (tool_choice required, or a tool by its name) hold one, of a"
-        " tool that was offered, with streamed arguments that are JSON and fit the tool's schema. The server"
-        " makes sure of that, whatever the model would have said.",
+        "traffic.forced",
         against=against,
         passed=f"{calls} calls in {len(samples) - cut} answers fit their schemas",
-        threshold="all that were not cut at the longest output",
         measured={
             "calls": calls,
             "cut": cut,
@@ -268,7 +212,7 @@ def _structured(seen: CheckedCells) -> Finding:
     def find(observation: Observation, sample: Sample) -> str:
         if sample.finish_reason == "length":
             return ""
-        return misfit(sample.answer, Described("answer", observation.cell.load.schema))
+        return misfit(sample.answer, "answer", observation.cell.load.schema)
 
     cut = sum(sample.finish_reason == "length" for o in seen.sound for sample in o.counted)
     against = against_each(seen, find)
@@ -276,10 +220,8 @@ def _structured(seen: CheckedCells) -> Finding:
         against = [(Verdict.INCONCLUSIVE, f"all {cut} answers were cut at the longest output")]
     return conclude(
         seen,
-        "structured output fits its schema",
-        "Answers to requests with a JSON schema are JSON that fits it.",
+        "traffic.structured",
         against=against,
         passed=f"{answers_in(seen) - cut} answers fit",
-        threshold="all that were not cut at the longest output",
         measured={"answers": answers_in(seen), "cut": cut},
     )

@@ -8,60 +8,20 @@ from __future__ import annotations
 
 import functools
 import random
+import tomllib
+from importlib import resources
 
 WORDS_PER_TOKEN = 0.8
 """Words of a document for each token of it. By Qwen3's tokenizer, documents come to 96 to 98 % of the
 requested tokens from 2,000 on, and to 111 % at 200, where nonce and question weigh more."""
 
-_PEOPLE = (
-    "the harbour master", "a young surveyor", "the baker's widow", "the second engineer", "an old pilot",
-    "the schoolteacher", "a clerk from the town hall", "the night watchman", "her younger brother",
-    "the owner of the mill", "a visitor from the north", "the doctor", "two of the fishermen",
-    "the carpenter",
-    "the keeper of the archive", "a travelling photographer", "the head gardener", "the postman",
-    "my aunt",
-    "a student of botany", "the ferryman", "the committee", "one of the sailors", "the new librarian",
-)  # fmt: skip
-_VERBS = (
-    "measured", "repaired", "painted", "described", "counted", "moved", "inspected", "bought", "forgot",
-    "borrowed", "sketched", "sold", "weighed", "cleaned", "photographed", "looked for", "wrote about",
-    "argued over", "listed", "covered", "carried away", "replaced", "found", "admired",
-)  # fmt: skip
-_THINGS = (
-    "the old bridge", "a wooden boat", "seven barrels of tar", "the north wall", "a map of the islands",
-    "the pump behind the church", "three crates of glass", "the lower meadow", "a letter without a date",
-    "the broken clock", "the apple trees", "a box of brass screws", "the roof of the boathouse", "the ledger",
-    "a pair of heavy scales", "the well in the yard", "an unfinished portrait", "the market hall",
-    "the ropes",
-    "a lantern with green glass", "the stone steps", "the weather station", "a sack of seed", "the mooring",
-)  # fmt: skip
-_TIMES = (
-    "early in the morning", "on the third day", "after the long rain", "before the harvest",
-    "in late October",
-    "towards evening", "during the second winter", "when the tide was low", "on the last day of the fair",
-    "a week later", "in the year of the flood", "at about noon", "while the others slept", "on a clear night",
-    "before anybody noticed", "in the middle of March",
-)  # fmt: skip
-_ENDS = (
-    "and nobody asked why", "although the price had doubled", "because the wind had turned",
-    "which took longer than expected", "and noted the cost in the margin", "so that the road stayed open",
-    "but the result was never checked", "as had been agreed in spring", "and sent a copy to the county",
-    "while the children watched from the wall", "which is mentioned in two other notes",
-    "and the matter rested there", "since the first attempt had failed", "but kept the better half",
-    "and found it lighter than before", "which explains the missing page",
-)  # fmt: skip
-_REMARKS = (
-    "The weather stayed mild for most of the week.", "Nothing else was recorded that day.",
-    "Opinions about it differ to this day.", "The handwriting is hard to read here.",
-    "There were {n} witnesses, of whom {m} signed.", "It cost {n} crowns and {m} pence.",
-    "The distance was given as {n} paces.", "See also page {n} of the second volume.",
-    "This was the {n}th entry of its kind.", "A margin note says only: look again.",
-)  # fmt: skip
-_NEEDLES = (
-    "Marrowgate", "Tindlehope", "Osterwick", "Quillhaven", "Brandlemoor", "Silverholt", "Underfell",
-    "Cranmarsh", "Hollowmere", "Pellworth", "Ravenstoke", "Wexbarrow",
-)  # fmt: skip
 _LEAST_TOKENS = 120
+
+
+@functools.cache
+def _words() -> dict[str, list[str]]:
+    """Return ``words.toml``: words of the notes by kind."""
+    return tomllib.loads((resources.files(__package__) / "words.toml").read_text(encoding="utf-8"))
 
 
 def write_document(
@@ -89,7 +49,7 @@ def write_document(
     if tokens < _LEAST_TOKENS:
         raise ValueError(f"a document needs at least {_LEAST_TOKENS} tokens, not {tokens}")
     random_ = random.Random(f"document {tokens} {seed}")  # noqa: S311 - words, not secrets
-    name = needle or random_.choice(_NEEDLES)
+    name = needle or random_.choice(_words()["needles"])
     code = str(random_.randrange(100_000, 1_000_000))
     question = (
         f"These were the notes. What is the code for {name}? Give the code first. Then sum up in your own "
@@ -122,9 +82,11 @@ def _sentences(words: int, random_: random.Random) -> list[str]:
 def _sentence(random_: random.Random) -> str:
     """Return one sentence."""
     if random_.random() < 0.2:  # noqa: PLR2004 - one in five is a remark
-        return random_.choice(_REMARKS).format(n=random_.randrange(20, 900), m=random_.randrange(4, 20))
-    who, did, what = random_.choice(_PEOPLE), random_.choice(_VERBS), random_.choice(_THINGS)
-    when, end = random_.choice(_TIMES), random_.choice(_ENDS)
+        return random_.choice(_words()["remarks"]).format(
+            n=random_.randrange(20, 900), m=random_.randrange(4, 20)
+        )
+    kinds = ("people", "verbs", "things", "times", "ends")
+    who, did, what, when, end = (random_.choice(_words()[kind]) for kind in kinds)
     text = random_.choice(
         (
             f"{when}, {who} {did} {what}, {end}.",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.verify.checks.answers import Solved
 from sparkwright.verify.evaluation.run import EvalRequest
 from sparkwright.verify.evaluation.scores import TaskScore
 from sparkwright.verify.run import Run
-from sparkwright.verify.statistics import mcnemar
 
 CHECK = "eval"
 SURE = 0.02
@@ -134,12 +134,11 @@ def _compared(score: TaskScore, limits: EvalLimits) -> Finding:
         return _finding(
             name, definition, Verdict.NOT_APPLICABLE, "questions are not right or wrong, or are others"
         )
-    old = {question for question in common if before.by_question[question]}
-    new = {question for question in common if score.by_question[question]}
-    lost, won = len(old - new), len(new - old)
+    right = ({name: bool(value) for name, value in one.by_question.items()} for one in (before, score))
+    solved = Solved.of(*right)
+    lost, won, p = len(solved.lost), solved.won, solved.p
     if not score.higher_is_better:
         lost, won = won, lost
-    p = mcnemar(lost, won)
     verdict = Verdict.FAIL if p < SURE and lost > won else Verdict.PASS
     if len(common) < FEW_QUESTIONS:
         verdict = Verdict.INCONCLUSIVE
@@ -147,7 +146,8 @@ def _compared(score: TaskScore, limits: EvalLimits) -> Finding:
         name,
         definition,
         verdict,
-        f"{len(new)} of {len(common)} questions, before {len(old)}: {lost} lost and {won} won (p = {p:.4f})",
+        f"{solved.after} of {len(common)} questions, before {solved.before}: {lost} lost and {won} won"
+        f" (p = {p:.4f})",
         measured={"lost": lost, "won": won, "questions": len(common), "p": round(p, 5)},
         threshold=f"fails where more are lost than won and p < {SURE}; decides nothing with fewer than"
         f" {FEW_QUESTIONS} questions",

@@ -115,9 +115,7 @@ def run_tool(tool: EvalTool, request: EvalRequest, arguments: Sequence[str], out
             told = error.because.strip().splitlines()[-_LAST_LINES:]
             (out / "log").write_text(f"{error.what}\n{error.because}\n", encoding="utf-8")
             raise ServerError(
-                f"{tool.name} failed",
-                because="\n".join(told),
-                next_step=f"see {out / 'log'}; {tool.hint}",
+                f"{tool.name} failed", because="\n".join(told), next_step=f"see {out / 'log'}; {tool.hint}"
             ) from error
     (out / "log").write_text(f"{done.text}\n{done.stderr}", encoding="utf-8")
 

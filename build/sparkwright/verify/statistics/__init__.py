@@ -26,6 +26,7 @@ from sparkwright.verify.statistics.inference import (
     hierarchical_bootstrap_log_ratio,
     mcnemar,
     one_sided_excess,
+    paired_log_ratio,
     share_interval,
     theil_sen,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "hierarchical_bootstrap_log_ratio",
     "mcnemar",
     "one_sided_excess",
+    "paired_log_ratio",
     "percentile",
     "ratio_interval",
     "share_interval",

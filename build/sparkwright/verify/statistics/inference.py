@@ -7,7 +7,7 @@ faster or slower until it is restarted. Requests of one boot say little about an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arm = Sequence[Sequence[Sequence[float]]]
+    PairedArm = Sequence[Sequence[Mapping[str, float]]]
     Boots = Sequence[Sequence[NDArray[np.float64]]]
 
 RESAMPLES = 2000
@@ -83,6 +84,29 @@ def hierarchical_bootstrap_log_ratio(arm_a: Arm, arm_b: Arm, seed: int, level: f
     low, high = np.exp(np.percentile(widened, (100 * tail, 100 * (1 - tail)))) * ratio
     detectable = math.expm1((t + t_quantile(POWER, degrees)) * float((of_b - of_a).std()))
     return Effect(ratio, float(low), float(high), detectable)
+
+
+def paired_log_ratio(arm_a: PairedArm, arm_b: PairedArm, seed: int, level: float = 0.95) -> Effect:
+    """Return the ratio of b to a as `hierarchical_bootstrap_log_ratio` does, for items that both arms have.
+
+    Each value counts over its item's geometric mean over both arms, so that items such as prompts cancel out.
+
+    Args:
+        arm_a: positive values by boot, wave and item.
+        arm_b: likewise.
+        seed: seed of the resamples.
+        level: level of the interval.
+    """
+    logs: dict[str, list[float]] = {}
+    for wave in (wave for arm in (arm_a, arm_b) for boot in arm for wave in boot):
+        for item, value in wave.items():
+            logs.setdefault(item, []).append(math.log(value))
+    usual = {item: math.exp(math.fsum(values) / len(values)) for item, values in logs.items()}
+    a, b = (
+        [[[value / usual[item] for item, value in wave.items()] for wave in boot] for boot in arm]
+        for arm in (arm_a, arm_b)
+    )
+    return hierarchical_bootstrap_log_ratio(a, b, seed, level)
 
 
 def _logarithms(arm: Arm) -> Boots:

@@ -28,10 +28,9 @@ from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.slo import parse_slo, times_of
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.coherence import Coherence
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
-from sparkwright.verify.checks.lossless import Lossless
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.corpus import Corpus
 from sparkwright.verify.journal import (
@@ -167,7 +166,7 @@ def quality_cells(context: Context, arm: str) -> tuple[Cell, ...]:
 
 
 def _planned(context: Context) -> list[Cell]:
-    cells = [*Coherence().plan(context), *Lossless().plan(context)]
+    cells = [*ALL["coherence"].cells(context), *ALL["lossless"].cells(context)]
     return [cell for cell in cells if cell.arm == "main"]
 
 
@@ -180,7 +179,7 @@ def judge_answers(
     """Return the quality of *configuration*."""
     planned = {(cell.check, cell.name): cell for cell in _planned(context)}
     after, before = (_as_main(planned, these) for these in (seen, own))
-    findings: list[Finding] = list(Coherence().judge(context, list(after.values())))
+    findings: list[Finding] = list(ALL["coherence"].judge(context, list(after.values())))
     keys = tuple(key for key in after if key in before)
     if keys:
         findings += judge_quality(MatchedCells((before,), (after,), keys, 0, context.profile.speed))

@@ -15,11 +15,11 @@ import msgspec
 
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.checks.common import troubles
-from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.acceptance import RatioInterval, paired_ratio
+from sparkwright.verify.checks.common import Values, troubles
+from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import told_of
-from sparkwright.verify.checks.paired import paired_ratio
-from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
+from sparkwright.verify.statistics import paired_log_ratio, t_quantile
 from sparkwright.verify.upgrade.pairs import MatchedCells
 
 CHECK = "compare"
@@ -36,7 +36,6 @@ class Quantity:
     """A quantity of one request that an upgrade may worsen.
 
     Attributes:
-        name: for people, such as ``speed of requests``.
         value: of a request; not finite or not positive where unknown.
         better: 1 where larger is better, -1 where smaller is.
     """
@@ -50,12 +49,6 @@ class Quantity:
 def _request_rate(sample: Sample) -> float:
     seconds = (sample.ended - sample.started) / 1e9
     return sample.output_tokens / seconds if seconds > 0 else math.nan
-
-
-def _step_ms(sample: Sample) -> float:
-    """Return the time between two events with output, which is that of one step of the engine."""
-    steps = len(sample.chunks) - 1
-    return (sample.last - sample.first) / 1e6 / steps if steps > 0 else math.nan
 
 
 QUANTITIES = (
@@ -74,29 +67,12 @@ QUANTITIES = (
     ),
     Quantity(
         "time of a step",
-        _step_ms,
+        lambda sample: event_gap_ms([sample]),
         "Time between two events with output, of the same prompt after and before: geometric mean over all"
         " prompts. What is drafted and accepted does not change it.",
         -1,
     ),
 )
-
-
-@dataclass(frozen=True)
-class SpeedRatio:
-    """A ratio, oriented so that above 1 is better, with its interval.
-
-    Attributes:
-        ratio: after over before where larger is better, else before over after.
-        low: lower end of the interval.
-        high: upper end of the interval.
-        prompts: number of prompts that it rests on.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    prompts: int
 
 
 @dataclass(frozen=True)
@@ -116,14 +92,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Level:
-    """The sweep's cells at one concurrency, on both sides.
-
-    Attributes:
-        concurrency: requests at a time.
-        comparisons: number of concurrencies that are judged together.
-        before: for each run before the upgrade, its observations.
-        speed: server's seconds in one of the client's.
-    """
+    """The sweep's cells at one of so many concurrencies that are judged together, on both sides, by run."""
 
     concurrency: int
     comparisons: int
@@ -140,27 +109,20 @@ class _Level:
         """Level of one interval, so that those of all concurrencies hold together (Bonferroni)."""
         return 1 - ERROR / max(1, self.comparisons)
 
-    @property
-    def unfit(self) -> list[str]:
-        """Reasons for which a cell of either side cannot be used."""
+    def each(self, of: Callable[[Observation], Sequence[str]]) -> list[str]:
+        """Return what *of* says of each cell, with the side."""
         return [
-            f"{arm}: {trouble.cause}"
+            f"{arm}: {said}"
             for arm, runs in self.arms.items()
             for run in runs
             for observation in run
-            for trouble in troubles(observation, metered=False)[:1]
+            for said in of(observation)
         ]
 
     @property
-    def disturbed(self) -> list[str]:
-        """States of the machine in which times of either side mean little."""
-        return [
-            f"{arm}: {told}"
-            for arm, runs in self.arms.items()
-            for run in runs
-            for observation in run
-            for told in told_of(observation)
-        ]
+    def unfit(self) -> list[str]:
+        """Reasons for which a cell of either side cannot be used."""
+        return self.each(lambda observation: [one.cause for one in troubles(observation, metered=False)[:1]])
 
 
 def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
@@ -182,29 +144,29 @@ def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
 # Ratios --------------------------------------------------------------------------------------------------
 
 
-def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> SpeedRatio | None:
-    """Return the ratio of *quantity*; `None` if fewer than four prompts have it on every side."""
+def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> tuple[RatioInterval | None, int]:
+    """Return the ratio of *quantity*, above 1 where it is better, and the number of prompts that it rests on.
+
+    There is none if fewer than four prompts have it on every side.
+    """
     arms = {arm: [_by_prompt(run, quantity.value) for run in runs] for arm, runs in level.arms.items()}
     runs = [run for found in arms.values() for run in found]
     common = sorted(set.intersection(*(set(run) for run in runs)))
     if len(common) < _FEW_REQUESTS:
-        return None
-    usual = {name: math.fsum(math.log(run[name]) for run in runs) / len(runs) for name in common}
-    old, new = (
-        [[run[name] / math.exp(usual[name]) for name in common] for run in arms[arm]]
-        for arm in ("before", "after")
-    )
+        return None, len(common)
+    old, new = ([{name: run[name] for name in common} for run in arms[arm]] for arm in ("before", "after"))
     if min(len(old), len(new)) >= _LEAST_STARTS:
-        effect = hierarchical_bootstrap_log_ratio(
+        effect = paired_log_ratio(
             [[run] for run in old], [[run] for run in new], limits.seed, level=level.confidence
         )
-        return _oriented(effect.ratio, effect.low, effect.high, quantity.better, len(common))
+        return _oriented(effect.ratio, effect.low, effect.high, quantity.better), len(common)
     differences = [
-        _mean_log([run[i] for run in new]) - _mean_log([run[i] for run in old]) for i in range(len(common))
+        _mean_log([run[name] for run in new]) - _mean_log([run[name] for run in old]) for name in common
     ]
     ratio = math.exp(math.fsum(differences) / len(differences))
     width = _width(differences, limits.spread**2 * (1 / len(old) + 1 / len(new)), level.confidence)
-    return _oriented(ratio, ratio * math.exp(-width), ratio * math.exp(width), quantity.better, len(common))
+    found = _oriented(ratio, ratio * math.exp(-width), ratio * math.exp(width), quantity.better)
+    return found, len(common)
 
 
 def _width(differences: Sequence[float], of_starts: float, confidence: float) -> float:
@@ -233,19 +195,18 @@ def _by_prompt(observations: Sequence[Observation], value: Callable[[Sample], fl
     }
 
 
-def _oriented(ratio: float, low: float, high: float, better: int, prompts: int) -> SpeedRatio:
+def _oriented(ratio: float, low: float, high: float, better: int) -> RatioInterval:
     if better > 0:
-        return SpeedRatio(ratio, low, high, prompts)
-    return SpeedRatio(1 / ratio, 1 / high, 1 / low if low > 0 else math.inf, prompts)
+        return RatioInterval(ratio, low, high)
+    return RatioInterval(1 / ratio, 1 / high, 1 / low if low > 0 else math.inf)
 
 
 # Findings ------------------------------------------------------------------------------------------------
 
 
 def _quantity(level: _Level, quantity: Quantity, limits: Limits) -> Finding:
-    found = _ratio(level, quantity, limits)
-    finding = _finding(level, quantity.name, quantity.definition, found, limits)
-    if disturbed := level.disturbed:
+    finding = _finding(level, quantity.name, quantity.definition, _ratio(level, quantity, limits), limits)
+    if disturbed := level.each(told_of):
         cause = f"not compared: {'; '.join(disturbed[:3])}"
         finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, cause=cause)
     return msgspec.structs.replace(finding, measured={**finding.measured, **_known_figures(level, quantity)})
@@ -261,11 +222,14 @@ def _acceptance(level: _Level, limits: Limits) -> list[Finding]:
         "Accepted tokens a draft after over before, by the servers' counters, over the same questions"
         " (jackknife over questions). It does not differ from start to start."
     )
-    ratio = SpeedRatio(found.value, found.low, found.high, sum(len(o.counted) for o in old))
-    return [_finding(level, "acceptance", definition, ratio, limits)]
+    prompts = sum(len(o.counted) for o in old)
+    return [_finding(level, "acceptance", definition, (found, prompts), limits)]
 
 
-def _finding(level: _Level, name: str, definition: str, found: SpeedRatio | None, limits: Limits) -> Finding:
+def _finding(
+    level: _Level, name: str, definition: str, ratio: tuple[RatioInterval | None, int], limits: Limits
+) -> Finding:
+    found, prompts = ratio
     verdict, cause = _judged(found, f"{name} at c={level.concurrency}", limits.allowed)
     if (unfit := level.unfit) and verdict is not Verdict.FAIL:
         verdict, cause = Verdict.INCONCLUSIVE, "; ".join(unfit[:3])
@@ -275,7 +239,14 @@ def _finding(level: _Level, name: str, definition: str, found: SpeedRatio | None
         definition=definition,
         verdict=verdict,
         cause=cause,
-        measured=_measured(found),
+        measured={
+            "speed over the baseline's": round(found.value, 4),
+            "low": round(found.low, 4),
+            "high": round(found.high, 4) if math.isfinite(found.high) else "unknown",
+            "prompts": prompts,
+        }
+        if found is not None
+        else {},
         threshold=f"fails where the whole interval lies below 1 and reaches below {1 - MATERIAL:g}; passes"
         f" where it lies above {1 - limits.allowed:g}; undecided otherwise. Intervals of all concurrencies"
         f" hold the truth in {1 - ERROR:.0%} of comparisons",
@@ -283,10 +254,10 @@ def _finding(level: _Level, name: str, definition: str, found: SpeedRatio | None
     )
 
 
-def _judged(found: SpeedRatio | None, name: str, allowed: float) -> tuple[Verdict, str]:
+def _judged(found: RatioInterval | None, name: str, allowed: float) -> tuple[Verdict, str]:
     if found is None:
         return Verdict.INCONCLUSIVE, f"fewer than {_FEW_REQUESTS} prompts have a {name} on both sides"
-    shown = f"{found.ratio:.3f} times as good ({found.low:.3f} to {found.high:.3f})"
+    shown = f"{found.value:.3f} times as good ({found.low:.3f} to {found.high:.3f})"
     if found.high < 1 and found.low < 1 - MATERIAL:
         return Verdict.FAIL, f"{name} is worse: {shown}"
     if found.low >= 1 - allowed:
@@ -305,18 +276,7 @@ def _one_start(matched: MatchedCells, spread: float) -> str:
     )
 
 
-def _measured(found: SpeedRatio | None) -> dict[str, float | str]:
-    if found is None:
-        return {}
-    return {
-        "speed over the baseline's": round(found.ratio, 4),
-        "low": round(found.low, 4),
-        "high": round(found.high, 4) if math.isfinite(found.high) else "unknown",
-        "prompts": found.prompts,
-    }
-
-
-def _known_figures(level: _Level, quantity: Quantity) -> dict[str, float | str]:
+def _known_figures(level: _Level, quantity: Quantity) -> Values:
     """Return throughput, or percentiles of the first token, of both sides: means over categories and runs."""
     shown: dict[str, list[float]] = {}
     for arm, runs in level.arms.items():

@@ -1,0 +1,177 @@
+"""What holds for every check: healthy servers pass, faults are named, and what is missing never passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from chat_kit import judged
+from verify_kit import (
+    SEEDS,
+    Server,
+    boot_facts,
+    by_name,
+    context,
+    costly,
+    crash_from,
+    judge,
+    profile,
+    run,
+    verdicts,
+)
+
+from sparkwright.engine.findings import Verdict
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.common import load_texts
+from sparkwright.verify.corpus import load_corpus
+
+LONGEST = 4096
+# Sizes, facts of the start, and settings of the simulator whose answers a check of chats is given.
+CHATS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "traffic": ({"max_tokens": 256}, {}, {"k": 0}),
+    "sampling": ({}, {}, {"k": 0}),
+    "thinking": ({}, {}, {"reasoning": True}),
+    "image": ({}, {}, {"k": 0}),
+    "limit": ({}, {"max_model_len": LONGEST}, {"max_model_len": LONGEST, "k": 0}),
+}
+SIZES: dict[str, dict[str, Any]] = {"context": {"contexts": (1_600, 3_300)}}
+MET = ("boot", "coherence", "context", "crash", "sweep")
+
+
+def to(check: str, seed: int = 0) -> Context:
+    sizes, facts, _ = CHATS.get(check, (SIZES.get(check, {}), {}, {}))
+    return context(profile(seed=seed, **sizes), boot_facts(**facts))
+
+
+@pytest.mark.parametrize("check", CHATS)
+@pytest.mark.parametrize("seed", costly(SEEDS))
+def test_healthy_chats_pass_without_a_warning_whatever_is_drawn(check: str, seed: int) -> None:
+    findings = judged(ALL[check], to(check, seed), seed=seed, **CHATS[check][2])
+    assert not verdicts(findings)
+    assert not [warning for finding in findings.values() for warning in finding.warnings]
+
+
+@pytest.mark.parametrize("check", MET)
+@pytest.mark.parametrize("seed", costly(SEEDS))
+def test_a_healthy_server_passes(check: str, seed: int) -> None:
+    assert not verdicts(judge(ALL[check], to(check), Server(seed=seed)))
+
+
+FAULTS = [
+    ("traffic", "template-missing", "answers are in the chat template", "turn 1.*the marker of a role"),
+    ("traffic", "history-dropped", "conversations reach the model", "earlier messages are dropped"),
+    ("traffic", "reasoning-in-answer", "reasoning stays out of the answer", "'</think>'"),
+    ("traffic", "replacement-characters", "characters are whole", r"replacement characters \(U\+FFFD\)"),
+    ("traffic", "tool-parser-swallows", "tool calls are whole", "'unit' is a required property"),
+    ("traffic", "tool-json-truncated", "tool calls are whole", "arguments of get_weather: truncated JSON"),
+    (
+        "traffic",
+        "tool-choice-ignored",
+        "demanded tool calls come",
+        "tools named: 4 of 4 .*single/0: no call,",
+    ),
+    ("traffic", "guided-calls-misfit", "demanded tool calls come", "'unit' is a required property"),
+    ("sampling", "temperature-ignored", "sampling draws", "the temperature is ignored: 6 of 6"),
+    (
+        "sampling",
+        "seed-fixed",
+        "sampling draws",
+        "seed is ignored: 6 of 6 prompts have the same answer to two",
+    ),
+    ("sampling", "seed-ignored", "a seed gives one answer", "the seed is ignored: 0 of 6"),
+    ("sampling", "sampling-garbage", "sampled answers are text", "loaded: 6 of 6 answers.*garbage"),
+    (
+        "thinking",
+        "thinking-not-off",
+        "no reasoning where it is off",
+        "4 of 4 answers.*characters of reasoning",
+    ),
+    ("thinking", "reasoning-lost", "reasoning has its field", "none of 4 answers has reasoning, though"),
+    (
+        "thinking",
+        "thoughts-unparsed",
+        "reasoning has its field",
+        "'</think>'.*no reasoning parser, or the wr",
+    ),
+    (
+        "thinking",
+        "answer-in-reasoning",
+        "reasoning has its field",
+        "tokens of reasoning, and no answer after",
+    ),
+    (
+        "thinking",
+        "budget-ignored",
+        "reasoning keeps its budget",
+        "tokens of reasoning came where 24 were all",
+    ),
+    (
+        "image",
+        "image-ignored",
+        "pictures are seen",
+        "0 of 6 colours are right with pictures, 0 without; “.+” is",
+    ),
+    ("image", "images-dropped", "pictures are in the prompt", "10 of 10 prompts have no more tokens with"),
+    ("limit", "truncates-prompts", "longer requests are refused", "takes 3840 of them and says nothing"),
+    (
+        "limit",
+        "truncates-prompts",
+        "requests of full length are answered",
+        "3840 tokens of a prompt of 39.. w",
+    ),
+    (
+        "limit",
+        "limit-wrong",
+        "requests of full length are answered",
+        "at the limit: the answer to the last li",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "fault", "name", "says"), FAULTS)
+def test_each_fault_of_chats_fails_the_finding_that_it_is_about(
+    check: str, fault: str, name: str, says: str
+) -> None:
+    findings = judged(ALL[check], to(check), fault, **CHATS[check][2])
+    failed = {one.name for one in findings.values() if one.verdict is Verdict.FAIL}
+    if check in {"traffic", "image"}:
+        assert failed == {name}
+    assert findings[name].verdict is Verdict.FAIL
+    assert re.search(says, findings[name].cause), findings[name].cause
+
+
+@pytest.mark.parametrize("check", sorted({*ALL} - {"bands", "boot"}))
+def test_nothing_seen_is_not_a_pass(check: str) -> None:
+    there = dataclasses.replace(to(check), corpus=load_corpus())
+    assert Verdict.PASS not in {finding.verdict for finding in ALL[check].judge(there, [])}
+
+
+@pytest.mark.parametrize("check", MET)
+def test_the_first_finding_fails_where_the_server_ends_and_none_passes_on_what_is_missing(check: str) -> None:
+    there, made = to(check), run(ALL[check], to(check), Server())
+    ended = by_name(ALL[check].judge(there, crash_from(made, made[0].cell.name, log=("EngineDeadError",))))
+    first = next(iter(ended.values()))
+    assert first.verdict is Verdict.FAIL
+    assert f"the server ended in {made[0].cell.name}" in first.cause
+    whole = ALL[check].judge(there, made)
+    for finding in ALL[check].judge(there, made[:-1]):
+        missing = made[-1].cell.key in finding.evidence
+        assert not (missing and finding.verdict is Verdict.PASS), finding.name
+    assert len(whole) == len(ended)
+
+
+def test_every_conclusion_has_its_texts_and_every_check_a_row_of_the_table() -> None:
+    texts = load_texts()
+    assert {name for name, one in texts.items() if "measures" in one} == set(ALL)
+    for one in texts.values():
+        conclusions = {key: value for key, value in one.items() if isinstance(value, dict)}
+        assert all({"name", "definition"} <= value.keys() for value in conclusions.values())
+
+
+def test_braces_of_texts_are_filled() -> None:
+    for name in MET:
+        for finding in ALL[name].judge(to(name), []):
+            assert not {"{", "}"} & {*finding.name, *finding.definition, *finding.threshold}
