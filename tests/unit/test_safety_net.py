@@ -82,8 +82,8 @@ def test_only_the_lines_of_a_text_that_differ_are_shown() -> None:
 def test_what_is_listed_is_accepted_and_an_entry_for_nothing_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "accepted.toml"
     path.write_text(
-        '[[accepted]]\nname = "codes/Old*"\nreason = "gone"\n'
-        '[[accepted]]\nname = "index/x"\nreason = "none"\n'
+        '[[accepted]]\nnames = ["codes/Old*"]\nreason = "gone"\n'
+        '[[accepted]]\nnames = ["index/x"]\nreason = "none"\n'
     )
     accepted = Accepted.read(path)
     found = [Difference("codes/OldError", 1, 2), Difference("codes/NewError", 1, 2)]
@@ -91,7 +91,10 @@ def test_what_is_listed_is_accepted_and_an_entry_for_nothing_is_an_error(tmp_pat
     assert accepted.used["codes/Old*"] == 1
     assert accepted.unused(["codes"]) == []
     assert accepted.unused(["codes", "index"]) == ["index/x"]
-    path.write_text('[[accepted]]\nname = "codes/Old*"\nreason = " "\n')
+    path.write_text('[[accepted]]\nnames = ["x/*"]\nwords = ["go on", "begin"]\nreason = "renamed"\n')
+    found = [Difference("x/a", "then go on", "then begin"), Difference("x/b", "then go on", "begin")]
+    assert [one.name for one in Accepted.read(path).take(found)] == ["x/b"]
+    path.write_text('[[accepted]]\nnames = ["codes/Old*"]\nreason = " "\n')
     with pytest.raises(SystemExit, match="reason is missing"):
         Accepted.read(path)
 
@@ -110,7 +113,7 @@ def test_a_comparison_ends_by_what_it_found(tmp_path: Path, capsys: pytest.Captu
     )
     status, said = compared(tmp_path, {"AError": 10, "BError": 12}, capsys)
     assert (status, said.splitlines()[0]) == (1, "codes/BError: 11 -> 12")
-    (tmp_path / "accepted.toml").write_text('[[accepted]]\nname = "codes/B*"\nreason = "twelve codes"\n')
+    (tmp_path / "accepted.toml").write_text('[[accepted]]\nnames = ["codes/B*"]\nreason = "twelve codes"\n')
     status, said = compared(tmp_path, {"AError": 10, "BError": 12}, capsys)
     assert (status, "accepted 1 of codes/B*: twelve codes" in said) == (0, True)
     status, said = compared(tmp_path, before, capsys)
