@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -320,10 +321,17 @@ def figures(run: Path) -> list[dict[str, Any]]:
 
 
 def fault_table(names: Sequence[str], scratch: Path) -> dict[str, Any]:
-    """Return the outcome of each case of the fault matrix, or of those about the faults *names*."""
+    """Return the outcome of each case of the fault matrix, or of those about the faults *names*.
+
+    One that gives another verdict than it should, as some do on a busy machine, is run alone, twice at most.
+    """
     matrix = _of_tests("fault_matrix")
     cases = [case for case in (*matrix.CASES, *matrix.seeds(1)) if not names or case.fault in names]
     outcomes = matrix.run_cases(cases, scratch)
+    for attempt, case in itertools.product(("second", "third"), cases):
+        found = outcomes[case.name]
+        if found.verdict is not case.verdict or (case.warns and not found.warnings):
+            outcomes[case.name] = matrix.run_case(case, scratch / attempt / case.name)
     return {
         case.name: {
             "check": case.check,
