@@ -9,13 +9,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from safety_net import __main__ as net
-from safety_net import items
+from safety_net import items, product
 from safety_net.differences import _NAMES, Accepted, Difference, differences
 from safety_net.product import plain
 
@@ -147,6 +148,24 @@ def test_a_code_that_is_planted_in_the_product_is_found(
     monkeypatch.setattr(FetchError, "exit_code", 99)
     found = [one.name for one in differences("codes", recorded("codes"), items.codes(tmp_path))]
     assert "codes/FetchError" in found
+
+
+@pytest.mark.parametrize(("alone", "verdict"), [(["fail", "pass"], "pass"), (["fail", "fail"], "fail")])
+def test_a_fault_that_is_missed_three_times_is_missed(
+    alone: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def outcome(verdict: str) -> SimpleNamespace:
+        return SimpleNamespace(verdict=verdict, verdicts={"boot": verdict}, warnings=())
+
+    cases = [SimpleNamespace(name=name, check="boot", verdict="pass", warns="") for name in "ab"]
+    matrix = SimpleNamespace(
+        CASES=cases, seeds=lambda _: (), run_case=lambda *_: outcome(alone.pop(0)),
+        run_cases=lambda *_: {"a": outcome("pass"), "b": outcome("fail")},
+    )  # fmt: skip
+    monkeypatch.setattr(product, "_of_tests", lambda _: matrix)
+    found = product.fault_table([], tmp_path)
+    assert [one["verdict"] for one in found.values()] == ["pass", verdict]
+    assert alone == []
 
 
 def test_an_item_of_its_own_process_agrees_with_its_record(tmp_path: Path) -> None:
