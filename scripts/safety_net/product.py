@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 START = "cf1764a9e70e61313cc1b119fbf0c102549b76e8"
 """The commit whose carries, patchsets and locks every item works on: what differs is the code."""
 _INPUTS = ("carries", "patchsets", "upstream.lock")
+_MADE = {"merge", "binaries", "wheel", "audit"}
 # From the form of journals at `START` to today's: patterns, and what stands there now.
 _JOURNALS = {
     # Times of requests for the list of models: only the protocol of llama-benchy read them.
@@ -114,9 +115,18 @@ def inputs(scratch: Path) -> Path:
     return folder
 
 
-def warm() -> dict[str, str]:
-    """Return the variables with which a command uses the user's own store."""
-    return {"SPARKWRIGHT_HOME": os.environ["SAFETY_NET_STORE"]}
+def warm(scratch: Path) -> dict[str, str]:
+    """Return the variables for a command with the user's store but for the wheels and merges in it.
+
+    Those would be what other code once made, and no difference would show.
+    """
+    store, home = Path(os.environ["SAFETY_NET_STORE"]), scratch / "warm"
+    if not home.exists():
+        (home / "records").mkdir(parents=True)
+        for kept in [*store.iterdir(), *(store / "records").iterdir()]:
+            if kept.name not in {"records", *_MADE}:
+                (home / kept.relative_to(store)).symlink_to(kept)
+    return {"SPARKWRIGHT_HOME": str(home)}
 
 
 def plain(value: Any, scratch: Path) -> Any:
@@ -157,7 +167,7 @@ def merge_into_store(
     from sparkwright.pipeline.run import apply
     from sparkwright.pipeline.steps import steps_for
 
-    os.environ.update(warm())
+    os.environ.update(warm(root.parent))
     options = BuildOptions(series=series, platform=platform, kernels="native", offline=True)
     found: dict[str, dict[str, str]] = {}
     with open_job(root, options) as job:

@@ -95,7 +95,7 @@ def keys(scratch: Path) -> dict[str, Any]:
     machine = serving.simulate(serving.HOSTS["spark"], scratch / "host")
     machine["PATH"] += os.pathsep + os.environ["PATH"]
     series = ("--series", "0.33", "--kernels", "upstream")
-    wheel = call("wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm())
+    wheel = call("wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm(scratch))
     built = wheel.require().json["path"]
     target = ("--target", scratch / "published")
     published = (*target, "--root", root)
@@ -141,7 +141,7 @@ def keys(scratch: Path) -> dict[str, Any]:
             given += ["--root", root]
         if "--offline" in options:
             given += ["--offline"]
-        store = {} if name in cold else warm()
+        store = {} if name in cold else warm(scratch)
         told = call(*given, folder=root, HF_HUB_CACHE=str(scratch / "hub"), **{**machine, **store})
         found[name] = {"status": told.status, "keys": _shape(told.json)}
     found["(not recorded)"] = sorted(
