@@ -95,7 +95,9 @@ def keys(scratch: Path) -> dict[str, Any]:
     machine = serving.simulate(serving.HOSTS["spark"], scratch / "host")
     machine["PATH"] += os.pathsep + os.environ["PATH"]
     series = ("--series", "0.33", "--kernels", "upstream")
-    wheel = call("wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm(scratch))
+    wheel = call(
+        "wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm(scratch)
+    )
     built = wheel.require().json["path"]
     target = ("--target", scratch / "published")
     published = (*target, "--root", root)
