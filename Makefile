@@ -46,7 +46,14 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(INSTALL) --editable '.[test]'
 	@touch $@
 
-wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into DIST
+# Dask and obstore, where other machines or a shared store are named.
+$(VENV)/.ready-far: $(VENV)/.ready
+	$(INSTALL) --editable '.[cluster,remote]'
+	@touch $@
+
+FAR      := $(if $(findstring --cluster,$(ARGS))$(findstring --store,$(ARGS))$(SPARKWRIGHT_CLUSTER)$(SPARKWRIGHT_STORE_URL),$(VENV)/.ready-far)
+
+wheel: $(VENV)/.ready $(FAR) ## Build the wheel for PLATFORM (aarch64 or x86_64) into DIST
 	@$(BIN)/sparkwright wheel $(JOB) $(ARGS)
 
 plan: $(VENV)/.ready ## Show what `make wheel` would do
@@ -59,19 +66,19 @@ FAULT    ?=
 serve: $(VENV)/.ready-serve ## Serve the present build spec's wheel in DIST (else the highest revision) by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
 	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
-verify: $(VENV)/.ready-verify ## Serve the same wheel by RECIPE, verify it and report
+verify: $(VENV)/.ready-verify $(FAR) ## Serve the same wheel by RECIPE, verify it and report
 	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)
 
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
-rehearse: $(VENV)/.ready-verify ## Serve the merged Python on the CPU with a real model, and verify it
+rehearse: $(VENV)/.ready-verify $(FAR) ## Serve the merged Python on the CPU with a real model, and verify it
 	@$(BIN)/sparkwright rehearse $(LINE) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
 
-bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build spec: ARGS='GOOD BAD --judge …'
+bisect: $(VENV)/.ready-verify $(FAR) ## Name the change between a good and a bad build spec: ARGS='GOOD BAD --judge …'
 	@$(BIN)/sparkwright bisect $(LINE) $(ARGS)
 
-prove: $(VENV)/.ready ## Run every carry's probe and upstream's tests on both trees, and record what they show
+prove: $(VENV)/.ready $(FAR) ## Run every carry's probe and upstream's tests on both trees, and record what they show
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
 	@$(BIN)/sparkwright carry test-upstream $(LINE) --platform $(PLATFORM) --source $(SOURCE)
 

@@ -89,30 +89,42 @@ class Accepted:
 
     Attributes:
         reasons: by a pattern of names, as `fnmatch` reads it.
+        words: what a text has in place of other words, by such a pattern: no further change is accepted.
         used: number of differences by pattern.
     """
 
     reasons: dict[str, str]
+    words: dict[str, tuple[str, str]]
     used: dict[str, int]
 
     @classmethod
     def read(cls, path: Path) -> Accepted:
-        """Return the list in the file at *path*: ``[[accepted]]`` with a name and a reason each."""
-        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("accepted", []) if path.exists() else []
-        reasons = {str(entry["name"]): str(entry["reason"]).strip() for entry in entries}
+        """Return the list in the file at *path*: ``[[accepted]]`` with names and a reason each.
+
+        An entry may have ``words``: those before and those in their place.
+        """
+        listed = tomllib.loads(path.read_text(encoding="utf-8")).get("accepted", []) if path.exists() else []
+        entries = [(name, entry) for entry in listed for name in entry["names"]]
+        reasons = {name: str(entry["reason"]).strip() for name, entry in entries}
         if len(reasons) < len(entries) or not all(reasons.values()):
             raise SystemExit(f"{path}: a name is given twice, or a reason is missing")
-        return cls(reasons, dict.fromkeys(reasons, 0))
+        words = {name: (*entry["words"],) for name, entry in entries if "words" in entry}
+        return cls(reasons, words, dict.fromkeys(reasons, 0))
 
     def take(self, found: Iterable[Difference]) -> list[Difference]:
         """Return those of *found* that are not accepted; count the others."""
         left: list[Difference] = []
         for one in found:
-            matching = [pattern for pattern in self.reasons if fnmatch.fnmatchcase(one.name, pattern)]
+            matching = [pattern for pattern in self.reasons if self._matches(pattern, one)]
             for pattern in matching:
                 self.used[pattern] += 1
             left += [] if matching else [one]
         return left
+
+    def _matches(self, pattern: str, one: Difference) -> bool:
+        if not fnmatch.fnmatchcase(one.name, pattern):
+            return False
+        return pattern not in self.words or str(one.before).replace(*self.words[pattern]) == one.after
 
     def unused(self, items: Iterable[str]) -> list[str]:
         """Return the patterns about one of *items* that no difference matched."""

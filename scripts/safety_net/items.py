@@ -31,12 +31,12 @@ def wheels(scratch: Path) -> dict[str, Any]:
     for series, platform in itertools.product(SERIES, PLATFORMS):
         options = ("--series", series, "--platform", platform, "--kernels", "upstream", "--root", root)
         words = (*options, "--out", scratch / "dist", "--quiet", "--json")
-        told = call("wheel", *words, folder=root, **warm()).require().json
+        told = call("wheel", *words, folder=root, **warm(scratch)).require().json
         wheel = Path(told.pop("path"))
         del told["install"]
         told["name"], told["digest of the file"] = wheel.name, _sha256(wheel)
         wheel.unlink()
-        steps = call("plan", *words, folder=root, **warm()).require().json["steps"]
+        steps = call("plan", *words, folder=root, **warm(scratch)).require().json["steps"]
         named = {step["name"]: [step["key"], step["evidence"]] for step in steps}
         told["keys"] = {name: key for name, key in named.items() if name not in {"place", "index"}}
         found[f"{series} {platform}"] = told
@@ -53,7 +53,7 @@ def native(scratch: Path) -> dict[str, Any]:
     for series in SERIES:
         units = product.merge_into_store(root, series, "aarch64", EXTENSIONS.get(series, ()))
         words = ("--series", series, "--kernels", "native", "--offline", "--root", root, "--quiet", "--json")
-        told = call("plan", *words, folder=root, **warm()).require().json
+        told = call("plan", *words, folder=root, **warm(scratch)).require().json
         steps = {step["name"]: [step["key"], step["code"]] for step in told.pop("steps")}
         known = {f"compile {name}" for name in units}
         del told["notice"]
@@ -75,7 +75,7 @@ def merges(scratch: Path) -> dict[str, Any]:
     root, found = inputs(scratch), {}
     for series, release in itertools.product(SERIES, RELEASES):
         words = ("merge", "--series", series, "--onto", release, "--kernels", "upstream", "--root", root)
-        told = call(*words, "--quiet", "--json", folder=root, **warm()).require().json
+        told = call(*words, "--quiet", "--json", folder=root, **warm(scratch)).require().json
         if not release.startswith(series):
             told.pop("evidence", None)
         found[f"{series} on {release}"] = told

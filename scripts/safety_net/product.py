@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,14 @@ ROOT = Path(__file__).parents[2]
 START = "cf1764a9e70e61313cc1b119fbf0c102549b76e8"
 """The commit whose carries, patchsets and locks every item works on: what differs is the code."""
 _INPUTS = ("carries", "patchsets", "upstream.lock")
+_MADE = {"merge", "binaries", "wheel", "audit"}
+# From the form of journals at `START` to today's: patterns, and what stands there now.
+_JOURNALS = {
+    # Times of requests for the list of models: only the protocol of llama-benchy read them.
+    re.compile(r',"listing-ms":\[[^]]*\]'): "",
+    # The release that the simulator imitates unless another one is named.
+    re.compile(r'"simulator":true,'): '"simulator":true,"dialect":"0.24",',
+}
 SUPPORT = ROOT / "tests" / "support"
 RECIPES = ROOT / "build" / "sparkwright" / "recipes" / "shipped"
 
@@ -106,9 +115,18 @@ def inputs(scratch: Path) -> Path:
     return folder
 
 
-def warm() -> dict[str, str]:
-    """Return the variables with which a command uses the user's own store."""
-    return {"SPARKWRIGHT_HOME": os.environ["SAFETY_NET_STORE"]}
+def warm(scratch: Path) -> dict[str, str]:
+    """Return the variables for a command with the user's store but for the wheels and merges in it.
+
+    Those would be what other code once made, and no difference would show.
+    """
+    store, home = Path(os.environ["SAFETY_NET_STORE"]), scratch / "warm"
+    if not home.exists():
+        (home / "records").mkdir(parents=True)
+        for kept in [*store.iterdir(), *(store / "records").iterdir()]:
+            if kept.name not in {"records", *_MADE}:
+                (home / kept.relative_to(store)).symlink_to(kept)
+    return {"SPARKWRIGHT_HOME": str(home)}
 
 
 def plain(value: Any, scratch: Path) -> Any:
@@ -149,7 +167,7 @@ def merge_into_store(
     from sparkwright.pipeline.run import apply
     from sparkwright.pipeline.steps import steps_for
 
-    os.environ.update(warm())
+    os.environ.update(warm(root.parent))
     options = BuildOptions(series=series, platform=platform, kernels="native", offline=True)
     found: dict[str, dict[str, str]] = {}
     with open_job(root, options) as job:
@@ -288,12 +306,14 @@ def searched(
 
 
 def recorded_runs(folder: Path) -> Path:
-    """Unpack the recorded runs to *folder*: of each its journal, as `START` wrote it.
-
-    Where a later format of journals differs, this is the place to convert them.
-    """
+    """Unpack the recorded runs to *folder*, their journals in today's form; return it."""
     with tarfile.open(ROOT / "tests" / "safety-net" / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")
+    for journal in folder.glob("*/journal.jsonl"):
+        text = journal.read_text(encoding="utf-8")
+        for pattern, instead in _JOURNALS.items():
+            text = pattern.sub(instead, text)
+        journal.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -311,10 +331,17 @@ def figures(run: Path) -> list[dict[str, Any]]:
 
 
 def fault_table(names: Sequence[str], scratch: Path) -> dict[str, Any]:
-    """Return the outcome of each case of the fault matrix, or of those about the faults *names*."""
+    """Return the outcome of each case of the fault matrix, or of those about the faults *names*.
+
+    One that gives another verdict than it should, as some do on a busy machine, is run alone, twice at most.
+    """
     matrix = _of_tests("fault_matrix")
     cases = [case for case in (*matrix.CASES, *matrix.seeds(1)) if not names or case.fault in names]
     outcomes = matrix.run_cases(cases, scratch)
+    for attempt, case in itertools.product(("second", "third"), cases):
+        found = outcomes[case.name]
+        if found.verdict is not case.verdict or (case.warns and not found.warnings):
+            outcomes[case.name] = matrix.run_case(case, scratch / attempt / case.name)
     return {
         case.name: {
             "check": case.check,

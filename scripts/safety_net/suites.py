@@ -21,10 +21,10 @@ ATTACKS = (
     "unit/test_git_remotes.py", "unit/test_lock_check.py", "unit/test_preflight_hostile.py",
     "unit/test_publish_addresses.py", "unit/test_publish_provenance.py", "unit/test_store_abandoned.py",
     "unit/test_store_remote.py", "unit/test_upstream_archive.py", "unit/test_upstream_folder.py",
-    "unit/test_verify_client_sse.py", "unit/test_verify_exposition.py", "unit/test_verify_journal.py",
+    "unit/test_engine_client_sse.py", "unit/test_engine_exposition.py", "unit/test_verify_journal.py",
     "unit/test_wheel_archive.py", "unit/test_wheel_hostile.py", "unit/test_wheel_insides.py",
     "integration/test_commit_index.py", "integration/test_upstream_sources.py",
-    "integration/test_verify_client_endpoint.py",
+    "integration/test_engine_client_endpoint.py",
 )  # fmt: skip
 _LEAST_KEYS = 4
 
@@ -95,7 +95,9 @@ def keys(scratch: Path) -> dict[str, Any]:
     machine = serving.simulate(serving.HOSTS["spark"], scratch / "host")
     machine["PATH"] += os.pathsep + os.environ["PATH"]
     series = ("--series", "0.33", "--kernels", "upstream")
-    wheel = call("wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm())
+    wheel = call(
+        "wheel", *series, "--out", dist, "--root", root, "--quiet", "--json", folder=root, **warm(scratch)
+    )
     built = wheel.require().json["path"]
     target = ("--target", scratch / "published")
     published = (*target, "--root", root)
@@ -141,7 +143,7 @@ def keys(scratch: Path) -> dict[str, Any]:
             given += ["--root", root]
         if "--offline" in options:
             given += ["--offline"]
-        store = {} if name in cold else warm()
+        store = {} if name in cold else warm(scratch)
         told = call(*given, folder=root, HF_HUB_CACHE=str(scratch / "hub"), **{**machine, **store})
         found[name] = {"status": told.status, "keys": _shape(told.json)}
     found["(not recorded)"] = sorted(

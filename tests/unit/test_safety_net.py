@@ -9,13 +9,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from safety_net import __main__ as net
-from safety_net import items
+from safety_net import items, product
 from safety_net.differences import _NAMES, Accepted, Difference, differences
 from safety_net.product import plain
 
@@ -82,8 +83,8 @@ def test_only_the_lines_of_a_text_that_differ_are_shown() -> None:
 def test_what_is_listed_is_accepted_and_an_entry_for_nothing_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "accepted.toml"
     path.write_text(
-        '[[accepted]]\nname = "codes/Old*"\nreason = "gone"\n'
-        '[[accepted]]\nname = "index/x"\nreason = "none"\n'
+        '[[accepted]]\nnames = ["codes/Old*"]\nreason = "gone"\n'
+        '[[accepted]]\nnames = ["index/x"]\nreason = "none"\n'
     )
     accepted = Accepted.read(path)
     found = [Difference("codes/OldError", 1, 2), Difference("codes/NewError", 1, 2)]
@@ -91,7 +92,10 @@ def test_what_is_listed_is_accepted_and_an_entry_for_nothing_is_an_error(tmp_pat
     assert accepted.used["codes/Old*"] == 1
     assert accepted.unused(["codes"]) == []
     assert accepted.unused(["codes", "index"]) == ["index/x"]
-    path.write_text('[[accepted]]\nname = "codes/Old*"\nreason = " "\n')
+    path.write_text('[[accepted]]\nnames = ["x/*"]\nwords = ["go on", "begin"]\nreason = "renamed"\n')
+    found = [Difference("x/a", "then go on", "then begin"), Difference("x/b", "then go on", "begin")]
+    assert [one.name for one in Accepted.read(path).take(found)] == ["x/b"]
+    path.write_text('[[accepted]]\nnames = ["codes/Old*"]\nreason = " "\n')
     with pytest.raises(SystemExit, match="reason is missing"):
         Accepted.read(path)
 
@@ -110,7 +114,7 @@ def test_a_comparison_ends_by_what_it_found(tmp_path: Path, capsys: pytest.Captu
     )
     status, said = compared(tmp_path, {"AError": 10, "BError": 12}, capsys)
     assert (status, said.splitlines()[0]) == (1, "codes/BError: 11 -> 12")
-    (tmp_path / "accepted.toml").write_text('[[accepted]]\nname = "codes/B*"\nreason = "twelve codes"\n')
+    (tmp_path / "accepted.toml").write_text('[[accepted]]\nnames = ["codes/B*"]\nreason = "twelve codes"\n')
     status, said = compared(tmp_path, {"AError": 10, "BError": 12}, capsys)
     assert (status, "accepted 1 of codes/B*: twelve codes" in said) == (0, True)
     status, said = compared(tmp_path, before, capsys)
@@ -144,6 +148,24 @@ def test_a_code_that_is_planted_in_the_product_is_found(
     monkeypatch.setattr(FetchError, "exit_code", 99)
     found = [one.name for one in differences("codes", recorded("codes"), items.codes(tmp_path))]
     assert "codes/FetchError" in found
+
+
+@pytest.mark.parametrize(("alone", "verdict"), [(["fail", "pass"], "pass"), (["fail", "fail"], "fail")])
+def test_a_fault_that_is_missed_three_times_is_missed(
+    alone: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def outcome(verdict: str) -> SimpleNamespace:
+        return SimpleNamespace(verdict=verdict, verdicts={"boot": verdict}, warnings=())
+
+    cases = [SimpleNamespace(name=name, check="boot", verdict="pass", warns="") for name in "ab"]
+    matrix = SimpleNamespace(
+        CASES=cases, seeds=lambda _: (), run_case=lambda *_: outcome(alone.pop(0)),
+        run_cases=lambda *_: {"a": outcome("pass"), "b": outcome("fail")},
+    )  # fmt: skip
+    monkeypatch.setattr(product, "_of_tests", lambda _: matrix)
+    found = product.fault_table([], tmp_path)
+    assert [one["verdict"] for one in found.values()] == ["pass", verdict]
+    assert alone == []
 
 
 def test_an_item_of_its_own_process_agrees_with_its_record(tmp_path: Path) -> None:
