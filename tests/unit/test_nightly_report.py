@@ -12,8 +12,8 @@ from markdown_it import MarkdownIt
 from sparkwright.nightly import words
 from sparkwright.nightly.markdown import code, render_markdown
 from sparkwright.nightly.model import Judgement, NightTests, NightVerdict, Standing, standing_of
-from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit
+from sparkwright.nightly.report import render_html
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 EVIL = night_kit.EVIL

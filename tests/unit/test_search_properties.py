@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search_kit import Judge, problem, run, untestable
 
 from sparkwright.search.model import Change, SearchProblem
-from sparkwright.search.ordered import Noise, Posterior, locate
+from sparkwright.search.posterior import Noise, Posterior, locate
 from sparkwright.search.subsets import Changes, ddmin
 
 SURE = Noise(doubt=1e-4, shown=1, hidden=0, quiet=1)

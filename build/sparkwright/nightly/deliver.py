@@ -20,8 +20,8 @@ from sparkwright.nightly.markdown import render_markdown
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.messages import BASE_TRAILER
 from sparkwright.nightly.model import Night, NightVerdict, TargetNight
-from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import BRANCHES, Proposal, Proposer
+from sparkwright.nightly.report import render_html
 from sparkwright.nightly.state import NightState
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof

@@ -41,8 +41,8 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     standing_of,
 )
-from sparkwright.nightly.moves import arch_moves, pin_moves
-from sparkwright.nightly.reach import Reach
+from sparkwright.nightly.pin_changes import arch_moves, pin_moves
+from sparkwright.nightly.reachability import Reach
 from sparkwright.nightly.state import NightState, holds, red_since
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof

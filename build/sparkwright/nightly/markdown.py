@@ -34,7 +34,7 @@ def code(text: str) -> str:
 
 
 def render_markdown(night: Night, *, upstream: str, proposals: Sequence[Proposal | str] = ()) -> str:
-    """Return *night* as Markdown; see `sparkwright.nightly.page.render_html`."""
+    """Return *night* as Markdown; see `sparkwright.nightly.report.render_html`."""
     blocks = [f"## {words.VERDICTS[night.verdict]}", _lead(night)]
     blocks += [_bullets(night.reasons)] if night.reasons else []
     for found in night.targets:

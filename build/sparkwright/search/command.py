@@ -11,10 +11,10 @@ from pathlib import Path
 from sparkwright.base.errors import ProcessError
 from sparkwright.base.process import LimitsExceeded
 from sparkwright.engine.verifier import Verifier
-from sparkwright.search.axes import Candidate
+from sparkwright.search.candidates import Realiser
+from sparkwright.search.changes import Candidate
 from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation, StepVerdict
-from sparkwright.search.realise import Realiser
 from sparkwright.search.remote import Machines
 from sparkwright.search.run_command import OUTPUT, run_words
 from sparkwright.search.served import Serving

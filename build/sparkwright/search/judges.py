@@ -21,10 +21,10 @@ from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import ProbeRun, named_modules
 from sparkwright.probe.runner import run_probe
-from sparkwright.search.axes import Candidate
+from sparkwright.search.candidates import Realiser
+from sparkwright.search.changes import Candidate
 from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
-from sparkwright.search.realise import Realiser
 from sparkwright.search.remote import Machines
 from sparkwright.store import write_atomically
 

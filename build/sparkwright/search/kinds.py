@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.verifier import Verifier
+from sparkwright.search.candidates import Realiser
 from sparkwright.search.command import Command, CommandJudge, CommandSampler, JudgeOptions
 from sparkwright.search.figures import parse_figure
 from sparkwright.search.judges import CheckJudge, MergeJudge, ProbeJudge
 from sparkwright.search.metric import MetricJudge, Sampler
 from sparkwright.search.model import CandidateJudge
-from sparkwright.search.realise import Realiser
 
 KINDS = (
     "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"

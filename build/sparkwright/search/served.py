@@ -25,11 +25,11 @@ from sparkwright.engine.verifier import CheckRequest, CheckResult, Verifier
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search import figures
+from sparkwright.search.candidates import Realiser
 from sparkwright.search.figures import NamedFigure
 from sparkwright.search.judges import VERDICTS
 from sparkwright.search.metric import UntestableError, timed
 from sparkwright.search.model import Evaluation
-from sparkwright.search.realise import Realiser
 from sparkwright.search.remote import Machines
 from sparkwright.store import storing, write_atomically
 

@@ -15,15 +15,15 @@ from sparkwright.engine.verifier import Verifier
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.search.axes import SpecDifference, UpstreamStep, difference, weigh
+from sparkwright.search.candidates import Realiser
+from sparkwright.search.changes import SpecDifference, UpstreamStep, difference, weigh
 from sparkwright.search.command import CommandSampler, JudgeOptions
+from sparkwright.search.history import upstream_steps
 from sparkwright.search.judges import AnyFailure, MergeJudge, ProbeJudge
 from sparkwright.search.kinds import make_judge
-from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
 from sparkwright.search.points import ResolvedSpec, restricted
-from sparkwright.search.realise import Realiser
 from sparkwright.search.remote import Machines
 from sparkwright.search.served import Serving
 from sparkwright.search.specs import Resolver

@@ -25,7 +25,7 @@ from sparkwright.search.model import (
     SearchStep,
     StepVerdict,
 )
-from sparkwright.search.ordered import Located, Noise, Posterior, locate
+from sparkwright.search.posterior import Located, Noise, Posterior, locate
 from sparkwright.search.signature import normalise
 from sparkwright.search.subsets import Changes, ddmin
 

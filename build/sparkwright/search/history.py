@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
 from sparkwright.git import Repository
-from sparkwright.search.axes import UpstreamStep
+from sparkwright.search.changes import UpstreamStep
 from sparkwright.search.points import ResolvedSpec, UpstreamPoint
 from sparkwright.upstream import Access, UpstreamSource
 from sparkwright.upstream.index import versions

@@ -42,7 +42,7 @@ from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe import tree_folder
-from sparkwright.search.axes import Candidate, SpecDifference
+from sparkwright.search.changes import Candidate, SpecDifference
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.specs import pinned_lock
 from sparkwright.upstream import Access, Pristine, open_source

@@ -1,6 +1,6 @@
 """The difference of two resolved specs as changes, and the candidate that a set of them makes.
 
-Everything here is computed from its arguments alone: `realise` makes the trees and wheels.
+Everything here is computed from its arguments alone: `candidates` makes the trees and wheels.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import Carry, load_carry
-from sparkwright.search.axes import SpecDifference, UpstreamStep, difference, weigh
+from sparkwright.search.changes import SpecDifference, UpstreamStep, difference, weigh
 from sparkwright.search.points import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
 
