@@ -28,8 +28,7 @@ from sparkwright.nightly.model import (
     CarryNight,
     Judgement,
     NightBuild,
-    NightKernels,
-    NightRehearsal,
+    NightCheck,
     Standing,
     UpstreamTarget,
 )
@@ -170,13 +169,13 @@ def _job_for(
     return replace(made, spec=replace(made.spec, carries=carries), pool=job.pool)
 
 
-def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> NightRehearsal:
+def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> NightCheck:
     """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with.
 
     What is undecided counts as failed: a person has to look at it.
     """
     if built.job is None or built.report is None:
-        return NightRehearsal(status="skipped", reason=built.night.reason or "no wheel was built")
+        return NightCheck(status="skipped", reason=built.night.reason or "no wheel was built")
     started = time.monotonic()
     try:
         found = rehearsal.rehearse(
@@ -188,11 +187,11 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     except _FATAL:
         raise
     except (RehearsalError, NotInStoreError) as error:  # its wheel, model or environment cannot be had
-        return NightRehearsal(status="skipped", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="skipped", reason=str(error), seconds=time.monotonic() - started)
     except SparkwrightError as error:
-        return NightRehearsal(status="failed", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
     told = [f"{one.name}: {one.detail}" for one in found.checks if one.verdict in {"failed", "undecided"}]
-    return NightRehearsal(
+    return NightCheck(
         status="passed" if found.verdict == "passed" else "failed",
         reason="; ".join(told) or " ".join(found.statements),
         report=str(found.report),
@@ -200,7 +199,7 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     )
 
 
-def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
+def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightCheck:
     """Return what the Triton kernels of *tree*, *target* with the carries, take on a GB10."""
     started = time.monotonic()
     try:
@@ -210,7 +209,7 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
     except _FATAL:
         raise
     except SparkwrightError as error:
-        return NightKernels(status="failed", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
     faults = report.faults()
     more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
     told = "; ".join(faults[:_NAMED]) + more
@@ -218,4 +217,4 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
         f"{len(report.launches)} launches, {len(report.compiled())} of {len(report.functions)} functions"
     )
     seconds = time.monotonic() - started
-    return NightKernels(status="failed" if faults else "passed", reason=told or counted, seconds=seconds)
+    return NightCheck(status="failed" if faults else "passed", reason=told or counted, seconds=seconds)

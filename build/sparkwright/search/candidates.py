@@ -6,7 +6,9 @@ failure of the network or the disk is an error, as it says nothing of the candid
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,9 +34,7 @@ from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository
 from sparkwright.lock import Lock
-from sparkwright.merge import MergeReport, Outcome, merge_patchset
-from sparkwright.merge.prepare import prepare
-from sparkwright.merge.trial import Trial
+from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job
@@ -43,18 +43,27 @@ from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe import tree_folder
 from sparkwright.search.changes import Candidate, SpecDifference
-from sparkwright.search.metric import UntestableError
+from sparkwright.search.model import UntestableError
 from sparkwright.search.specs import pinned_lock
 from sparkwright.upstream import Access, Pristine, open_source
 
 _PACKAGE = "vllm"
 
 # Errors that a candidate causes, and no network, disk or machine.
-_OF_THE_CANDIDATE = (
+_CAUSED_BY_CANDIDATES = (
     AbsorptionError, ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
     LockMismatchError, MissingSourceError, NativeBuildError, NativeInputsError, PatchError, UnprovedError,
     WheelError,
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _of_the_candidate() -> Iterator[None]:
+    """Turn errors that a candidate causes into `UntestableError`."""
+    try:
+        yield
+    except _CAUSED_BY_CANDIDATES as error:
+        raise UntestableError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,6 @@ class Realiser:
     a repository of its own.
 
     Attributes:
-        difference: what lies between them.
-        checkout: the clone of the project.
         opened: the store and the network settings.
         options: options of builds; the architecture is each candidate's own.
         commits: the origin of upstream's commits, as for `open_source`.
@@ -117,60 +124,11 @@ class Realiser:
         Raises:
             UntestableError: upstream's tree or a patch is damaged.
         """
-        try:
+        with _of_the_candidate():
             check_order(candidate.carries, {carry.name: carry for carry in candidate.carries})
             job = self._job(candidate, candidate.lock or self.checkout.lock)
             request = job.merge_request(self._pristine(candidate), candidate.point.version)
-            request = replace(request, find_base=self._find_base)
-            return merge_patchset(self.access.repository, request)
-        except _OF_THE_CANDIDATE as error:
-            raise UntestableError(str(error)) from error
-
-    def conflicts(self, candidate: Candidate) -> MergeReport | None:
-        """Return the outcomes of *candidate* without a look at what is wrong in clean merges.
-
-        `None` where that takes the engine: for the ends' own trees, or if a carry is not merged by its files.
-        """
-        point = candidate.point
-        trial = self._trial(candidate) if point.tree else None
-        if trial is None:
-            return None
-        found = trial.outcomes(point.tree)
-        outcomes = tuple(
-            Outcome(
-                carry=carry.name,
-                kind=one.kind,
-                tree=point.tree,
-                conflicts=one.conflicts,
-                detail=", ".join(one.conflicts),
-            )
-            for carry, one in zip(candidate.carries, found, strict=True)
-        )
-        return MergeReport(
-            version=point.version, pristine=point.tree, tree=point.tree, commit="", outcomes=outcomes
-        )
-
-    def _trial(self, candidate: Candidate) -> Trial | None:
-        """Return the trial of the candidate's carries, kept for each thread; `None` if there can be none."""
-        version = candidate.point.version
-        key = tuple((carry.name, carry.content_id(version)) for carry in candidate.carries)
-        trials: dict[object, Trial | None] = self._own.__dict__.setdefault("trials", {})
-        if key not in trials:
-            ready = prepare(
-                self.access.repository,
-                candidate.carries,
-                version=version,
-                find_base=self._find_base,
-                offline=self.access.settings.offline,
-            )
-            changes = [one.change for one in ready if one.change is not None]
-            plain = len(changes) == len(ready) and not any(
-                carry.spec.source or carry.spec.requires or carry.superseded_in(version)
-                for carry in candidate.carries
-            )
-            whole = plain and bool(changes) and not candidate.arch
-            trials[key] = Trial(self.access.repository, changes, absorbing=True) if whole else None
-        return trials[key]
+            return merge_patchset(self.access.repository, replace(request, find_base=self._find_base))
 
     def tree(self, candidate: Candidate) -> Path:
         """Return a read-only folder of the store with the package of the merged tree; see `merged`."""
@@ -186,11 +144,9 @@ class Realiser:
             UntestableError: upstream has no wheel there.
         """
         target = candidate.point.commit or candidate.point.version
-        try:
+        with _of_the_candidate():
             lock = candidate.lock or pinned_lock(self.checkout, self.access, target, source=self.commits)
             _ = lock.wheel(self.options.platform)
-        except _OF_THE_CANDIDATE as error:
-            raise UntestableError(str(error)) from error
         return self._job(candidate, lock)
 
     def wheel(self, candidate: Candidate) -> Path:
@@ -200,10 +156,8 @@ class Realiser:
             UntestableError: it cannot be merged, compiled or assembled.
         """
         job = self.exact_job(candidate)
-        try:
+        with _of_the_candidate():
             wheel = require(apply(job, until=lambda step: isinstance(step, Assemble)).wheel)
-        except _OF_THE_CANDIDATE as error:
-            raise UntestableError(str(error)) from error
         return self.access.store.named_file(wheel.sha256, wheel.filename)
 
     def require_as_recorded(self) -> None:

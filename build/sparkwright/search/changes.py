@@ -5,34 +5,20 @@ Everything here is computed from its arguments alone: `candidates` makes the tre
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import Carry
 from sparkwright.lock import Lock
+from sparkwright.search.history import UpstreamStep
 from sparkwright.search.model import Axis, Change
-from sparkwright.search.points import ResolvedSpec, UpstreamPoint
+from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
 REORDERED = "reordered"
 KERNELS = "kernels"
-
-
-@dataclass(frozen=True)
-class UpstreamStep:
-    """A point between two pins.
-
-    Attributes:
-        point: upstream's tree there.
-        title: the commit's subject, or the release.
-        files: paths that it changes, where they are known.
-    """
-
-    point: UpstreamPoint
-    title: str
-    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,21 +41,25 @@ class Candidate:
     requirements: tuple[str, ...] | None = None
 
     @property
+    def _inputs(self) -> dict[str, object]:
+        version = self.point.version
+        return {
+            "version": version,
+            "commit": self.point.commit,
+            "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
+            "arch": self.arch,
+            "requirements": list(self.requirements) if self.requirements is not None else None,
+        }
+
+    @property
     def digest(self) -> str:
         """Return its name: candidates with one digest are built from the same inputs."""
-        version = self.point.version
-        return digest_of(
-            {
-                "upstream": [
-                    version,
-                    self.point.commit,
-                    digest_of(self.lock.release.commit) if self.lock else "",
-                ],
-                "carries": [[carry.name, carry.content_id(version)] for carry in self.carries],
-                "arch": self.arch,
-                "requirements": list(self.requirements) if self.requirements is not None else None,
-            }
-        )
+        return digest_of({**self._inputs, "pinned": self.lock.release.commit if self.lock else ""})
+
+    @property
+    def described(self) -> dict[str, object]:
+        """It as a command reads it."""
+        return {"digest": self.digest, "patchset": self.patchset, **self._inputs}
 
     def describe(self) -> str:
         """Return it in words."""
@@ -135,7 +125,7 @@ def difference(
         BisectionError: the two do not differ, or not on these axes.
     """
     found: dict[Axis, tuple[Change, ...]] = {
-        "upstream": tuple(_upstream(path)),
+        "upstream": tuple(upstream_changes(path)),
         "carries": tuple(_carries(start, end)),
         "kernels": tuple(_kernels(start, end)),
         "requirements": tuple(_requirements(start, end)),
@@ -162,7 +152,8 @@ def weigh(changes: Iterable[Change], files: Collection[str], factor: float = 4.0
     return {change.id: factor for change in changes if suspected.intersection(change.files)}
 
 
-def _upstream(path: Sequence[UpstreamStep]) -> Iterable[Change]:
+def upstream_changes(path: Iterable[UpstreamStep]) -> Iterator[Change]:
+    """Yield the points of *path* as changes, each of which needs the one before it."""
     before: tuple[str, ...] = ()
     for step in path:
         name = step.point.label

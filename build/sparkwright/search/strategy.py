@@ -11,27 +11,28 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import structs
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.calibrate import calibrate, ends
 from sparkwright.search.model import (
     Calibration,
     Evaluation,
+    Role,
     SearchProblem,
     SearchResult,
     SearchStep,
     StepVerdict,
+    normalise,
 )
 from sparkwright.search.posterior import Located, Noise, Posterior, locate
-from sparkwright.search.signature import normalise
 from sparkwright.search.subsets import Changes, ddmin
 
 Questions = Generator["Question", Evaluation, SearchResult]
-
-Role = Literal["bad end", "good end", "search", "check"]
 
 _RESTARTS = 3  # after an answer that was refuted by its own check
 _UNTESTABLE = {StepVerdict.UNTESTABLE, StepVerdict.UNSTABLE}
@@ -67,6 +68,22 @@ def search(problem: SearchProblem) -> Questions:
     return _Search(problem).run()
 
 
+def solve(problem: SearchProblem, evaluate: Callable[[Question], Evaluation]) -> SearchResult:
+    """Return the result of the search of *problem* whose questions *evaluate* answers.
+
+    Raises:
+        BisectionError: the search is refused.
+    """
+    searching = search(problem)
+    question = next(searching)
+    try:
+        while True:
+            question = searching.send(evaluate(question))
+    except StopIteration as done:
+        result: SearchResult = done.value
+        return result
+
+
 class _RefutedError(Exception):
     """The check of an answer contradicts it."""
 
@@ -94,12 +111,7 @@ class _Search:
         calibration, noise = yield from calibrate(
             self.problem, lambda: self._run(bad_end, "bad end"), lambda: self._run(good_end, "good end")
         )
-        self.calibration = Calibration(
-            runs=calibration.runs,
-            shown=calibration.shown,
-            repetitions=calibration.repetitions,
-            signature=self.signature,
-        )
+        self.calibration: Calibration = structs.replace(calibration, signature=self.signature)
         self.noise: Noise = noise
         self.good_end = good_end
         for _ in range(_RESTARTS):
@@ -124,7 +136,7 @@ class _Search:
         evaluation = yield question
         verdict = evaluation.verdict
         if verdict is StepVerdict.BAD:
-            found = normalise(evaluation.signature)
+            found = "" if self.problem.any_failure else normalise(evaluation.signature)
             if not self.signature_known:
                 self.signature, self.signature_known = found, True
             if found != self.signature:
