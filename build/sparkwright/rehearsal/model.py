@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,9 @@ from sparkwright.base.config import to_builtins
 from sparkwright.engine.outcomes import CheckOutcome
 
 Verdict = Literal["passed", "failed", "undecided"]
+
+PACKAGE = "vllm/"
+"""Beginning of the paths of vLLM's own Python."""
 
 SPECULATION = "speculation"
 """Name of the check that serves with n-gram speculation, on servers of its own."""
@@ -88,8 +90,6 @@ class ServedTree:
     Attributes:
         key: digest of everything in it, 16 hex digits.
         recipe: the recipe to serve, a TOML file with the path of the model in it.
-        command: program and arguments of a server, with ``{host}`` and ``{port}`` to be replaced.
-        environment: variables of that server.
         kept: files of the wheel that differ from the release's, and were not replaced though changes name
             them.
     """
@@ -98,8 +98,6 @@ class ServedTree:
     key: str
     version: str
     recipe: Path
-    command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
 
 

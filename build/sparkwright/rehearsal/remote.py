@@ -24,11 +24,11 @@ from sparkwright.lock import Lock, RehearsalPin
 from sparkwright.merge import MergeReport
 from sparkwright.pipeline import BuildOptions, Checkout, Job
 from sparkwright.pipeline.packs import packed
-from sparkwright.rehearsal.model import RehearsalOptions, RehearsalResult, worst
+from sparkwright.rehearsal.model import PACKAGE, RehearsalOptions, RehearsalResult, worst
 from sparkwright.rehearsal.report import PAGE, write_report
 from sparkwright.rehearsal.run import folder_of, onto_served, rehearse_changes, require_checks
 from sparkwright.rehearsal.stock import machine, pin_of, require_wheel
-from sparkwright.rehearsal.tree import PACKAGE, release_tree
+from sparkwright.rehearsal.tree import release_tree
 from sparkwright.upstream import Access, fetch_artifact, open_source
 from sparkwright.upstream.given import GivenSource, GivenTree
 

@@ -47,5 +47,10 @@ def text_environment(templates: Path, quoted: Callable[[str], str] = code_span) 
     made = Environment(  # noqa: S701 - the filter makes words harmless for what is no HTML
         loader=FileSystemLoader(templates), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"quoted": quoted, "human_seconds": human_seconds, "human_size": human_size}
+    made.filters |= {
+        "clean": clean,
+        "quoted": quoted,
+        "human_seconds": human_seconds,
+        "human_size": human_size,
+    }
     return made
