@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+
+from msgspec.structs import replace as with_fields
 
 from sparkwright import rehearsal
 from sparkwright.base.errors import (
@@ -86,10 +87,12 @@ def build(
     except _FATAL:
         raise
     except NativeInputsError as error:  # only a compiler could build it
-        return Built(_with(failed, status="skipped", reason=str(error), seconds=time.monotonic() - started))
+        seconds = round(time.monotonic() - started, 3)
+        return Built(with_fields(failed, status="skipped", reason=str(error), seconds=seconds))
     except SparkwrightError as error:
         emit("night.build-failed", target=target.label, error=str(error))
-        return Built(_with(failed, reason=str(error), seconds=time.monotonic() - started))
+        seconds = round(time.monotonic() - started, 3)
+        return Built(with_fields(failed, reason=str(error), seconds=seconds))
     wheel = require(state.wheel)
     path = folder / "locks" / f"{target.label}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,14 +110,6 @@ def build(
         lock=str(path),
     )
     return Built(found, ready, state.report)
-
-
-def _with(
-    night: NightBuild, *, reason: str, seconds: float, status: Literal["skipped", "failed"] = "failed"
-) -> NightBuild:
-    from msgspec.structs import replace as with_fields
-
-    return with_fields(night, status=status, reason=reason, seconds=round(seconds, 3))
 
 
 def _closed(job: Job, good: set[str]) -> tuple[str, ...]:

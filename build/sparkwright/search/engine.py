@@ -91,16 +91,18 @@ def bisect(
         SparkwrightError: the judge's, after its retries; the journal is whole, and the search can be resumed.
     """
     _ = next(search(problem))  # an impossible problem is refused before anything is written
-    with SearchJournal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
-        runner = _Runner(judge, folder, journal, retries, pause_s)
-        with _Pool(runner, problem, jobs, stop) as pool:
+    with (
+        SearchJournal(folder, problem) as journal,
+        task("bisecting", unit="evaluations") as progress,
+        _Evaluations(judge, journal, jobs=jobs, retries=retries, pause_s=pause_s, stop=stop) as evaluations,
+    ):
 
-            def answer(question: Question) -> Evaluation:
-                evaluation = pool.answer(question)
-                progress.advance(left=question.left * pool.mean_seconds())
-                return evaluation
+        def answer(question: Question) -> Evaluation:
+            evaluation = evaluations.answer(question)
+            progress.advance(left=question.left * evaluations.mean_seconds())
+            return evaluation
 
-            return solve(problem, answer)
+        return solve(problem, answer)
 
 
 def evaluate(judge: CandidateJudge, applied: frozenset[str], attempt: int, folder: Path) -> Evaluation:
@@ -192,41 +194,22 @@ def likely(problem: SearchProblem, known: Known, count: int) -> list[Question]:
     return list(found.values())
 
 
-class _Runner:
-    """Evaluates questions: in a folder of their own, and once more after a failure that may pass."""
+class _Evaluations:
+    """Answers questions by the journal or by the judge, while other jobs answer those likely to follow."""
 
     def __init__(
-        self, judge: CandidateJudge, folder: Path, journal: SearchJournal, retries: int, pause_s: float
+        self,
+        judge: CandidateJudge,
+        journal: SearchJournal,
+        *,
+        jobs: int,
+        retries: int,
+        pause_s: float,
+        stop: threading.Event | None,
     ) -> None:
-        self.judge, self.folder, self.journal = judge, folder, journal
-        self.retries, self.pause_s = retries, pause_s
-
-    def __call__(self, question: Question) -> Evaluation:
-        name = f"{digest_of(list(question.heads))[:12]}-{question.attempt}"
-        folder = self.folder / "evaluations" / name
-        for tried in range(self.retries + 1):
-            with storing(f"preparing {folder}"):
-                if folder.exists():  # of an evaluation that was cut short
-                    remove_tree(folder)
-                folder.mkdir(parents=True)
-            try:
-                return evaluate(self.judge, question.applied, question.attempt, folder)
-            except _PASSING as error:
-                if tried == self.retries:
-                    raise
-                emit("bisect.retry", what=question.heads, error=str(error), wait_s=self.pause_s)
-                time.sleep(self.pause_s)
-        raise AssertionError  # pragma: no cover - the last try returns or raises
-
-
-class _Pool:
-    """Answers questions, while other jobs answer those that are likely to follow."""
-
-    def __init__(
-        self, runner: _Runner, problem: SearchProblem, jobs: int, stop: threading.Event | None
-    ) -> None:
-        self.runner, self.problem, self.jobs, self.stop = runner, problem, jobs, stop
-        self.known = dict(runner.journal.recorded.known)
+        self.judge, self.journal, self.stop = judge, journal, stop
+        self.jobs, self.retries, self.pause_s = jobs, retries, pause_s
+        self.known = dict(journal.recorded.known)
         self.running: dict[Future[Evaluation], Question] = {}
         self.failed = set[tuple[tuple[str, ...], int]]()  # guesses, not tried again until they are needed
         self.executor = ThreadPoolExecutor(jobs) if jobs > 1 else None
@@ -260,26 +243,43 @@ class _Pool:
         while question.key not in self.known:
             try:
                 if self.executor is None:
-                    self._keep(question, self.runner(question))
+                    self._keep(question, self._run(question))
                 else:
                     self._start(self.executor, question)
                     self._collect(question)
             except SparkwrightError as error:
                 with contextlib.suppress(StorageError):  # a full disk takes no note of itself
-                    self.runner.journal.write(
+                    self.journal.write(
                         Stopped(applied=question.heads, attempt=question.attempt, error=str(error))
                     )
                 raise
         return self.known[question.key]
 
+    def _run(self, question: Question) -> Evaluation:
+        """Evaluate *question* in a folder of its own, and once more after a failure that may pass."""
+        name = f"{digest_of(list(question.heads))[:12]}-{question.attempt}"
+        folder = self.journal.path.parent / "evaluations" / name
+        for tried in range(self.retries + 1):
+            with storing(f"preparing {folder}"):
+                if folder.exists():  # of an evaluation that was cut short
+                    remove_tree(folder)
+                folder.mkdir(parents=True)
+            try:
+                return evaluate(self.judge, question.applied, question.attempt, folder)
+            except _PASSING as error:
+                if tried == self.retries:
+                    raise
+                emit("bisect.retry", what=question.heads, error=str(error), wait_s=self.pause_s)
+                time.sleep(self.pause_s)
+        raise AssertionError  # pragma: no cover - the last try returns or raises
+
     def _start(self, executor: ThreadPoolExecutor, question: Question) -> None:
         """Fill all jobs: with *question*, and with those that are likely to follow."""
         underway = {one.key for one in self.running.values()} | (self.failed - {question.key})
-        for one in likely(self.problem, self.known, self.jobs):
+        for one in likely(self.journal.recorded.problem, self.known, self.jobs):
             must = one.key == question.key
             if one.key not in underway and (must or len(self.running) < self.jobs):
-                future = executor.submit(copy_context().run, self.runner, one)
-                self.running[future] = one
+                self.running[executor.submit(copy_context().run, self._run, one)] = one
 
     def _collect(self, question: Question) -> None:
         """Wait until an evaluation ends, and keep it; the failure of a guess does not matter yet.
@@ -298,9 +298,7 @@ class _Pool:
                 self.failed.add(ended.key)
 
     def _keep(self, question: Question, evaluation: Evaluation) -> None:
-        self.runner.journal.write(
-            Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation)
-        )
+        self.journal.write(Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation))
         self.known[question.key] = evaluation
         emit(
             "bisect.evaluated",

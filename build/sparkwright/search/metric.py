@@ -6,13 +6,12 @@ A metric without a command is a figure of `verify`'s sweep by name, such as ``de
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -20,9 +19,9 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.base.events import emit
+from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.search.model import Evaluation, StepVerdict, UntestableError
-from sparkwright.store.atomic import storing, write_atomically
 
 _FIRST_LOOK = 4
 _ERROR = 0.05  # of all looks at a candidate together
@@ -116,8 +115,8 @@ class MetricJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Judge the candidate; its value is its metric over the good end's."""
         name = f"{digest_of(sorted(applied))[:16]}-{attempt}.jsonl"
-        pairs = Pairs(self.kept / name if self.kept else None)
-        verdict, ratio, detail = self._judged(applied, pairs, folder)
+        with Pairs(self.kept / name if self.kept else None) as pairs:
+            verdict, ratio, detail = self._judged(applied, pairs, folder)
         return Evaluation(
             verdict=verdict,
             signature=self.name if verdict is StepVerdict.BAD else "",
@@ -159,21 +158,26 @@ class MetricJudge:
 
 
 class Pairs:
-    """Pairs of samples, each on the disk before the next is taken; a cut last line is taken again."""
+    """Pairs of samples, each on the disk before the next is taken; without a file, in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the pairs in *path*; `None` keeps them in memory alone."""
-        self.path = path
-        self.taken: list[tuple[float, float]] = []
-        if path is None:
-            return
-        with storing(f"reading {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            data = path.read_bytes() if path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole != data:
-                write_atomically(path, whole)
-        self.taken = [decode_json(line, tuple[float, float]) for line in whole.splitlines()]
+        """Open the file at *path* and read its pairs.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self.journal = None if path is None else JournalFile(path, subject="bisection")
+        lines = [] if path is None else read_lines(path, subject="bisection")
+        self.taken = [decode_json(line, tuple[float, float]) for line in lines]
+
+    def __enter__(self) -> Self:
+        """Return the pairs."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        if self.journal is not None:
+            self.journal.close()
 
     def add(self, good: float, candidate: float) -> None:
         """Append a pair.
@@ -181,11 +185,8 @@ class Pairs:
         Raises:
             StorageError: it could not be written.
         """
-        if self.path is not None:
-            with storing(f"writing {self.path}"), self.path.open("ab") as stream:
-                stream.write(msgspec.json.encode([good, candidate]) + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
+        if self.journal is not None:
+            self.journal.append(msgspec.json.encode([good, candidate]))
         self.taken.append((good, candidate))
 
 

@@ -51,7 +51,7 @@ class StepRequest(Model, frozen=True):
         version: the release, for a probe.
         spec: limits and settings of the probe, whose file stands first of `files`; `None` for a command.
         environment: key of the environment for probes.
-        words: the command; a number in braces stands for one of `files`.
+        words: the command, with `files` among its words.
         files: paths below the task's working folder.
         described: what the command reads of the candidate.
         wheel: path of the candidate's wheel, where it is asked for.
@@ -188,20 +188,19 @@ class Machines:
         Raises:
             LimitsExceeded: it took too long.
         """
-        given = dict.fromkeys(word for place, word in enumerate(words) if _goes_along(word, first=not place))
-        order = list(given)
-        sent = [
-            share_file(access.store, Path(word), f"given/{number}/{Path(word).name}")
-            for number, word in enumerate(order)
-        ]
-        paths = tuple(one.path for one in sent)
+        given = {
+            place: share_file(access.store, Path(word), f"given/{place}/{Path(word).name}")
+            for place, word in enumerate(words)
+            if _goes_along(word, first=not place)
+        }
+        sent = [*given.values()]
         if wheel is not None:
             sent.append(share_file(access.store, wheel, f"wheel/{wheel.name}"))
         request = StepRequest(
             tree=report.tree,
             pristine=report.pristine,
-            files=paths,
-            words=tuple(f"{{{order.index(word)}}}" if word in given else word for word in words),
+            files=tuple(one.path for one in given.values()),
+            words=tuple(given[at].path if at in given else word for at, word in enumerate(words)),
             described=dict(described),
             wheel="" if wheel is None else sent[-1].path,
             timeout_s=timeout_s,
@@ -281,13 +280,11 @@ def step_here(request: StepRequest, access: Access) -> ProbeRun | CommandRan:
     """
     store = access.store
     tree = tree_folder(store, access.repository, request.tree, under=_PACKAGE, like=request.pristine)
-    files = [Path(name).absolute() for name in request.files]
     if request.spec is not None:
-        python = require_environment(store, request.environment)
-        return run_probe(store, python, files[0], request.spec, tree, version=request.version).run
-    names = {f"{{{number}}}": path for number, path in enumerate(files)}
-    words = [str(names.get(word, word)) for word in request.words]
-    if request.words[0] in names:  # a file of the store, which no program may change
+        python, file = require_environment(store, request.environment), Path(request.files[0]).absolute()
+        return run_probe(store, python, file, request.spec, tree, version=request.version).run
+    words = [str(Path(word).absolute()) if word in request.files else word for word in request.words]
+    if request.words[0] in request.files:  # a file of the store, which no program may change
         program = Path("program").absolute()
         program.write_bytes(Path(words[0]).read_bytes())
         program.chmod(0o755)
