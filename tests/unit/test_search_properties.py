@@ -210,14 +210,6 @@ def test_an_observation_moves_probability_to_its_side(n, data) -> None:
     assert sum(other.masses()[:position]) < before
 
 
-def test_the_cheaper_of_two_equal_positions_is_taken() -> None:
-    for cheap in (1, 2):
-        posterior = Posterior([1.0, 1.0, 1.0], SURE)
-        costs = [1.0 if position == cheap else 50.0 for position in (1, 2)]
-        searching = locate(posterior, lambda position, _: asking(position), confidence=0.95, costs=costs)
-        assert next(searching) == cheap
-
-
 @pytest.mark.parametrize("untestable", [(), (1, 2, 3), (4,), tuple(range(1, 8))])
 @pytest.mark.parametrize("culprit", range(1, 9))
 def test_the_range_between_testable_positions_is_found(untestable, culprit) -> None:

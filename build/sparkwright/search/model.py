@@ -83,10 +83,7 @@ class SearchProblem(Model, frozen=True):
             whose removal from the end takes it back (of a broken end: what would mend it).
         deterministic: the judge gives the same verdict each time, so that one run of each end is enough.
         weights: by id of a change, how much more it is suspected than another of its axis; 1 where missing.
-        costs: by id of an upstream change, seconds to judge a candidate that ends there; 1 where missing.
-        unavailable: ids of upstream changes where no candidate can be realised, as far as is known before.
-        signature: of the failure being chased; that of the bad end if empty.
-        any_failure: every failure counts as the one being chased.
+        any_failure: every failure counts as the one being chased, which is the bad end's otherwise.
         command: repeats one evaluation by hand; ``{applied}`` stands for the ids of the changes, with commas
             between, without those that others of them require.
         confidence: probability of the answer at which the search ends.
@@ -101,9 +98,6 @@ class SearchProblem(Model, frozen=True):
     question: Literal["adds", "removes"] = "adds"
     deterministic: bool = False
     weights: dict[str, float] = msgspec.field(default_factory=dict)
-    costs: dict[str, float] = msgspec.field(default_factory=dict)
-    unavailable: tuple[str, ...] = ()
-    signature: str = ""
     any_failure: bool = False
     command: str = ""
     confidence: float = CONFIDENCE

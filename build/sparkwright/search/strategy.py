@@ -97,13 +97,10 @@ class _Search:
         self.all = frozenset(self.changes.order)
         self.removes = removes
         self.shows_bad = (problem.direction == "broke") != removes
-        self.signature = normalise(problem.signature)
-        self.signature_known = bool(problem.signature)
+        self.signature: str | None = None  # of the failure being chased: that of the bad end
         self.verdicts: dict[frozenset[str], list[StepVerdict]] = {}
         self.steps: list[SearchStep] = []
-        self.unavailable = frozenset(problem.unavailable)
-        self.upstream = [change.id for change in problem.changes if change.axis == "upstream"]
-        self.upstream_place = {name: place for place, name in enumerate(self.upstream)}
+        self.upstream = {change.id for change in problem.changes if change.axis == "upstream"}
 
     def run(self) -> Questions:
         broke = self.problem.direction == "broke"
@@ -111,7 +108,7 @@ class _Search:
         calibration, noise = yield from calibrate(
             self.problem, lambda: self._run(bad_end, "bad end"), lambda: self._run(good_end, "good end")
         )
-        self.calibration: Calibration = structs.replace(calibration, signature=self.signature)
+        self.calibration: Calibration = structs.replace(calibration, signature=self.signature or "")
         self.noise: Noise = noise
         self.good_end = good_end
         for _ in range(_RESTARTS):
@@ -137,8 +134,8 @@ class _Search:
         verdict = evaluation.verdict
         if verdict is StepVerdict.BAD:
             found = "" if self.problem.any_failure else normalise(evaluation.signature)
-            if not self.signature_known:
-                self.signature, self.signature_known = found, True
+            if self.signature is None:
+                self.signature = found
             if found != self.signature:
                 verdict = StepVerdict.UNTESTABLE
         past.append(verdict)
@@ -158,28 +155,9 @@ class _Search:
         return self.all - subset if self.removes else subset
 
     def _given_up(self, applied: frozenset[str]) -> bool:
-        """Return true if the candidate cannot be tested, as is known before or from its runs."""
-        if self._last_commit(applied) in self.unavailable and applied != self.all:
-            return True
+        """Tell if the runs of the candidate show that it cannot be tested."""
         past = self.verdicts.get(applied, [])
         return not {StepVerdict.GOOD, StepVerdict.BAD}.intersection(past) and len(past) >= self._tries()
-
-    def _last_commit(self, applied: frozenset[str]) -> str:
-        """Return the id of the newest upstream change of a candidate, or an empty text."""
-        places = [self.upstream_place[name] for name in applied if name in self.upstream_place]
-        return self.upstream[max(places)] if places else ""
-
-    def _last_commits(self, base: frozenset[str], pool: Sequence[str]) -> list[str]:
-        """Return `_last_commit` of the candidates between the first and the last of *pool*."""
-        places = [self.upstream_place[name] for name in base if name in self.upstream_place]
-        last = min(places, default=len(self.upstream)) - 1 if self.removes else max(places, default=-1)
-        found = []
-        for name in pool[:-1]:
-            place = self.upstream_place.get(name)
-            if place is not None:
-                last = min(last, place - 1) if self.removes else max(last, place)
-            found.append(self.upstream[last] if last >= 0 else "")
-        return found
 
     def _tries(self) -> int:
         return 1 if self.problem.deterministic else 2
@@ -243,7 +221,7 @@ class _Search:
         self, before: frozenset[str], among: tuple[str, ...]
     ) -> Generator[Question, Evaluation, tuple[str, ...]]:
         """Return those of *among* that matter on top of *before*; the inseparable become one unit."""
-        inseparable = set(among) <= self.upstream_place.keys()  # of commits there are no other subsets
+        inseparable = set(among) <= self.upstream  # of commits there are no other subsets
         if not inseparable:
             found = yield from ddmin(self.space, among, before, self._shows)
             among = tuple(name for name in among if name in found)
@@ -262,8 +240,7 @@ class _Search:
         """Find the change of *pool* with which its beginning shows the difference on top of *base*."""
         weight = dict(zip(self.space.order, self.space.weights, strict=True))
         posterior = Posterior([weight[name] for name in pool], self.noise, self.shows_bad)
-        commits = self._last_commits(base, pool)
-        untestable = {at for at, commit in enumerate(commits, 1) if commit in self.unavailable}
+        untestable = set[int]()
         for applied, past in self.verdicts.items():
             subset = self._candidate(applied)
             position = len(subset) - len(base)
@@ -273,14 +250,12 @@ class _Search:
                 for verdict in past:
                     if verdict not in _UNTESTABLE:
                         posterior.observe(position, bad=verdict is StepVerdict.BAD)
-        costs = [self.problem.costs.get(commit, 1.0) for commit in commits]
         return (
             yield from locate(
                 posterior,
                 lambda position, left: self._observe(base.union(pool[:position]), left),
                 confidence=self.problem.confidence,
                 untestable=untestable,
-                costs=costs,
             )
         )
 
@@ -322,7 +297,7 @@ class _Search:
         kind: Literal["culprit", "interaction", "range", "set"] = "set"
         if len(changes) == 1:
             kind = "culprit"
-        elif len(units) == 1 and set(changes) <= self.upstream_place.keys():
+        elif len(units) == 1 and set(changes) <= self.upstream:
             kind = "range"
         elif len(units) == len(changes) and not unclear:
             kind = "interaction"
