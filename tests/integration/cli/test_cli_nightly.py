@@ -56,31 +56,27 @@ def state_of(world: World) -> Path:
     return world.root / ".sparkwright" / "nightly.sqlite"
 
 
-def judged(world: World, **changed: str) -> Judgement:
-    world.offer(later(**changed))
-    status = 0 if changed.get("clamp", HARMLESS) == HARMLESS else NEEDS_PERSON
-    return nightly(world, "--no-build", status=status).targets[0].carry("clamp").judgement
-
-
 class TestJudgements:
-    def test_needed(self, world: World) -> None:
-        assert judged(world, clamp=HARMLESS) is Judgement.NEEDED
-
-    def test_wrong_though_clean(self, world: World) -> None:
-        assert judged(world, clamp=OTHER_LIMIT) is Judgement.WRONG
-
-    def test_conflict(self, world: World) -> None:
-        assert judged(world, clamp=CONFLICTING) is Judgement.CONFLICT
-
-    def test_broken_probe(self, world: World) -> None:
-        assert judged(world, clamp=RENAMED) is Judgement.BROKEN_PROBE
-
-    def test_not_needed_any_more(self, world: World) -> None:
-        assert judged(world, clamp=MENDED_OTHERWISE) is Judgement.NOT_NEEDED
-
-    def test_a_conflict_with_what_mends_the_defect_is_not_needed_either(self, world: World) -> None:
-        mended = CLAMP.replace("    return value", "    return value if value < 10 else 10")
-        assert judged(world, clamp=mended) is Judgement.NOT_NEEDED
+    @pytest.mark.parametrize(
+        ("clamp", "judgement"),
+        [
+            (HARMLESS, Judgement.NEEDED),
+            (OTHER_LIMIT, Judgement.WRONG),
+            (CONFLICTING, Judgement.CONFLICT),
+            (RENAMED, Judgement.BROKEN_PROBE),
+            (MENDED_OTHERWISE, Judgement.NOT_NEEDED),
+            (
+                CLAMP.replace("    return value", "    return value if value < 10 else 10"),
+                Judgement.NOT_NEEDED,
+            ),
+        ],
+        ids=["harmless", "another limit", "a conflict", "renamed", "mended otherwise", "mended in the way"],
+    )
+    def test_what_the_release_has_decides(self, world: World, clamp: str, judgement: Judgement) -> None:
+        world.offer(later(clamp=clamp))
+        status = 0 if judgement is Judgement.NEEDED else NEEDS_PERSON
+        (one,) = nightly(world, "--no-build", status=status).targets
+        assert one.carry("clamp").judgement is judgement
 
     @pytest.mark.parametrize(
         ("carry", "revision", "judgement"),
