@@ -181,8 +181,13 @@ class _Run:
                 "order": [carry.name for carry in self.job.spec.carries],
                 "targets": [to_builtins(target) for target in targets],
                 "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
-                "wanted": [self.options.build, self.options.verifier is not None, self.options.since]
-                + (["kernels"] if self.options.kernels else []),
+                "wanted": [
+                    self.options.build,
+                    self.options.verifier is not None,
+                    self.options.since,
+                    self.options.kernels,
+                    self.options.tests,
+                ],
             }
         )
 
