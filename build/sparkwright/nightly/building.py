@@ -189,7 +189,7 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     return NightCheck(
         status="passed" if found.verdict == "passed" else "failed",
         reason="; ".join(told) or " ".join(found.statements),
-        report=str(found.report),
+        report=found.report,
         seconds=time.monotonic() - started,
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkwright.base.config import Model, to_builtins
-from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, NotInStoreError, ProcessError
 from sparkwright.base.process import run, which
 from sparkwright.git import open_clone
@@ -24,6 +23,7 @@ from sparkwright.nightly.state import NightState
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof
 from sparkwright.probe import Proof
+from sparkwright.rehearsal.model import WrittenFile
 from sparkwright.store import storing, write_atomically
 
 _PATIENCE_S = 120.0
@@ -41,14 +41,6 @@ class ProposalOptions:
     push: bool = False
     remote: str = "origin"
     open_pr: bool = False
-
-
-class WrittenFile(Model, frozen=True):
-    """A file of a report: where it is, its size in bytes, and its digest."""
-
-    path: str
-    size: int
-    sha256: str
 
 
 class Delivered(Model, frozen=True):
@@ -114,9 +106,8 @@ def write_report(
     with storing(f"writing the report into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            data = text.encode(errors="backslashreplace")
-            write_atomically(folder / name, data)
-            written.append(WrittenFile(path=str(folder / name), size=len(data), sha256=sha256_bytes(data)))
+            write_atomically(folder / name, text.encode(errors="backslashreplace"))
+            written.append(WrittenFile.at(folder / name))
     return tuple(written)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from sparkwright.base.digests import sha256_file, to_json
+from msgspec.structs import replace
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import to_json
 from sparkwright.base.text import code_span
 from sparkwright.merge import MergeReport, OutcomeKind
-from sparkwright.rehearsal.model import PACKAGE, RehearsalResult, ServedTree
+from sparkwright.rehearsal.model import PACKAGE, RehearsalResult, ServedTree, WrittenFile
 from sparkwright.store import storing, write_atomically
 
 PAGE, DATA = "rehearsal.md", "rehearsal.json"
@@ -58,9 +60,9 @@ def write_report(result: RehearsalResult, folder: Path) -> RehearsalResult:
     with storing(f"writing {folder}", instead="give another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PAGE, _page(result, folder).encode())
-        write_atomically(folder / DATA, to_json(result.described) + b"\n")
+        write_atomically(folder / DATA, to_json(to_builtins(result)) + b"\n")
     paths = [folder / PAGE, folder / DATA, *sorted(folder.glob("*/report.html"))]
-    return replace(result, files=tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
+    return replace(result, files=tuple(map(WrittenFile.at, paths)))
 
 
 def _page(result: RehearsalResult, folder: Path) -> str:

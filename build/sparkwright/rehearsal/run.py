@@ -60,7 +60,8 @@ def rehearse(
     started, wanted = time.monotonic(), report.version
     report = onto_served(job, report)
     result = rehearse_changes(job, python_changes(job, report), report, verifier, options, wanted=wanted)
-    return write_report(replace(result, seconds=time.monotonic() - started), result.report.parent)
+    result = structs.replace(result, seconds=round(time.monotonic() - started, 1))
+    return write_report(result, Path(result.report).parent)
 
 
 def require_checks(options: RehearsalOptions) -> None:
@@ -119,8 +120,8 @@ def rehearse_changes(
         checks=checks,
         version=version,
         exact=version == wanted,
-        report=folder / PAGE,
-        seconds=time.monotonic() - started,
+        report=str(folder / PAGE),
+        seconds=round(time.monotonic() - started, 1),
         statements=statements(report, served, wanted=wanted),
     )
 

@@ -254,7 +254,7 @@ class CheckJudge:
             verdict=_VERDICTS[found.verdict],
             signature=found.signature,
             detail=found.detail,
-            evidence=str(evidence),
+            evidence=evidence,
         )
 
 

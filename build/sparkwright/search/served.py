@@ -68,7 +68,7 @@ class Rehearsing:
         """Return where candidates are served."""
         return "in a rehearsal"
 
-    def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, Path]:
+    def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
         """Return the outcome of a rehearsal with one check, and its report.
 
         Raises:
@@ -149,7 +149,7 @@ class Serving:
         profile = f", {self.profile}" if self.profile else ""
         return f"on {self.machines} with {path.name}{digest}{profile}"
 
-    def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, Path]:
+    def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
         """Return the outcome of one check of the candidate's server, and where all of them are.
 
         Raises:
@@ -159,7 +159,7 @@ class Serving:
         by_name = {one.name: one for one in result.outcomes}
         if not result.started and check != _BOOT:
             raise UntestableError(by_name[_BOOT].detail)
-        return by_name[check], folder / _JUDGED
+        return by_name[check], str(folder / _JUDGED)
 
     def measure(self, applied: frozenset[str], level: int, folder: Path) -> Sequence[Finding]:
         """Return the findings of a sweep of one start, with *level* requests at a time.
