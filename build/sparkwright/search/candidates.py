@@ -42,9 +42,9 @@ from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe import tree_folder
-from sparkwright.search.changes import Candidate, SpecDifference
+from sparkwright.search.changes import SpecDifference
 from sparkwright.search.model import UntestableError
-from sparkwright.search.specs import pinned_lock
+from sparkwright.search.specs import ResolvedSpec, pinned_lock
 from sparkwright.upstream import Access, Pristine, open_source
 
 _PACKAGE = "vllm"
@@ -102,11 +102,11 @@ class Realiser:
         for repository in self._repositories:
             repository.close()
 
-    def candidate(self, applied: frozenset[str]) -> Candidate:
+    def candidate(self, applied: frozenset[str]) -> ResolvedSpec:
         """Return the candidate with the changes *applied*."""
         return self.difference.candidate(applied)
 
-    def merged(self, candidate: Candidate) -> MergeReport:
+    def merged(self, candidate: ResolvedSpec) -> MergeReport:
         """Return the merge of *candidate*; nothing is fetched but upstream's tree, and nothing is built.
 
         Raises:
@@ -118,7 +118,7 @@ class Realiser:
             raise UntestableError(f"the carries do not merge: {failures}")
         return report
 
-    def outcomes(self, candidate: Candidate) -> MergeReport:
+    def outcomes(self, candidate: ResolvedSpec) -> MergeReport:
         """Return the merge of *candidate* with the outcome of every carry, the failed ones too.
 
         Raises:
@@ -130,14 +130,14 @@ class Realiser:
             request = job.merge_request(self._pristine(candidate), candidate.point.version)
             return merge_patchset(self.access.repository, replace(request, find_base=self._find_base))
 
-    def tree(self, candidate: Candidate) -> Path:
+    def tree(self, candidate: ResolvedSpec) -> Path:
         """Return a read-only folder of the store with the package of the merged tree; see `merged`."""
         report = self.merged(candidate)
         return tree_folder(
             self.access.store, self.access.repository, report.tree, under=_PACKAGE, like=report.pristine
         )
 
-    def exact_job(self, candidate: Candidate) -> Job:
+    def exact_job(self, candidate: ResolvedSpec) -> Job:
         """Return the job of building *candidate*, with a pin that names every input by digest.
 
         Raises:
@@ -149,7 +149,7 @@ class Realiser:
             _ = lock.wheel(self.options.platform)
         return self._job(candidate, lock)
 
-    def wheel(self, candidate: Candidate) -> Path:
+    def wheel(self, candidate: ResolvedSpec) -> Path:
         """Return the wheel of *candidate* in the store; carries go in without proofs where they have none.
 
         Raises:
@@ -173,7 +173,7 @@ class Realiser:
                     f"{made[:12]} here: what is judged is not quite what that wheel contains"
                 )
 
-    def _job(self, candidate: Candidate, lock: Lock) -> Job:
+    def _job(self, candidate: ResolvedSpec, lock: Lock) -> Job:
         names = frozenset(carry.name for carry in candidate.carries)
         own = self.checkout.lock.rehearsal
         rehearsal = lock.rehearsal or own  # an older lock may have none
@@ -201,7 +201,7 @@ class Realiser:
             self._bases[key] = job.find_base(revision)
         return self._bases[key]
 
-    def _pristine(self, candidate: Candidate) -> Pristine:
+    def _pristine(self, candidate: ResolvedSpec) -> Pristine:
         """Return upstream's tree, without its history: a merge is then decided by contents alone."""
         source = open_source(self.options.source, self.access)
         point, lock, own = candidate.point, candidate.lock, self.checkout.lock

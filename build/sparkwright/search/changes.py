@@ -8,64 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import Carry
-from sparkwright.lock import Lock
 from sparkwright.search.history import UpstreamStep
 from sparkwright.search.model import Axis, Change
-from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
+from sparkwright.search.specs import ResolvedSpec
 
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
 REORDERED = "reordered"
 KERNELS = "kernels"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A build spec between two others.
-
-    Attributes:
-        patchset: name for its wheel's version.
-        point: upstream's tree.
-        lock: the pin of that point, where an end has it.
-        arch: architecture of native kernels; `None` for upstream's.
-        requirements: the values of Requires-Dist, where they differ from those of the point's own wheel.
-    """
-
-    patchset: str
-    point: UpstreamPoint
-    lock: Lock | None
-    carries: tuple[Carry, ...]
-    arch: str | None = None
-    requirements: tuple[str, ...] | None = None
-
-    @property
-    def _inputs(self) -> dict[str, object]:
-        version = self.point.version
-        return {
-            "version": version,
-            "commit": self.point.commit,
-            "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
-            "arch": self.arch,
-            "requirements": list(self.requirements) if self.requirements is not None else None,
-        }
-
-    @property
-    def digest(self) -> str:
-        """Return its name: candidates with one digest are built from the same inputs."""
-        return digest_of({**self._inputs, "pinned": self.lock.release.commit if self.lock else ""})
-
-    @property
-    def described(self) -> dict[str, object]:
-        """It as a command reads it."""
-        return {"digest": self.digest, "patchset": self.patchset, **self._inputs}
-
-    def describe(self) -> str:
-        """Return it in words."""
-        kernels = f", kernels for {self.arch}" if self.arch else ""
-        names = ", ".join(carry.name for carry in self.carries)
-        return f"vllm {self.point.label}{kernels} with {names or 'no carry'}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +37,7 @@ class SpecDifference:
     changes: tuple[Change, ...]
     left_out: tuple[Axis, ...] = ()
 
-    def candidate(self, applied: Collection[str]) -> Candidate:
+    def candidate(self, applied: Collection[str]) -> ResolvedSpec:
         """Return the start with the changes *applied*, which have to be closed under what they require."""
         start, end = self.start, self.end
         reached = [step.point for step in self.path if step.point.label in applied]
@@ -97,7 +48,8 @@ class SpecDifference:
             if any(change.axis == "requirements" for change in self.changes)
             else None
         )
-        return Candidate(
+        return ResolvedSpec(
+            text="",
             patchset=end.patchset if len(applied) == len(self.changes) else start.patchset,
             point=point,
             lock=lock,

@@ -25,11 +25,11 @@ from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import ProbeRun, named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
-from sparkwright.search.changes import Candidate
 from sparkwright.search.metric import MetricJudge, Sampler, parse_figure
 from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict, UntestableError
 from sparkwright.search.remote import OUTPUT, Machines, run_words
 from sparkwright.search.served import FigureSampler, Rehearsing, Serving
+from sparkwright.search.specs import ResolvedSpec
 from sparkwright.store import storing, write_atomically
 
 KINDS = (
@@ -197,7 +197,7 @@ class ProbeJudge:
             evidence=str(log),
         )
 
-    def _run(self, candidate: Candidate) -> ProbeRun:
+    def _run(self, candidate: ResolvedSpec) -> ProbeRun:
         """Run the probe on the candidate's merged tree, here or on another machine."""
         access, version = self.realiser.access, candidate.point.version
         if self.machines is not None:

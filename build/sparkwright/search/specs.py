@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright.base.config import decode_json
+from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
 from sparkwright.carries import Carry, load_carry
 from sparkwright.carries.model import Name
@@ -61,15 +62,16 @@ class UpstreamPoint:
 
 @dataclass(frozen=True)
 class ResolvedSpec:
-    """An end of a bisection.
+    """An end of a bisection, or a candidate between two ends.
 
     Attributes:
-        text: the SPEC, as it was given.
+        text: the SPEC, as it was given; empty for a candidate.
         patchset: the patchset's name.
         carries: the carries on the point, in order.
         lock: the pin with all of its digests; `None` if only the tree is known so far.
         arch: architecture of native kernels; `None` where upstream's are taken.
-        requirements: the values of Requires-Dist, sorted; `None` where there is no wheel to read them from.
+        requirements: the values of Requires-Dist, sorted; `None` where there is no wheel to read them from,
+            and for a candidate that has those of its point's own wheel.
         merged: id of the merged tree that a wheel states; empty for other specs.
         platform: the machine that a wheel is for; empty for other specs.
     """
@@ -83,6 +85,33 @@ class ResolvedSpec:
     requirements: tuple[str, ...] | None = None
     merged: str = ""
     platform: str = ""
+
+    @property
+    def _inputs(self) -> dict[str, object]:
+        version = self.point.version
+        return {
+            "version": version,
+            "commit": self.point.commit,
+            "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
+            "arch": self.arch,
+            "requirements": list(self.requirements) if self.requirements is not None else None,
+        }
+
+    @property
+    def digest(self) -> str:
+        """Return its name: candidates with one digest are built from the same inputs."""
+        return digest_of({**self._inputs, "pinned": self.lock.release.commit if self.lock else ""})
+
+    @property
+    def described(self) -> dict[str, object]:
+        """Return what a command reads of it."""
+        return {"digest": self.digest, "patchset": self.patchset, **self._inputs}
+
+    def describe(self) -> str:
+        """Return it in words."""
+        kernels = f", kernels for {self.arch}" if self.arch else ""
+        names = ", ".join(carry.name for carry in self.carries)
+        return f"vllm {self.point.label}{kernels} with {names or 'no carry'}"
 
 
 # Names are joined to paths and looked up in the history: a stranger's wheel may name any.
