@@ -72,14 +72,14 @@ def render_markdown(night: Night, *, upstream: str, proposals: Sequence[Proposal
 
     made = text_environment(_TEMPLATES)
     made.globals["linked"] = linked
-    return re.sub(r"\n{3,}", "\n\n", _render(made, "night.md", night, proposals))
+    return re.sub(r"\n{3,}", "\n\n", _render(made, "night.md.jinja", night, proposals))
 
 
 def commit_message(kind: str, found: TargetNight, **told: Any) -> str:
     """Return the message of a proposal's commit: the macro *kind* of its template, with what is *told*."""
     made = text_environment(_TEMPLATES, quiet)
     made.globals |= {"linked": lambda commit: commit[:12], "tally": tally}
-    text = getattr(made.get_template("commit.txt").module, kind)(found, **told)
+    text = getattr(made.get_template("commit.jinja").module, kind)(found, **told)
     return re.sub(r"\n{3,}", "\n\n", str(text)).strip()
 
 

@@ -116,7 +116,7 @@ def render_html(problem: SearchProblem, result: SearchResult) -> str:
 
 def render_markdown(problem: SearchProblem, result: SearchResult) -> str:
     """Return the result as Markdown."""
-    text = text_environment(TEMPLATES).get_template("bisection.md")
+    text = text_environment(TEMPLATES).get_template("bisection.md.jinja")
     return text.render(**_values(problem, result)).strip() + "\n"
 
 
