@@ -9,7 +9,7 @@ import night_kit
 import pytest
 from browser import FAINT, SIDEWAYS, Page, find_browser, running_browser, visit
 
-from sparkwright.nightly.page import render_html
+from sparkwright.nightly.report import render_html
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
 

@@ -23,10 +23,9 @@ from sparkwright.carries import load_carries
 from sparkwright.git import open_clone, open_repository
 from sparkwright.lock.model import read_lock
 from sparkwright.merge import MergeRequest, OutcomeKind, merge_patchset
-from sparkwright.nightly.forge import open_pull_request
-from sparkwright.nightly.messages import BASE_TRAILER
+from sparkwright.nightly.deliver import open_pull_request
 from sparkwright.nightly.model import Judgement
-from sparkwright.nightly.propose import Proposal, Proposer
+from sparkwright.nightly.propose import BASE_TRAILER, Proposal, Proposer
 from sparkwright.probe import ProbeVerdict, Proof
 from sparkwright.probe.proof import ProbeRun
 

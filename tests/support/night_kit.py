@@ -13,8 +13,7 @@ from sparkwright.nightly.model import (
     Mark,
     Night,
     NightBuild,
-    NightRehearsal,
-    NightTests,
+    NightCheck,
     NightVerdict,
     PinMove,
     PullChange,
@@ -53,7 +52,6 @@ def culprit(**changes: Any) -> UpstreamCommit:
         "after": OutcomeKind.CONFLICT,
         "merges": 5,
         "seconds": 0.21,
-        "candidates": 17,
         "pull": 45544,
     }
     return UpstreamCommit(**{**told, **changes})
@@ -153,7 +151,7 @@ def eventful() -> Night:
     release = found(
         *carries,
         build=built(left_out=("carry-conflict", "carry-broken-probe")),
-        rehearsal=NightRehearsal(status="passed", report="/srv/rehearsal/report.html", seconds=143.0),
+        rehearsal=NightCheck(status="passed", report="/srv/rehearsal/report.html", seconds=143.0),
         pins=(
             PinMove(name="torch", before="2.11.0", after="2.12.0", declared_in="requirements/cuda.txt"),
             PinMove(name="flashinfer-python", before="", after="0.7.1", declared_in="requirements/cuda.txt"),
@@ -205,8 +203,8 @@ def hostile() -> Night:
         bad,
         at=target(origin=EVIL),
         build=NightBuild(status="failed", reason=EVIL),
-        rehearsal=NightRehearsal(status="failed", reason=EVIL, report="javascript:alert(1)"),
-        tests=NightTests(status="failed", reason=EVIL, flaky=(EVIL,)),
+        rehearsal=NightCheck(status="failed", reason=EVIL, report="javascript:alert(1)"),
+        tests=NightCheck(status="failed", reason=EVIL, flaky=(EVIL,)),
         pins=(PinMove(name=EVIL, before=EVIL, after=EVIL, declared_in=EVIL),),
         archs=(ArchMove(name=EVIL, declared_in=EVIL, added=(EVIL,), removed=(EVIL,)),),
     )

@@ -22,9 +22,8 @@ from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import ServedTree, prepare
-from sparkwright.rehearsal.recipe import write_recipe
 from sparkwright.rehearsal.run import pin_of, python_changes
-from sparkwright.rehearsal.weights import prepare_model
+from sparkwright.rehearsal.served_model import prepare_model, write_recipe
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
@@ -72,7 +71,7 @@ def make_server(*patches: str) -> RealServer:
         changes = python_changes(job, report) | dict(_planted(job, report.tree, patches))
         tree = prepare(job, changes, report.version)
         model = prepare_model(job.access, pin_of(job).model, tree.python)
-        speculative = write_recipe(job.store, model, speculative=True).path
+        speculative = write_recipe(job.store, model, speculative=True)
     exact = _exact(tree.recipe)
     tools = _changed(exact, "tools", "[flags]\n", f"[flags]\nchat-template = {json.dumps(str(TEMPLATE))}\n")
     budget = "max-num-batched-tokens = "

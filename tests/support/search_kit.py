@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.search.model import Axis, Change, Evaluation, SearchProblem, SearchResult, StepVerdict
-from sparkwright.search.strategy import search
+from sparkwright.search.strategy import Question, solve
 
 Applied = frozenset[str]
 
@@ -69,12 +69,10 @@ def untestable() -> Evaluation:
 
 def run(asked: SearchProblem, judge: Judge) -> SearchResult:
     """Search without a journal, and check that nothing is asked twice."""
-    searching = search(asked)
-    question = next(searching)
-    try:
-        while True:
-            found = judge.evaluate(question.applied, attempt=question.attempt, folder=Path())
-            question = searching.send(found)
-    except StopIteration as done:
-        assert len(set(judge.asked)) == len(judge.asked)
-        return done.value
+
+    def answer(question: Question) -> Evaluation:
+        return judge.evaluate(question.applied, attempt=question.attempt, folder=Path())
+
+    result = solve(asked, answer)
+    assert len(set(judge.asked)) == len(judge.asked)
+    return result

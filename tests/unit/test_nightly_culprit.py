@@ -8,18 +8,12 @@ from dataclasses import dataclass
 import pytest
 from kit import UpstreamRepository, make_tree
 
-from sparkwright.git import Repository, fetch
+from sparkwright.git import Repository, fetch, merge_trees
 from sparkwright.merge import OutcomeKind
-from sparkwright.merge.absorb import CarryChange
-from sparkwright.merge.trial import Trial
-from sparkwright.nightly.culprit import (
-    HistoryPoint,
-    OutcomeChange,
-    between,
-    culprit_by_commit,
-    culprit_by_release,
-    first_with,
-)
+from sparkwright.nightly.culprit import describe_commit, fork, step_to
+from sparkwright.nightly.model import UpstreamCommit
+from sparkwright.search.history import UpstreamStep, commit_steps
+from sparkwright.search.specs import UpstreamPoint
 
 LINES = [f"line {number}\n" for number in range(30)]
 FILE = "vllm/deep/er/code.py"
@@ -41,6 +35,7 @@ class History:
 
     repository: Repository
     upstream: UpstreamRepository
+    merges: int = 0
 
     def __post_init__(self) -> None:
         self.old = self.upstream.commit("First", {FILE: text(), OTHER: "other\n"})
@@ -52,17 +47,26 @@ class History:
         for number in range(count):
             self.upstream.commit(f"Noise {number}", {OTHER: f"{number}\n"})
 
-    @property
-    def carry(self) -> CarryChange:
+    def outcome(self, tree: str) -> OutcomeKind:
+        self.merges += 1
         base = make_tree(self.repository, {FILE: text(), OTHER: "other\n"})
         theirs = make_tree(self.repository, {FILE: text(l10="carried"), OTHER: "other\n"})
-        return CarryChange(self.repository.commit(base, message="base"), base, theirs)
+        base_commit = self.repository.commit(base, message="base")
+        merged = merge_trees(self.repository, base=base_commit, ours=tree, theirs=theirs)
+        return CONFLICT if not merged.clean else ABSORBED if merged.tree == tree else APPLIED
 
-    def find(self, before: OutcomeKind = APPLIED, after: OutcomeKind = CONFLICT):
+    def find(self, after: OutcomeKind = CONFLICT) -> UpstreamCommit | None:
         new = self.upstream.git("rev-parse", "HEAD")
         fetch(self.repository, self.upstream.address, [new, self.old], depth=None)
-        trial = Trial(self.repository, [self.carry], absorbing=ABSORBED in {before, after})
-        return culprit_by_commit(self.repository, trial, OutcomeChange(before, after), self.old, new)
+        start = fork(self.repository, self.old, new)
+        assert start is not None
+        steps = commit_steps(self.repository, start, new, "1.2.0")
+        index = step_to(self.repository.tree_of(start), steps, after, self.outcome, [FILE])
+        if index is None:
+            return None
+        commit = steps[index].point.commit
+        before = self.outcome(self.repository.tree_of(f"{commit}^"))
+        return describe_commit(self.repository, commit, [FILE], before, after)
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ class TestByCommit:
         assert (found.commit, found.subject, found.author) == (planted, "Rewrite line 10 (#812)", "Upstream")
         assert (found.before, found.after, found.pull) == (APPLIED, CONFLICT, 812)
         assert found.files == (FILE,)
-        assert found.candidates == 3
+        assert history.merges <= 6  # both ends, the suspected commits, and the one before
         assert found.date.startswith("2001-09-09")
 
     def test_nothing_is_named_where_nothing_changed(self, history: History) -> None:
@@ -104,7 +108,7 @@ class TestByCommit:
     def test_the_absorbing_commit_is_told_from_a_conflicting_one(self, history: History) -> None:
         planted = history.commit("The same change", l10="carried")
         history.noise(1)
-        found = history.find(APPLIED, ABSORBED)
+        found = history.find(ABSORBED)
         assert found is not None
         assert (found.commit, found.after) == (planted, ABSORBED)
 
@@ -126,7 +130,8 @@ class TestByCommit:
         found = history.find()
         assert found is not None
         assert found.commit == planted
-        assert [point.commit for point in between(history.repository, trunk, planted)] == [planted]
+        steps = commit_steps(history.repository, trunk, planted, "1.2.0")
+        assert [step.point.commit for step in steps] == [planted]
 
     def test_what_the_older_targets_own_branch_mended_is_on_no_commit(self, history: History) -> None:
         history.commit("Break", l10="theirs")
@@ -137,62 +142,36 @@ class TestByCommit:
         assert history.find() is None
 
 
-class TestFlatTrees:
-    @pytest.mark.parametrize("seed", range(12))
-    def test_they_give_what_whole_trees_give(self, repository: Repository, seed: int) -> None:
-        chance = random.Random(seed)
-        files = {f"vllm/{name}.py": text() for name in "abcd"}
-        carried = {path: files[path] for path in chance.sample(sorted(files), 2)}
-        for path in carried:
-            carried[path] = text(**{f"l{chance.randrange(30)}": "carried"})
-        ours = dict(files)
-        for path in chance.sample(sorted(files), 3):
-            ours[path] = text(**{f"l{chance.randrange(30)}": chance.choice(["carried", "theirs"])})
-        if chance.random() < 0.3:
-            ours["vllm/moved.py"] = ours.pop(chance.choice(sorted(ours)))
-        base = make_tree(repository, files)
-        theirs = make_tree(repository, {**files, **carried})
-        change = CarryChange(repository.commit(base, message="base"), base, theirs)
-        tree = make_tree(repository, ours)
-        trial = Trial(repository, [change], absorbing=True)
-        (whole,) = trial._merged(tree, [change])
-        (flat,) = trial.outcomes(tree)
-        assert (flat.kind, sorted(flat.conflicts)) == (whole.kind, sorted(whole.conflicts))
-        assert trial.merges
-
-
 class TestSearch:
     @pytest.mark.parametrize("seed", range(20))
-    def test_the_point_found_differs_from_the_one_before(self, seed: int) -> None:
+    def test_the_step_found_differs_from_the_one_before(self, seed: int) -> None:
         chance = random.Random(seed)
-        kinds = [chance.choice([APPLIED, CONFLICT, ABSORBED]) for _ in range(chance.randrange(1, 60))]
+        kinds = [
+            APPLIED,
+            *(chance.choice([APPLIED, CONFLICT, ABSORBED]) for _ in range(chance.randrange(60))),
+        ]
         kinds.append(CONFLICT)
-        points = [HistoryPoint(tree=str(number)) for number in range(len(kinds))]
+        steps = [
+            UpstreamStep(UpstreamPoint("1.2.0", f"{number:040x}"[::-1], str(number)), "", (FILE,))
+            for number in range(1, len(kinds))
+        ]
         asked: list[str] = []
 
-        def kind(tree: str) -> OutcomeKind:
+        def outcome(tree: str) -> OutcomeKind:
             asked.append(tree)
             return kinds[int(tree)]
 
-        index = first_with(points, kind, CONFLICT)
-        assert kinds[index] is CONFLICT
-        assert index == 0 or kinds[index - 1] is not CONFLICT
-        assert len(asked) <= 6
+        index = step_to("0", steps, CONFLICT, outcome, [FILE])
+        assert index is not None
+        assert kinds[index + 1] is CONFLICT
+        assert kinds[index] is not CONFLICT
+        assert len(asked) == len(set(asked)) <= 8
 
-
-class TestByRelease:
-    def test_the_release_is_named(self, repository: Repository, upstream: UpstreamRepository) -> None:
-        history = History(repository, upstream)
-        forms = {"1.1": text(l1="a"), "1.2": text(l1="a", l10="theirs"), "1.3": text(l10="theirs")}
-        points = [
-            HistoryPoint(tree=make_tree(repository, {FILE: form}), release=name, subject=f"vllm {name}")
-            for name, form in forms.items()
+    def test_the_release_is_named(self) -> None:
+        trees = {"0": APPLIED, "1": APPLIED, "2": CONFLICT, "3": CONFLICT}
+        steps = [
+            UpstreamStep(UpstreamPoint(f"1.{tree}.0", tree=tree), f"release 1.{tree}.0") for tree in "123"
         ]
-        trial = Trial(repository, [history.carry])
-        old = make_tree(repository, {FILE: text()})
-        found = culprit_by_release(repository, trial, OutcomeChange(APPLIED, CONFLICT), old, points)
-        assert found is not None
-        assert (found.release, found.commit, found.files) == ("1.2", "", (FILE,))
-        assert (
-            culprit_by_release(repository, trial, OutcomeChange(APPLIED, CONFLICT), old, points[:1]) is None
-        )
+        assert step_to("0", steps, CONFLICT, trees.__getitem__, [FILE]) == 1
+        assert step_to("0", steps[:1], CONFLICT, trees.__getitem__, [FILE]) is None
+        assert step_to("0", [], CONFLICT, trees.__getitem__, [FILE]) is None

@@ -9,11 +9,10 @@ import night_kit
 import pytest
 from markdown_it import MarkdownIt
 
-from sparkwright.nightly import words
-from sparkwright.nightly.markdown import code, render_markdown
-from sparkwright.nightly.model import Judgement, NightTests, NightVerdict, Standing, standing_of
-from sparkwright.nightly.page import render_html
+from sparkwright.base.text import code_span
+from sparkwright.nightly.model import Judgement, NightCheck, NightVerdict, Standing, standing_of
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit
+from sparkwright.nightly.report import VERDICTS, commit_address, render_html, render_markdown
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 EVIL = night_kit.EVIL
@@ -79,11 +78,11 @@ def markdown(night, *proposals) -> tuple[str, str]:
 def test_every_judgement_appears_in_its_words_and_no_other(judgement):
     one = night_kit.night(night_kit.found(night_kit.carry("clamp", judgement)))
     page, (text, _) = html(one), markdown(one)
-    chips = [data for tag, data in page.texts if tag == "span" and data in words.JUDGEMENTS.values()]
-    assert set(chips) == {words.JUDGEMENTS[judgement]}
-    others = [other for other in Judgement if words.JUDGEMENTS[other] not in words.JUDGEMENTS[judgement]]
-    assert f" {words.JUDGEMENTS[judgement]} |" in text
-    assert [other for other in others if f" {words.JUDGEMENTS[other]} |" in text] == []
+    chips = [data for tag, data in page.texts if tag == "span" and data in {one.words for one in Judgement}]
+    assert set(chips) == {judgement.words}
+    others = [other for other in Judgement if other.words not in judgement.words]
+    assert f" {judgement.words} |" in text
+    assert [other for other in others if f" {other.words} |" in text] == []
 
 
 @pytest.mark.parametrize("judgement", Judgement)
@@ -97,8 +96,8 @@ def test_only_red_carries_tell_how_to_search(judgement):
 @pytest.mark.parametrize("verdict", NightVerdict)
 def test_every_verdict_is_the_heading(verdict):
     one = night_kit.night(verdict=verdict)
-    assert [data for tag, data in html(one).texts if tag == "h1"] == [words.VERDICTS[verdict]]
-    assert markdown(one)[1].startswith(f"<h2>{words.VERDICTS[verdict]}</h2>")
+    assert [data for tag, data in html(one).texts if tag == "h1"] == [VERDICTS[verdict]]
+    assert markdown(one)[1].startswith(f"<h2>{VERDICTS[verdict]}</h2>")
 
 
 def test_the_page_loads_nothing_and_has_no_script():
@@ -133,7 +132,7 @@ def test_what_the_page_says_of_an_eventful_night():
 def test_flaky_tests_of_upstream_are_named_where_there_are_any():
     name = "tests/v1/core/test_cache.py::test_state"
     for flaky in ((name,), ()):
-        tests = NightTests(status="passed", passed=48, flaky=flaky)
+        tests = NightCheck(status="passed", passed=48, flaky=flaky)
         one = night_kit.night(night_kit.found(tests=tests))
         for told in (html(one).text, markdown(one)[0]):
             assert (f"flaky: {name}" in told.replace("`", ""), "flaky" in told) == (bool(flaky), bool(flaky))
@@ -195,13 +194,13 @@ def test_hostile_text_stays_text_in_markdown():
 @pytest.mark.parametrize("text", ["a`b", "``", "`", "x|y", "\\|", "a\nb", "trailing `", "*_~<>&"])
 def test_a_code_span_is_one_span_in_text_and_in_a_table(text):
     reader = MarkdownIt("commonmark").enable("table")
-    (block,) = [token for token in reader.parse(code(text)) if token.type == "inline"]
+    (block,) = [token for token in reader.parse(code_span(text)) if token.type == "inline"]
     (span,) = block.children
     assert span.type == "code_inline"
     assert span.content.replace("¦", "|") == " ".join(text.split())
     cells = [
         token
-        for token in reader.parse(f"| a | b |\n|---|---|\n| {code(text)} | last |")
+        for token in reader.parse(f"| a | b |\n|---|---|\n| {code_span(text)} | last |")
         if token.type == "inline"
     ]
     assert cells[-1].content == "last"
@@ -244,5 +243,5 @@ def test_the_same_night_gives_the_same_texts():
     ],
 )
 def test_only_a_whole_commit_at_an_https_address_becomes_a_link(upstream, commit):
-    assert words.commit_address(upstream, commit) == ""
-    assert words.commit_address(UPSTREAM, "8a" * 20).endswith("/commit/" + "8a" * 20)
+    assert commit_address(upstream, commit) == ""
+    assert commit_address(UPSTREAM, "8a" * 20).endswith("/commit/" + "8a" * 20)

@@ -22,7 +22,7 @@ from sparkwright.probe.environment import requirements as probes_requirements
 from sparkwright.rehearsal import CheckOutcome, ServedTree, prepare
 from sparkwright.rehearsal.environment import read_requirements
 from sparkwright.rehearsal.model import worst
-from sparkwright.rehearsal.statements import statements
+from sparkwright.rehearsal.report import statements
 
 
 class TestRequirements:
@@ -103,7 +103,7 @@ class TestOutcomes:
 
 
 def served(tmp_path: Path, **changes: object) -> ServedTree:
-    given = {"python": tmp_path, "key": "k", "version": "1.2.0", "recipe": tmp_path, "command": ()}
+    given = {"python": tmp_path, "key": "k", "version": "1.2.0", "recipe": tmp_path}
     return ServedTree(**{**given, **changes})  # type: ignore[arg-type]
 
 
@@ -226,10 +226,3 @@ class TestTrees:
         weights.write_bytes(b"touched")
         prepare(job, {}, "1.2.0")
         assert weights.read_bytes() == b"weights"
-
-    def test_the_command_serves_the_model_with_that_interpreter(self, job: Job) -> None:
-        tree = prepare(job, {}, "1.2.0")
-        assert tree.command[0] == str(tree.python)
-        assert {"{host}", "{port}"} <= set(tree.command)
-        assert str(job.store.models) in " ".join(tree.command)
-        assert tree.environment["HF_HUB_OFFLINE"] == "1"

@@ -25,7 +25,7 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.base.events import Event, subscribe
-from sparkwright.search.engine import bisect, likely, replay, status
+from sparkwright.search.engine import bisect, likely, status
 from sparkwright.search.journal import FILE, read_journal
 from sparkwright.search.model import Evaluation, StepVerdict
 
@@ -56,7 +56,7 @@ def test_the_journal_leads_to_the_same_result(tmp_path: Path) -> None:
     result = bisect(ASKED, judge, tmp_path)
     assert result.changes == ("c3",)
     assert len(judge.asked) == result.evaluations == len(read_journal(tmp_path).known)
-    assert replay(tmp_path) == result
+    assert status(tmp_path).result == result
     again = Clocked(third)
     assert bisect(ASKED, again, tmp_path) == result
     assert not again.asked
@@ -120,7 +120,7 @@ def test_a_search_killed_at_every_step_goes_on_where_it_was(tmp_path: Path, phas
         assert kills <= 2 * whole.evaluations
     assert ended == 0
     assert kills >= whole.evaluations - 1
-    assert replay(folder) == whole
+    assert status(folder).result == whole
     asked = Path(f"{folder}.asked").read_text().splitlines()
     repeated = len(asked) - len(set(asked))
     assert len(set(asked)) == whole.evaluations
@@ -148,9 +148,9 @@ def test_the_state_of_a_search_is_read_from_its_journal(tmp_path: Path) -> None:
     half = status(tmp_path)
     assert (half.evaluations, half.seconds, half.result, half.next) == (2, 5.0, None, ("c1", "c2"))
     assert half.left >= 1
-    assert replay(tmp_path) is None
+    assert status(tmp_path).result is None
     (tmp_path / FILE).write_bytes(b"".join(lines))
-    assert status(tmp_path).result == replay(tmp_path)
+    assert status(tmp_path).result is not None
 
 
 def test_the_state_of_a_refused_search_names_the_reason(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_two_searches_in_one_folder_do_not_collide(tmp_path: Path) -> None:
                 assert bisect(ASKED, Clocked(third), tmp_path / "other").changes == ("c3",)
             return found
 
-    assert bisect(ASKED, Nested(third), tmp_path / "one") == replay(tmp_path / "other")
+    assert bisect(ASKED, Nested(third), tmp_path / "one") == status(tmp_path / "other").result
     assert not inner.asked
 
 
@@ -312,7 +312,7 @@ def test_guesses_at_the_next_steps_do_not_change_the_result(tmp_path: Path) -> N
     assert bisect(asked, judge, tmp_path / "three", jobs=3) == alone
     assert len(set(judge.asked)) == len(judge.asked) >= alone.evaluations
     assert len(read_journal(tmp_path / "three").known) == len(judge.asked)
-    assert replay(tmp_path / "three") == alone
+    assert status(tmp_path / "three").result == alone
 
 
 def test_the_failure_of_a_guess_does_not_stop_the_search(tmp_path: Path) -> None:

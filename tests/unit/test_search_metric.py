@@ -1,16 +1,18 @@
-"""A slowdown is found under noise, and what cannot be decided never counts as good."""
+"""A slowdown is found under noise, what cannot be decided is never good, and figures are taken whole."""
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
 import pytest
 from search_kit import problem, run
 
-from sparkwright.base.errors import BisectionError
-from sparkwright.search.metric import MetricJudge, UntestableError
-from sparkwright.search.model import StepVerdict
+from sparkwright.base.errors import BisectionError, ConfigError
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.search.metric import FIGURES, MetricJudge, parse_figure
+from sparkwright.search.model import StepVerdict, UntestableError
 
 SEEDS = range(20)
 NOWHERE = Path()
@@ -25,8 +27,8 @@ class Bench:
         self.random, self.slow, self.factor, self.noise = random.Random(seed), slow, factor, noise
         self.taken = 0
 
-    def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
-        assert folder.name == f"sample-{number}"
+    def sample(self, applied: frozenset[str], folder: Path) -> float:
+        assert folder.name.startswith("sample-")
         self.taken += 1
         drift = 1 - min(self.taken, 500) / 1500
         return 100 * drift * (self.factor if self.slow in applied else 1.0) * self.random.gauss(1, self.noise)
@@ -103,13 +105,13 @@ def test_the_good_end_is_the_start_or_all_changes() -> None:
 
 def test_a_candidate_that_cannot_be_measured_is_untestable() -> None:
     class Broken(Bench):
-        def sample(self, applied, *, number, folder) -> float:
+        def sample(self, applied, folder) -> float:
             if applied:
                 raise UntestableError("it does not boot")
-            return super().sample(applied, number=number, folder=folder)
+            return super().sample(applied, folder)
 
-    found = judged(Broken(1, "c1"), {"c1"})
-    assert (found.verdict, found.detail) == (StepVerdict.UNTESTABLE, "it does not boot")
+    with pytest.raises(UntestableError, match="it does not boot"):
+        judged(Broken(1, "c1"), {"c1"})
 
 
 @pytest.mark.parametrize("rest", [{"worse_by": 0.0}, {"worse_by": 1.0}, {"most_samples": 3}])
@@ -121,10 +123,10 @@ def test_limits_that_decide_nothing_are_refused(rest) -> None:
 @pytest.mark.parametrize("cut", [0, 5])
 def test_a_killed_evaluation_takes_no_finished_pair_again(tmp_path: Path, cut) -> None:
     class Killed(Bench):
-        def sample(self, applied, *, number, folder) -> float:
-            if number == 12:
+        def sample(self, applied, folder) -> float:
+            if folder.name == "sample-12":
                 raise KeyboardInterrupt
-            return super().sample(applied, number=number, folder=folder)
+            return super().sample(applied, folder)
 
     whole = judged(Bench(1, "c1"), {"c1"}, kept=tmp_path / "whole")
     killed = Killed(1, "c1")
@@ -135,10 +137,63 @@ def test_a_killed_evaluation_takes_no_finished_pair_again(tmp_path: Path, cut) -
         path.write_bytes(path.read_bytes()[:-cut])
     resumed = Bench(1, "c1")
     for number in range(killed.taken - killed.taken % 2 - (2 if cut else 0)):  # the machine goes on as it was
-        resumed.sample(frozenset(), number=number, folder=NOWHERE / f"sample-{number}")
+        resumed.sample(frozenset(), NOWHERE / f"sample-{number}")
     before = resumed.taken
     again = judged(resumed, {"c1"}, kept=tmp_path / "cut")
     assert again.verdict is whole.verdict
     assert before == (8 if cut else 10)
     (kept,) = (tmp_path / "cut").iterdir()
     assert len(kept.read_text().splitlines()) * 2 == resumed.taken
+
+
+# Figures by name, of a sweep's findings
+
+
+def finding(category: str, verdict: Verdict = Verdict.PASS, **measured: float) -> Finding:
+    return Finding(
+        check="sweep",
+        name=f"{category}: served at every level",
+        definition="",
+        verdict=verdict,
+        cause="a request failed",
+        measured={name.replace("_", " ").replace(" per ", "/"): value for name, value in measured.items()},
+    )
+
+
+def rates(category: str, rate: float, **rest) -> Finding:
+    return finding(category, **{"c=1_decode_tok_per_s": rate, "c=8_decode_tok_per_s": 1.0}, **rest)
+
+
+def test_categories_count_alike() -> None:
+    other = Finding(check="sweep", name="the client kept up", definition="", verdict=Verdict.FAIL, cause="")
+    found = parse_figure("decode-tok-s@1").value([rates("code", 40.0), rates("prose", 10.0), other])
+    assert found == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    "findings",
+    [
+        [],
+        [rates("code", 40.0, verdict=Verdict.FAIL)],
+        [rates("code", 40.0), rates("prose", 40.0, verdict=Verdict.INVALID)],
+        [rates("code", 40.0), finding("prose")],
+        [rates("code", 0.0)],
+        [rates("code", math.nan)],
+    ],
+)
+def test_what_was_not_measured_in_full_has_no_value(findings) -> None:
+    with pytest.raises(UntestableError):
+        parse_figure("decode-tok-s@1").value(findings)
+
+
+def test_times_are_worse_where_they_are_longer() -> None:
+    for name in FIGURES:
+        assert parse_figure(f"{name}@8").higher_is_better != name.endswith("-ms")
+
+
+@pytest.mark.parametrize(
+    "text", ["decode-tok-s", "decode-tok-s@0", "decode-tok-s@", "speed@1", "ttft-ms@1@2"]
+)
+def test_what_is_no_figure_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_figure(text)

@@ -9,7 +9,6 @@ from search_kit import SIGNATURE, Judge, bad, problem, run, untestable
 
 from sparkwright.base.errors import BisectionError, DependencyOrderError
 from sparkwright.search.model import Change, Evaluation, StepVerdict
-from sparkwright.search.subsets import Changes
 
 SEEDS = range(20)
 CARRIES = [f"c{number}" for number in range(1, 18)]
@@ -218,39 +217,6 @@ def test_untestable_steps_beside_which_the_culprit_is_not_do_not_matter(culprit)
     assert (result.kind, result.changes) == ("culprit", (f"c{culprit}",))
 
 
-def test_positions_known_to_be_unavailable_are_never_asked_for() -> None:
-    missing = tuple(f"c{number}" for number in range(1, 17) if number % 4)
-    judge = Judge(has("c6"))
-    result = run(problem(16, "upstream", unavailable=missing), judge)
-    assert (result.kind, result.changes) == ("range", ("c5", "c6", "c7", "c8"))
-    assert {len(applied) for applied, _ in judge.asked} <= {0, 4, 8, 12, 16}
-
-
-@pytest.mark.parametrize("weights", [{}, {"c1": 1000.0}])
-def test_a_carry_that_fails_with_one_of_some_commits_is_named_with_them(weights) -> None:
-    carries = tuple(Change(id=f"p{number}", axis="carries", title="") for number in range(1, 6))
-    asked = problem(
-        changes=problem(8, "upstream").changes + carries, unavailable=("c4", "c5"), weights=weights
-    )
-    result = run(asked, Judge(has("c5", "p2")))
-    assert (result.kind, result.changes) == ("set", ("c4", "c5", "c6", "p2"))
-    alone = run(asked, Judge(has("c5")))
-    assert (alone.kind, alone.changes) == ("range", ("c4", "c5", "c6"))
-
-
-def test_carries_between_unavailable_commits_are_tried_without_them() -> None:
-    carries = tuple(Change(id=name, axis="carries", title="") for name in ("p0", "p1"))
-    weights = {"p0": 9.0, "c1": 9.0, "p1": 6.0}
-    asked = problem(changes=problem(2, "upstream").changes + carries, unavailable=("c1",), weights=weights)
-    assert Changes(asked).order == ("c1", "p0", "p1", "c2")
-    for culprit in ("c1", "c2", "p0", "p1"):
-        judge = Judge(has(culprit))
-        result = run(asked, judge)
-        assert not [applied for applied, _ in judge.asked if "c1" in applied and "c2" not in applied]
-        assert culprit in result.changes
-        assert len(result.changes) == (1 if culprit in {"p0", "p1"} else 2)
-
-
 def test_a_carry_that_cannot_be_merged_alone_is_named() -> None:
     def rule(applied):
         return untestable() if "c9" in applied and "c4" not in applied else "c9" in applied
@@ -286,12 +252,6 @@ def test_another_failure_than_the_one_being_chased_is_untestable() -> None:
 
     misled = run(problem(16, "upstream"), Judge(without_signatures))
     assert misled.changes in {("c4",), ("c12",)}
-
-
-def test_the_signature_that_is_asked_for_decides_whether_the_bad_end_is_bad() -> None:
-    asked = problem(signature="ImportError: something else")
-    with pytest.raises(BisectionError):
-        run(asked, Judge(has("c5")))
 
 
 # Refused ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search_kit import Judge, problem, run, untestable
 
 from sparkwright.search.model import Change, SearchProblem
-from sparkwright.search.ordered import Noise, Posterior, locate
+from sparkwright.search.posterior import Noise, Posterior, locate
 from sparkwright.search.subsets import Changes, ddmin
 
 SURE = Noise(doubt=1e-4, shown=1, hidden=0, quiet=1)
@@ -208,14 +208,6 @@ def test_an_observation_moves_probability_to_its_side(n, data) -> None:
     other = Posterior([1.0] * n, Noise(1.0, 4, 9, 20))
     other.observe(position, bad=False)
     assert sum(other.masses()[:position]) < before
-
-
-def test_the_cheaper_of_two_equal_positions_is_taken() -> None:
-    for cheap in (1, 2):
-        posterior = Posterior([1.0, 1.0, 1.0], SURE)
-        costs = [1.0 if position == cheap else 50.0 for position in (1, 2)]
-        searching = locate(posterior, lambda position, _: asking(position), confidence=0.95, costs=costs)
-        assert next(searching) == cheap
 
 
 @pytest.mark.parametrize("untestable", [(), (1, 2, 3), (4,), tuple(range(1, 8))])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.search.signature import normalise
+from sparkwright.search.model import normalise
 
 
 @pytest.mark.parametrize(("one", "other"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 
@@ -51,3 +52,18 @@ def line_ends(text: bytes) -> str:
     """Return the line ends that most lines of *text* have, ``LF`` or ``CRLF``; empty without a line."""
     lines = text.count(b"\n")
     return "" if not lines else "CRLF" if 2 * text.count(b"\r\n") > lines else "LF"
+
+
+def code_span(text: str, most: int = 500) -> str:
+    """Return *text* as one code span of Markdown, also within a table; empty for nothing.
+
+    There no forge renders HTML, loads an image, mentions a person or links an issue.
+    """
+    line = " ".join(clean(text, most).split())
+    if not line:
+        return ""
+    # A table splits its cells at bars in code spans too, and takes a backslash before one away.
+    line = line.replace("|", "\N{BROKEN BAR}")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    space = " " if line[0] == "`" or line[-1] == "`" else ""
+    return f"{fence}{space}{line}{space}{fence}"

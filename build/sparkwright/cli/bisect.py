@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
-from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, TargetOptions
-from sparkwright.search.model import SearchProblem, SearchResult
+from sparkwright.pipeline.options import BuildOptions, TargetOptions
+from sparkwright.search.changes import AXES
+from sparkwright.search.model import CONFIDENCE, MOST_RUNS, SearchProblem, SearchResult
 from sparkwright.search.setup import Search, SearchOptions
 from sparkwright.store import write_atomically
 
@@ -29,7 +30,10 @@ _UNTESTABLE = 125
 _DIGITS = 10
 _ENDS = 2
 _AHEAD = 2
-_AXES = ("upstream", "carries", "kernels", "requirements")
+# Options that name no other search: how it is run and shown, and where.
+_OF_THE_RUN = frozenset(
+    {"words", "jobs", "attempted", "listing", "replay", "root", "store_url", "offline", "quiet", "as_json"}
+)
 
 
 @click.command("bisect")
@@ -39,7 +43,7 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option(
     "--judge", metavar="JUDGE", help="The judge, such as 'probe FILE', 'verify CHECK', 'run COMMAND'."
 )
-@click.option("--axis", "axes", type=click.Choice(_AXES), multiple=True, help="Search this difference only.")
+@click.option("--axis", "axes", type=click.Choice(AXES), multiple=True, help="Search this difference only.")
 @click.option("--carry", "carries", metavar="NAME", multiple=True, help="Take of both ends this carry only.")
 @click.option("--commits", default="", metavar="REPOSITORY", help="Search this repository's commits.")
 @click.option("--find-fix", is_flag=True, help="The bad end is the older one: name the change that fixed it.")
@@ -52,9 +56,11 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
     type=click.IntRange(min=1),
     help="Evaluations at a time: 1, or 3 on a cluster, by default.",
 )
-@click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
 @click.option(
-    "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="When to end the search."
+    "--repeat", type=click.IntRange(min=1), default=MOST_RUNS, help="The most repetitions of a candidate."
+)
+@click.option(
+    "--confidence", type=click.FloatRange(0.5, 0.9999), default=CONFIDENCE, help="When to end the search."
 )
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, help="Seconds of a command."
@@ -103,7 +109,7 @@ def command(
         _replay(session, identity)
         return
     jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
-    options = _options(words, target, arguments, listing=listing)
+    options = _options(words, arguments, listing=listing)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options, VERIFIER) as search:
         if listing:
@@ -120,18 +126,14 @@ def command(
             with search.machines():
                 _try(session, search, attempted)
             return
-        folder = _folder(session, _identity(search.problem))
+        folder = _folder(session, search.problem)
         search.realiser.require_as_recorded()
         with counting_machines() as done, search.machines():
             result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
     _finish(session, folder, search.problem, result, done)
 
 
-def _options(
-    words: tuple[str, ...], target: TargetOptions, arguments: dict[str, Any], *, listing: bool
-) -> SearchOptions:
-    from sparkwright.search.setup import SearchOptions
-
+def _options(words: tuple[str, ...], arguments: dict[str, Any], *, listing: bool) -> SearchOptions:
     if words and (len(words) != _ENDS or arguments["good"] or arguments["bad"]):
         raise click.UsageError("Give two SPECs, GOOD and BAD, as words or with --good and --bad.")
     if words:
@@ -143,36 +145,29 @@ def _options(
     if arguments["recipe"]:
         require_libraries()
     arguments["judge"] = arguments["judge"] or "merge"
-    return SearchOptions(**arguments, command=tuple(_repeated(target, arguments)))
+    return SearchOptions(**arguments, command=tuple(_repeated(arguments)))
 
 
-def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]:
-    """Yield the words of the command line that name the same search, without defaults."""
-    places = ("cluster", "recipe", "profile") if arguments["recipe"] else ()
-    for name in ("good", "bad", "judge", "commits", *places):
-        if arguments[name]:
-            yield f"--{name}={arguments[name]}"
-    for flag in ("find_fix", "mend", "build_wheel", "any_failure", "deterministic"):
-        if arguments[flag]:
-            yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
-    yield from (f"--axis={axis}" for axis in arguments["axes"])
-    yield from (f"--carry={carry}" for carry in arguments["carries"])
-    usual = {"platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
-    for name, value in vars(target).items():
-        if value and value != usual.get(name):
-            yield f"--{name}={value}"
-
-
-def _identity(problem: SearchProblem) -> str:
-    return digest_of(to_builtins(problem))[:_DIGITS]
+def _repeated(arguments: dict[str, Any]) -> Iterator[str]:
+    """Yield the words of the command line that name the same search: all that is not as by default."""
+    context = click.get_current_context()
+    given = {**context.params, **arguments}
+    left_out = _OF_THE_RUN if arguments["recipe"] else _OF_THE_RUN | {"cluster"}
+    for option in context.command.params:
+        value = given[str(option.name)]
+        if not value or value == option.default or option.name in left_out:
+            continue
+        name = max(option.opts, key=len)
+        for one in value if isinstance(value, tuple) else (value,):
+            yield name if one is True else f"{name}={one}"
 
 
 def _root(session: Session) -> Path:
     return session.checkout.root / WORK / "bisect"
 
 
-def _folder(session: Session, identity: str) -> Path:
-    return _root(session) / identity
+def _folder(session: Session, problem: SearchProblem) -> Path:
+    return _root(session) / digest_of(to_builtins(problem))[:_DIGITS]
 
 
 def _known(session: Session, identity: str) -> Path:
@@ -183,11 +178,11 @@ def _known(session: Session, identity: str) -> Path:
     found = [name for name in known if name.startswith(identity)]
     if len(found) != 1:
         raise unknown_name("bisection", identity, known)
-    return _folder(session, found[0])
+    return _root(session) / found[0]
 
 
 def _list(session: Session, search: Search) -> None:
-    changes, left_out = search.problem.changes, search.difference.left_out
+    changes, left_out = search.problem.changes, search.realiser.difference.left_out
     if session.as_json:
         print_json({"changes": to_builtins(changes), "left-out": list(left_out)})
         return
@@ -200,6 +195,7 @@ def _list(session: Session, search: Search) -> None:
 def _try(session: Session, search: Search, attempted: str) -> None:
     """Judge one candidate, with the exit status of a command that ``git bisect run`` takes."""
     from sparkwright.carries.folder import unknown_name
+    from sparkwright.search.engine import evaluate
     from sparkwright.search.subsets import Changes
 
     known = [change.id for change in search.problem.changes]
@@ -208,9 +204,9 @@ def _try(session: Session, search: Search, attempted: str) -> None:
         if name not in known:
             raise unknown_name("change", name, known)
     applied = Changes(search.problem).close(chosen)
-    folder = _folder(session, _identity(search.problem)) / "tried"
+    folder = _folder(session, search.problem) / "tried"
     folder.mkdir(parents=True, exist_ok=True)
-    found = search.judge.evaluate(applied, attempt=1, folder=folder)
+    found = evaluate(search.judge, applied, 1, folder)
     if session.as_json:
         print_json({"candidate": search.realiser.candidate(applied).describe(), **to_builtins(found)})
     else:
@@ -221,17 +217,19 @@ def _try(session: Session, search: Search, attempted: str) -> None:
 
 
 def _replay(session: Session, identity: str) -> None:
-    from sparkwright.search.engine import replay, status
+    from sparkwright.search.engine import status
 
     folder = _known(session, identity)
-    result, problem = replay(folder), status(folder).problem
-    if result is None:
+    state = status(folder)
+    if state.refused is not None:
+        raise state.refused
+    if state.result is None:
         raise NoCulpritError(
             f"bisection {folder.name} has not ended",
             because="its journal holds too few evaluations",
             next_step="run its command again: it resumes",
         )
-    _finish(session, folder, problem, result)
+    _finish(session, folder, state.problem, state.result)
 
 
 def _status(session: Session, words: tuple[str, ...]) -> None:

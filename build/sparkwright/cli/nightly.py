@@ -87,13 +87,14 @@ def command(
     trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
     nothing new does nothing. The report is written into .sparkwright/nightly/: report.html, .md and .json.
     """
-    from sparkwright.nightly.deliver import ProposalOptions, deliver, last_night
+    from sparkwright.nightly.deliver import ProposalOptions, deliver, last_night, require_gh
     from sparkwright.nightly.follow import NightOptions, follow
     from sparkwright.nightly.state import open_state
     from sparkwright.store import hold
 
     proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
-    proposing.check()
+    if open_pr:
+        require_gh()  # before a night of work
     verifier: Verifier | None = None
     if not (no_build or no_rehearsal or propose_last):
         require_libraries()  # before hours of work, not in their last step

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
@@ -90,7 +91,7 @@ def command(
     complete = options.checks == DEFAULT and not no_pristine
     attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
     if session.as_json:
-        print_json({**result.described, **machines_summary(done)})
+        print_json({**to_builtins(result), **machines_summary(done)})
     else:
         _show(result)
         show_machines(done)
@@ -151,7 +152,7 @@ def _attach(
         "complete": complete,
         "statements": list(result.statements),
     }
-    files = {path.name: sha256 for path, _, sha256 in result.files}
+    files = {Path(file.path).name: file.sha256 for file in result.files}
     return attach_rehearsal(dist_folder(session.checkout.root).absolute(), tree, detail, files, given)
 
 
@@ -161,8 +162,9 @@ def _show(result: RehearsalResult) -> None:
     for statement in result.statements:
         click.echo(statement)
     click.echo(f"verdict  {result.verdict}, in {result.seconds:.0f} s")
-    for path, size, sha256 in result.files:
-        click.echo(f"{path.name:<14} {path}  {human_size(size)}  sha256 {sha256}")
+    for file in result.files:
+        name = Path(file.path).name
+        click.echo(f"{name:<14} {file.path}  {human_size(file.size)}  sha256 {file.sha256}")
     click.echo(f"next     open {result.report}")
 
 

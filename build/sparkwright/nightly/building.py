@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+
+from msgspec.structs import replace as with_fields
 
 from sparkwright import rehearsal
 from sparkwright.base.errors import (
@@ -28,8 +29,7 @@ from sparkwright.nightly.model import (
     CarryNight,
     Judgement,
     NightBuild,
-    NightKernels,
-    NightRehearsal,
+    NightCheck,
     Standing,
     UpstreamTarget,
 )
@@ -87,10 +87,12 @@ def build(
     except _FATAL:
         raise
     except NativeInputsError as error:  # only a compiler could build it
-        return Built(_with(failed, status="skipped", reason=str(error), seconds=time.monotonic() - started))
+        seconds = round(time.monotonic() - started, 3)
+        return Built(with_fields(failed, status="skipped", reason=str(error), seconds=seconds))
     except SparkwrightError as error:
         emit("night.build-failed", target=target.label, error=str(error))
-        return Built(_with(failed, reason=str(error), seconds=time.monotonic() - started))
+        seconds = round(time.monotonic() - started, 3)
+        return Built(with_fields(failed, reason=str(error), seconds=seconds))
     wheel = require(state.wheel)
     path = folder / "locks" / f"{target.label}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,14 +110,6 @@ def build(
         lock=str(path),
     )
     return Built(found, ready, state.report)
-
-
-def _with(
-    night: NightBuild, *, reason: str, seconds: float, status: Literal["skipped", "failed"] = "failed"
-) -> NightBuild:
-    from msgspec.structs import replace as with_fields
-
-    return with_fields(night, status=status, reason=reason, seconds=round(seconds, 3))
 
 
 def _closed(job: Job, good: set[str]) -> tuple[str, ...]:
@@ -170,13 +164,13 @@ def _job_for(
     return replace(made, spec=replace(made.spec, carries=carries), pool=job.pool)
 
 
-def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> NightRehearsal:
+def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> NightCheck:
     """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with.
 
     What is undecided counts as failed: a person has to look at it.
     """
     if built.job is None or built.report is None:
-        return NightRehearsal(status="skipped", reason=built.night.reason or "no wheel was built")
+        return NightCheck(status="skipped", reason=built.night.reason or "no wheel was built")
     started = time.monotonic()
     try:
         found = rehearsal.rehearse(
@@ -188,19 +182,19 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     except _FATAL:
         raise
     except (RehearsalError, NotInStoreError) as error:  # its wheel, model or environment cannot be had
-        return NightRehearsal(status="skipped", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="skipped", reason=str(error), seconds=time.monotonic() - started)
     except SparkwrightError as error:
-        return NightRehearsal(status="failed", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
     told = [f"{one.name}: {one.detail}" for one in found.checks if one.verdict in {"failed", "undecided"}]
-    return NightRehearsal(
+    return NightCheck(
         status="passed" if found.verdict == "passed" else "failed",
         reason="; ".join(told) or " ".join(found.statements),
-        report=str(found.report),
+        report=found.report,
         seconds=time.monotonic() - started,
     )
 
 
-def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
+def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightCheck:
     """Return what the Triton kernels of *tree*, *target* with the carries, take on a GB10."""
     started = time.monotonic()
     try:
@@ -210,7 +204,7 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
     except _FATAL:
         raise
     except SparkwrightError as error:
-        return NightKernels(status="failed", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
     faults = report.faults()
     more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
     told = "; ".join(faults[:_NAMED]) + more
@@ -218,4 +212,4 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightKernels:
         f"{len(report.launches)} launches, {len(report.compiled())} of {len(report.functions)} functions"
     )
     seconds = time.monotonic() - started
-    return NightKernels(status="failed" if faults else "passed", reason=told or counted, seconds=seconds)
+    return NightCheck(status="failed" if faults else "passed", reason=told or counted, seconds=seconds)

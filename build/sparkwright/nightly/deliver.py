@@ -10,23 +10,23 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkwright.base.config import Model, to_builtins
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import ConfigError, NotInStoreError
+from sparkwright.base.errors import ConfigError, NotInStoreError, ProcessError
+from sparkwright.base.process import run, which
 from sparkwright.git import open_clone
 from sparkwright.lock import Lock
 from sparkwright.lock.model import read_lock
-from sparkwright.nightly.forge import open_pull_request, require_gh
-from sparkwright.nightly.markdown import render_markdown
 from sparkwright.nightly.merging import Merging
-from sparkwright.nightly.messages import BASE_TRAILER
 from sparkwright.nightly.model import Night, NightVerdict, TargetNight
-from sparkwright.nightly.page import render_html
-from sparkwright.nightly.propose import BRANCHES, Proposal, Proposer
+from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer
+from sparkwright.nightly.report import render_html, render_markdown
 from sparkwright.nightly.state import NightState
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof
 from sparkwright.probe import Proof
+from sparkwright.rehearsal.model import WrittenFile
 from sparkwright.store import storing, write_atomically
+
+_PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,6 @@ class ProposalOptions:
     push: bool = False
     remote: str = "origin"
     open_pr: bool = False
-
-    def check(self) -> None:
-        """Refuse what cannot be done, before a night of work.
-
-        Raises:
-            ToolError: a pull request is to be opened, and ``gh`` is not installed.
-        """
-        if self.open_pr:
-            require_gh()
-
-
-class WrittenFile(Model, frozen=True):
-    """A file of a report: where it is, its size in bytes, and its digest."""
-
-    path: str
-    size: int
-    sha256: str
 
 
 class Delivered(Model, frozen=True):
@@ -78,14 +61,14 @@ def last_night(nights: NightState, patchset: str) -> Night:
     Raises:
         ConfigError: there is none yet.
     """
-    found = nights.nights(patchset)
-    if not found:
+    found = next(nights.nights(patchset), None)
+    if found is None:
         raise ConfigError(
             "there is nothing to propose",
             because=f"no night of {patchset} is recorded in {nights.path}",
             next_step="run 'sparkwright nightly' first",
         )
-    return found[0]
+    return found
 
 
 def deliver(
@@ -123,9 +106,8 @@ def write_report(
     with storing(f"writing the report into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            data = text.encode(errors="backslashreplace")
-            write_atomically(folder / name, data)
-            written.append(WrittenFile(path=str(folder / name), size=len(data), sha256=sha256_bytes(data)))
+            write_atomically(folder / name, text.encode(errors="backslashreplace"))
+            written.append(WrittenFile.at(folder / name))
     return tuple(written)
 
 
@@ -165,8 +147,6 @@ def propose_night(job: Job, night: Night, options: ProposalOptions) -> tuple[Pro
 
 def _lock(job: Job, found: TargetNight) -> Lock | None:
     """Return the lock that the target's wheel was built with, or the one that would pin a release."""
-    from pathlib import Path
-
     from sparkwright.nightly.building import lock_of
 
     if found.build.lock and (path := Path(found.build.lock)).is_file():
@@ -197,3 +177,37 @@ def _pushed(
     )
     address = open_pull_request(root, proposal.branch, title=title, body=body)
     return replace(proposal, pull_request=address)
+
+
+def require_gh() -> str:
+    """Return the path of ``gh``.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    return which(
+        "gh", hint="install GitHub's command line program and run 'gh auth login', or use --push alone"
+    )
+
+
+def open_pull_request(root: Path, branch: str, *, title: str, body: str) -> str:
+    """Open a pull request for the pushed *branch*, or give its open one the new text; returns its address.
+
+    Raises:
+        ToolError: ``gh`` is not installed.
+        ProcessError: it failed, as without a login.
+    """
+    gh = require_gh()
+
+    def ask(*words: str, text: str = "") -> str:
+        return run([gh, "pr", *words], cwd=root, stdin=text.encode(), timeout=_PATIENCE_S).text
+
+    listed = ask("list", "--head", branch, "--state", "open", "--limit", "1", "--json", "url")
+    try:
+        known = [str(entry["url"]) for entry in json.loads(listed)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProcessError("gh did not answer as expected", because=listed[:400]) from error
+    if known:
+        ask("edit", known[0], "--title", title, "--body-file", "-", text=body)
+        return known[0]
+    return ask("create", "--head", branch, "--title", title, "--body-file", "-", text=body)

@@ -6,16 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, SparkwrightError, UnknownNameError
 from sparkwright.git import Repository, fetch, list_remote
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
-from sparkwright.nightly.culprit import HistoryPoint, fork
+from sparkwright.nightly.culprit import fork
 from sparkwright.nightly.model import PullChange, UpstreamTarget
+from sparkwright.nightly.state import Heads
 from sparkwright.pipeline import Job
+from sparkwright.search.history import UpstreamStep
+from sparkwright.search.specs import UpstreamPoint
 from sparkwright.upstream import nightly_commit
 from sparkwright.upstream.commit_index import find_wheel
 from sparkwright.upstream.commits import known_wheel
@@ -28,52 +30,6 @@ _KEPT = "refs/sparkwright/nightly/main"
 _PATIENCE_S = 20.0
 _MERGED = re.compile(r"\(#(\d+)\)\s*$")
 
-Heads = dict[tuple[str, int], str]
-
-
-class CommitWheels(Protocol):
-    """Upstream's wheels of untagged commits."""
-
-    def newest(self) -> str:
-        """Return the newest commit that has a wheel.
-
-        Raises:
-            FetchError: that could not be asked.
-            NotInStoreError: the network is off, and none was seen before.
-        """
-
-    def version(self, commit: str) -> str | None:
-        """Return the version that the wheel of *commit* states; `None` if there is no such wheel."""
-
-
-@dataclass(frozen=True)
-class IndexWheels:
-    """Upstream's own index of wheels by commit.
-
-    Attributes:
-        job: gives the platform and the network settings.
-    """
-
-    job: Job
-
-    def newest(self) -> str:
-        """See `CommitWheels.newest`."""
-        return nightly_commit(self.job.access)
-
-    def version(self, commit: str) -> str | None:
-        """See `CommitWheels.version`."""
-        access, platform = self.job.access, self.job.options.platform
-        known = known_wheel(access, commit, platform)
-        if known is not None:
-            return version_in(known.filename)
-        listed = None if access.settings.offline else find_wheel(commit, platform, access.settings)
-        return None if listed is None else version_in(listed.filename)
-
-
-def version_in(filename: str) -> str:
-    """Return the version that the name of a wheel states."""
-    return filename.split("-")[1]
-
 
 @dataclass
 class UpstreamNews:
@@ -82,13 +38,11 @@ class UpstreamNews:
     Attributes:
         job: the job, whose lock is the pin.
         address: repository with upstream's history: an address or a folder; empty for none.
-        wheels: the client of wheels by commit.
         notes: what could not be asked, in words.
     """
 
     job: Job
     address: str
-    wheels: CommitWheels
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -104,10 +58,8 @@ class UpstreamNews:
         """The newest commit of upstream's branch in the store, fetched if it is new; empty if none is."""
         if self.address and not (self._offline and "://" in self.address):
             try:
-                found = list_remote(self._repository, self.address, ["HEAD"], timeout=_PATIENCE_S)[
-                    "HEAD"
-                ].commit
-                if self._kept != found:
+                listed = list_remote(self._repository, self.address, ["HEAD"], timeout=_PATIENCE_S)
+                if self._kept != (found := listed["HEAD"].commit):
                     fetch(self._repository, self.address, ["HEAD"], depth=None)
                     self._repository.keep(_KEPT, found)
             except (FetchError, KeyError) as error:
@@ -162,7 +114,7 @@ class UpstreamNews:
         """Return the newest commit with a wheel, or the newest one if wheels are unknown; empty if none."""
         head = self.head
         try:
-            commit = self.wheels.newest()
+            commit = nightly_commit(self.job.access)
         except (FetchError, NotInStoreError) as error:
             self.notes.append(f"no commit with a wheel could be looked for: {error}")
             return head
@@ -214,7 +166,7 @@ class UpstreamNews:
         """Return the target of a commit, whose tree has to be in the store."""
         version, wheel = None, None
         try:
-            version = self.wheels.version(commit)
+            version = self._wheel_version(commit)
             wheel = version is not None
         except SparkwrightError as error:
             self.notes.append(f"the wheel of commit {commit[:12]} could not be looked for: {error}")
@@ -228,6 +180,14 @@ class UpstreamNews:
                 origin=f"commit {commit[:12]} of {self.address or 'the store'}",
             )
         )
+
+    def _wheel_version(self, commit: str) -> str | None:
+        """Return the version that upstream's wheel of *commit* states; `None` if there is no such wheel."""
+        access, platform = self.job.access, self.job.options.platform
+        if (known := known_wheel(access, commit, platform)) is not None:
+            return known.filename.split("-")[1]
+        listed = None if access.settings.offline else find_wheel(commit, platform, access.settings)
+        return None if listed is None else listed.filename.split("-")[1]
 
     def _version_of(self, commit: str) -> str:
         """Return a version for *commit* such as its wheel would have: the next one after the pin's."""
@@ -256,24 +216,24 @@ class UpstreamNews:
         linked = bool(full) and fork(self._repository, full, self.head) is not None
         return replace(target, commit=full or target.commit, history=linked)
 
-    def between(self, old: UpstreamTarget, new: UpstreamTarget) -> list[HistoryPoint]:
+    def between(self, old: UpstreamTarget, new: UpstreamTarget) -> list[UpstreamStep]:
         """Return the releases after *old* up to *new*, oldest first; those that cannot be had are left out.
 
         Between them the index is asked only where *new* is a release.
         """
-        if new.kind != "release" or old.kind != "release":
-            return [HistoryPoint(tree=new.tree, release=new.label, subject=f"{PROJECT} {new.label}")]
-        first, last = Version(old.version), Version(new.version)
-        names = [name for name in self.releases if first < Version(name) < last]
-        points = []
-        for name in names:
-            try:
-                tree = self.job.source.release(name).tree
-            except SparkwrightError as error:
-                self.notes.append(f"release {name} was left out of a search: {error}")
-            else:
-                points.append(HistoryPoint(tree=tree, release=name, subject=f"{PROJECT} {name}"))
-        return [*points, HistoryPoint(tree=new.tree, release=new.version, subject=f"{PROJECT} {new.version}")]
+        trees = {}
+        if new.kind == old.kind == "release":
+            first, last = Version(old.version), Version(new.version)
+            for name in self.releases:
+                if first < Version(name) < last:
+                    try:
+                        trees[name] = self.job.source.release(name).tree
+                    except SparkwrightError as error:
+                        self.notes.append(f"release {name} was left out of a search: {error}")
+        trees[new.label] = new.tree
+        return [
+            UpstreamStep(UpstreamPoint(name, tree=tree), f"{PROJECT} {name}") for name, tree in trees.items()
+        ]
 
     def pulls(self, seen: Heads) -> tuple[Heads, tuple[PullChange, ...]]:
         """Return heads of pull requests that carries are or name, and those that moved since *seen*.

@@ -23,17 +23,17 @@ from sparkwright.engine.verifier import Verifier
 from sparkwright.merge import MergeReport, OutcomeKind
 from sparkwright.native.isolation import require_isolation
 from sparkwright.nightly.building import build, rehearse, survey_kernels
-from sparkwright.nightly.discover import CommitWheels, Heads, IndexWheels, UpstreamNews
+from sparkwright.nightly.discover import UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import (
     NIGHT_FORMAT,
+    NOT_ASKED,
     CarryNight,
     Judgement,
     Mark,
     Night,
-    NightRehearsal,
-    NightTests,
+    NightCheck,
     NightVerdict,
     PullChange,
     Standing,
@@ -41,15 +41,15 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     standing_of,
 )
-from sparkwright.nightly.moves import arch_moves, pin_moves
-from sparkwright.nightly.reach import Reach
-from sparkwright.nightly.state import NightState, holds, red_since
+from sparkwright.nightly.pin_changes import arch_moves, pin_moves
+from sparkwright.nightly.reachability import Reach
+from sparkwright.nightly.state import Heads, NightState, holds, red_since
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof
 from sparkwright.probe import ProbePool
 
+_MOST_MARKS = 60
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_NOT_ASKED = "not asked for"
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,8 @@ class NightOptions:
     date: str = ""
 
 
-def follow(job: Job, options: NightOptions, state: NightState, wheels: CommitWheels | None = None) -> Night:
-    """Return the night that *options* ask for, recorded in *state* if anything was new.
-
-    Args:
-        job: the job on the pin.
-        options: the user's choices.
-        state: earlier nights.
-        wheels: upstream's wheels of commits; by default the client of this build of the project.
+def follow(job: Job, options: NightOptions, state: NightState) -> Night:
+    """Return the night of *job* that *options* ask for, recorded in *state* if anything was new.
 
     Raises:
         UnknownNameError: a target that was named does not exist.
@@ -97,7 +91,7 @@ def follow(job: Job, options: NightOptions, state: NightState, wheels: CommitWhe
     now = datetime.now(UTC)
     if options.date and not _DATE.fullmatch(options.date):
         raise ConfigError(f"{options.date!r} is no date", next_step="write it as 2026-11-22")
-    return _Run(job, options, state, wheels or IndexWheels(job), now).night()
+    return _Run(job, options, state, now).night()
 
 
 @dataclass
@@ -107,13 +101,12 @@ class _Run:
     job: Job
     options: NightOptions
     state: NightState
-    wheels: CommitWheels
     now: datetime
 
     def night(self) -> Night:
         """Return the night."""
         started = time.monotonic()
-        self.upstream = UpstreamNews(self.job, self.options.history, self.wheels)
+        self.upstream = UpstreamNews(self.job, self.options.history)
         with task("look for news upstream"):
             targets = [self.upstream.named(name) for name in self.options.onto] or self.upstream.newest()
             heads, pulls = self.upstream.pulls(self.state.heads(self.patchset))
@@ -188,8 +181,13 @@ class _Run:
                 "order": [carry.name for carry in self.job.spec.carries],
                 "targets": [to_builtins(target) for target in targets],
                 "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
-                "wanted": [self.options.build, self.options.verifier is not None, self.options.since]
-                + (["kernels"] if self.options.kernels else []),
+                "wanted": [
+                    self.options.build,
+                    self.options.verifier is not None,
+                    self.options.since,
+                    self.options.kernels,
+                    self.options.tests,
+                ],
             }
         )
 
@@ -197,19 +195,16 @@ class _Run:
         started = time.monotonic()
         repository = self.job.repository
         old = self._previous(target)
-        before = self.state.last_target(self.patchset, target.kind)
-        same = before is not None and before.target.tree == old.tree
         merging = Merging(self.job, target)
         with task(f"merge onto {target.label}"):
             report = merging.report
         judge = Judge(self.job, report, self.pin_reach)
-        former = Former(self.job, old, before if same else None)
-        carries = []
-        names = [carry.name for carry in self.job.spec.carries]
-        for carry in self.job.spec.carries:
+        former = Former(self.job, old, self.state.last_target(self.patchset, target.kind))
+        carries, all_carries = [], self.job.spec.carries
+        for carry in all_carries:
             judge.begin(carry, merging.touched(carry))
-        with task(f"judge the carries on {target.label}", total=len(names), unit="carries") as progress:
-            for carry in self.job.spec.carries:
+        with task(f"judge the carries on {target.label}", total=len(all_carries), unit="carries") as progress:
+            for carry in all_carries:
                 judged = judge.judge(carry, merging.touched(carry))
                 carries.append(self._carry(carry, judged, merging, former))
                 progress.advance()
@@ -227,20 +222,20 @@ class _Run:
             night = with_fields(night, kernels=survey_kernels(self.job, target, report.tree))
         return self._with_wheel(night)
 
-    def _tests(self, report: MergeReport) -> NightTests:
+    def _tests(self, report: MergeReport) -> NightCheck:
         """Run upstream's tests that touch what the patchset changes there."""
         if not self.options.tests or self.job.pool is None:
-            return NightTests(status="skipped", reason=_NOT_ASKED)
+            return NOT_ASKED
         try:
             require_isolation()
             found = self.job.upstream_gate(report, self.job.pool).run()
         except (EnvironmentSetupError, NotInStoreError, ToolError) as error:
-            return NightTests(status="skipped", reason=str(error))
+            return NightCheck(status="skipped", reason=str(error))
         if not found.files:
-            return NightTests(status="skipped", reason="none touches what the patchset changes")
+            return NightCheck(status="skipped", reason="none touches what the patchset changes")
         status: Literal["failed", "passed"] = "failed" if found.regressions else "passed"
         reason = ", ".join(found.regressions)
-        return NightTests(status=status, reason=reason, passed=found.passed, flaky=found.flaky)
+        return NightCheck(status=status, reason=reason, passed=found.passed, flaky=found.flaky)
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""
@@ -254,8 +249,7 @@ class _Run:
     def _carry(self, carry: Carry, judged: Judged, merging: Merging, former: Former) -> CarryNight:
         outcome, target = merging.report.outcome(carry.name), merging.target
         alone = merging.alone(carry) if outcome.kind.blocks_build else None
-        last = former.carry(carry.name)
-        previous = former.outcome(carry.name)
+        last, previous = former.carry(carry.name), former.outcome(carry.name)
         culprit = None if last is None or last.outcome is not outcome.kind else last.culprit
         if culprit is None and previous is not outcome.kind:
             releases = partial(self.upstream.between, former.target, target)
@@ -267,7 +261,7 @@ class _Run:
             outcome=outcome.kind,
             judgement=judged.judgement,
         )
-        history = (*self.state.history(self.patchset, target.kind, carry.name), mark)
+        history = (*former.marks(carry.name), mark)
         since = red_since(history, self.date)
         good = holds(history, self.upstream.pin.label)
         red = standing_of(judged.judgement) is Standing.RED
@@ -297,7 +291,7 @@ class _Run:
             return night
         folder, label = self.options.folder, night.target.label
         built = build(self.job, night.target, night.carries, folder, history=self.options.history)
-        rehearsal = NightRehearsal(status="skipped", reason=_NOT_ASKED)
+        rehearsal = NOT_ASKED
         if self.options.verifier is not None:
             rehearsal = rehearse(built, label, folder, self.options.verifier)
         return with_fields(night, build=built.night, rehearsal=rehearsal)
@@ -308,19 +302,28 @@ class Former:
     """The carries on the target that tonight's is compared with.
 
     Attributes:
-        night: what an earlier night found there; `None` if none did.
+        last: the last findings on a target of this kind, this one or another.
     """
 
     job: Job
     target: UpstreamTarget
-    night: TargetNight | None
+    last: TargetNight | None
 
     def __post_init__(self) -> None:
-        self._report = None if self.night is not None else Merging(self.job, self.target).report
+        self._known = self.last is not None and self.last.target.tree == self.target.tree
+        self._report = None if self._known else Merging(self.job, self.target).report
 
     def carry(self, name: str) -> CarryNight | None:
-        """Return what an earlier night found of the carry *name*."""
-        found = () if self.night is None else self.night.carries
+        """Return what an earlier night found of the carry *name* there."""
+        return self._last(name) if self._known else None
+
+    def marks(self, name: str) -> tuple[Mark, ...]:
+        """Return the marks of the carry *name* on earlier targets of this kind, oldest first."""
+        last = self._last(name)
+        return () if last is None else last.history[1 - _MOST_MARKS :]
+
+    def _last(self, name: str) -> CarryNight | None:
+        found = () if self.last is None else self.last.carries
         return next((carry for carry in found if carry.name == name), None)
 
     def outcome(self, name: str) -> OutcomeKind | None:

@@ -9,7 +9,7 @@ from sparkwright.base.events import emit
 from sparkwright.carries import Carry
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import Judgement
-from sparkwright.nightly.reach import Reach, reach_lost
+from sparkwright.nightly.reachability import Reach, reach_lost
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.trial import Trial, trial_of

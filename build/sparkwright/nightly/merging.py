@@ -18,40 +18,16 @@ from sparkwright.carries.patchset import closure
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind, merge_patchset
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.prepare import Preparation, prepare
-from sparkwright.merge.trial import Trial
-from sparkwright.nightly.culprit import (
-    HistoryPoint,
-    OutcomeChange,
-    culprit_by_commit,
-    culprit_by_release,
-    describe,
-)
+from sparkwright.nightly.culprit import changed_files, describe_commit, fork, step_to
 from sparkwright.nightly.model import UpstreamCommit, UpstreamTarget
 from sparkwright.pipeline import Job
+from sparkwright.search.history import UpstreamStep, commit_steps
 from sparkwright.upstream import Pristine
 
 _RECORD = "culprit"
-_RULES = 1  # part of the record's key: raised when a search gives another result for the same inputs
+_RULES = 2  # part of the record's key: raised when a search gives another result for the same inputs
 _SIGNAL = re.compile(r"^(?:subject|patch-id) ([0-9a-f]{12})\b")
 _DECIDED = {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}
-
-
-@dataclass
-class ExactTrial:
-    """The outcome of one carry on upstream trees by the engine itself, flaws of clean merges included."""
-
-    merging: Merging
-    part: Sequence[Carry]
-    paths: Sequence[str]
-    merges: int = 0
-    _known: dict[str, OutcomeKind] = field(default_factory=dict)
-
-    def outcome(self, tree: str) -> OutcomeKind:
-        """Return the outcome on *tree*."""
-        if tree not in self._known:
-            self.merges += len(self.part)
-            self._known[tree] = self.merging.engine(tree, self.part).outcomes[-1].kind
-        return self._known[tree]
 
 
 @dataclass
@@ -65,6 +41,7 @@ class Merging:
 
     job: Job
     target: UpstreamTarget
+    _listed: dict[str, Sequence[UpstreamStep]] = field(default_factory=dict)
 
     @cached_property
     def report(self) -> MergeReport:
@@ -124,7 +101,7 @@ class Merging:
         old: UpstreamTarget,
         *,
         alone: OutcomeKind | None,
-        releases: Callable[[], Sequence[HistoryPoint]],
+        releases: Callable[[], Sequence[UpstreamStep]],
     ) -> UpstreamCommit | None:
         """Return what upstream changed between *old* and the target that gave *carry* its outcome.
 
@@ -147,14 +124,14 @@ class Merging:
                 "ends": [old.commit, self.target.commit] if by_commit else [old.tree, self.target.tree],
             }
         )
-        known = self.job.store.find_record_as(UpstreamCommit, _RECORD, key)
-        if known is not None:
+        store = self.job.store
+        if (known := store.find_record_as(UpstreamCommit, _RECORD, key)) is not None:
             return known
-        found = self._signalled(outcome)
-        if found is None:
-            found = self._searched(carry, part, old, None if by_commit else releases())
+        started = time.monotonic()
+        found = self._signalled(outcome) or self._searched(carry, part, old, None if by_commit else releases)
         if found is not None:
-            self.job.store.put_record(_RECORD, key, to_builtins(found))
+            found = with_fields(found, seconds=round(time.monotonic() - started, 3))
+            store.put_record(_RECORD, key, to_builtins(found))
             emit(
                 "night.culprit", carry=carry.name, commit=found.commit, release=found.release,
                 merges=found.merges, seconds=found.seconds,
@@ -173,7 +150,8 @@ class Merging:
         """Return the commit that a signal of an absorbed carry names."""
         for signal in outcome.signals:
             if named := _SIGNAL.match(signal):
-                return describe(self.job.repository, named[1], outcome)
+                kinds = OutcomeKind.APPLIED, OutcomeKind.ABSORBED
+                return describe_commit(self.job.repository, named[1], outcome.concerns, *kinds)
         return None
 
     def _searched(
@@ -181,46 +159,48 @@ class Merging:
         carry: Carry,
         part: Sequence[Carry],
         old: UpstreamTarget,
-        releases: Sequence[HistoryPoint] | None,
+        releases: Callable[[], Sequence[UpstreamStep]] | None,
     ) -> UpstreamCommit | None:
-        started, repository = time.monotonic(), self.job.repository
-        after = self.report.outcome(carry.name).kind
-        exact = ExactTrial(self, part, self.touched(carry))
-        before = exact.outcome(old.tree)
-        if before is after or exact.outcome(self.target.tree) is not after:
-            return None  # the carry itself changed, or history's signals decided
-        changes = [change for change in map(self._change, part) if change is not None]
-        quick = Trial(repository, changes, absorbing=OutcomeKind.ABSORBED in {before, after})
-        found: UpstreamCommit | None = None
-        for trial in (quick, exact):
-            change = OutcomeChange(trial.outcome(old.tree), trial.outcome(self.target.tree))
-            if change.before is change.after:
-                continue  # a clean merge that is refused for its flaws looks clean to the quick one
-            if releases is None:
-                found = culprit_by_commit(repository, trial, change, old.commit, self.target.commit)
-            else:
-                found = culprit_by_release(repository, trial, change, old.tree, releases)
-            if found is not None and self._confirmed(exact, found, after, old, releases):
-                break
-            found = None
-        if found is None:
-            return None
-        return with_fields(found, after=after, seconds=round(time.monotonic() - started, 3))
+        repository, after = self.job.repository, self.report.outcome(carry.name).kind
+        known: dict[str, OutcomeKind] = {}
 
-    def _confirmed(
-        self,
-        exact: ExactTrial,
-        found: UpstreamCommit,
-        after: OutcomeKind,
-        old: UpstreamTarget,
-        releases: Sequence[HistoryPoint] | None,
-    ) -> bool:
-        """Tell if the engine's outcome on what was *found* is *after*, and another one just before it."""
-        if releases is None:
-            repository = self.job.repository
-            pair = repository.tree_of(f"{found.commit}^"), repository.tree_of(found.commit)
+        def outcome(tree: str) -> OutcomeKind:
+            if tree not in known:
+                known[tree] = self.engine(tree, part).outcomes[-1].kind
+            return known[tree]
+
+        if outcome(old.tree) is after:
+            return None  # the carry itself changed, or history's signals decided
+        paths, start = self.touched(carry), old.tree
+        if releases is not None:
+            steps = releases()
         else:
-            names = [point.release for point in releases]
-            index = names.index(found.release)
-            pair = (releases[index - 1].tree if index else old.tree), releases[index].tree
-        return exact.outcome(pair[0]) is not after and exact.outcome(pair[1]) is after
+            left = fork(repository, old.commit, self.target.commit)
+            if left is None:
+                return None
+            start, steps = repository.tree_of(left), self._commits(left)
+        index = step_to(start, steps, after, outcome, paths)
+        if index is None:
+            return None  # no merge can tell, or the older target's own branch made the difference
+        found, tree = steps[index], steps[index - 1].point.tree if index else start
+        if found.point.commit:
+            named = describe_commit(repository, found.point.commit, paths, outcome(tree), after)
+        else:
+            named = UpstreamCommit(
+                commit="",
+                release=found.point.version,
+                subject=found.title,
+                author="",
+                date="",
+                files=changed_files(repository, tree, found.point.tree, paths),
+                before=outcome(tree),
+                after=after,
+            )
+        return with_fields(named, merges=len(known))
+
+    def _commits(self, left: str) -> Sequence[UpstreamStep]:
+        """Return upstream's commits from where a branch *left* it up to the target, listed once."""
+        if left not in self._listed:
+            target = self.target
+            self._listed[left] = commit_steps(self.job.repository, left, target.commit, target.version)
+        return self._listed[left]

@@ -14,34 +14,35 @@ TargetKind = Literal["release", "commit"]
 
 
 class Judgement(StrEnum):
-    """The meaning of a carry's outcome and of its probe's runs on one target."""
+    """The meaning of a carry's outcome and of its probe's runs on one target; in words in `MEANINGS`."""
 
     NEEDED = "needed"
-    """The probe fails on the pristine tree and passes on the merged one."""
-
     DECLARED = "declared"
-    """The project says why it is not in the tree: superseded, left out, or absorbed and the probe agrees."""
-
     NOT_NEEDED = "not-needed"
-    """The probe passes on the pristine tree: to be dropped, or declared superseded."""
-
     CONFLICT = "conflict"
-    """It does not merge, and the defect is still in the pristine tree as far as the probe can tell."""
-
     WRONG = "wrong-though-clean"
-    """It merges cleanly, and the probe fails on the merged tree."""
-
     NOT_ABSORBED = "not-absorbed"
-    """Upstream seems to have it, and the probe fails on the pristine tree."""
-
     BROKEN_PROBE = "broken-probe"
-    """The probe cannot run on one of the trees, as after a rename."""
-
     REACH_LOST = "reach-lost"
-    """It merges and its probe passes, and the default path does not run the code that it changes any more."""
-
     NOT_JUDGED = "not-judged"
-    """It has no probe, or a carry that it requires is not in the tree."""
+
+    @property
+    def words(self) -> str:
+        """Return it as a person reads it."""
+        return self.value.replace("-", " ")
+
+
+MEANINGS = {
+    Judgement.NEEDED: "the probe fails on the pristine tree and passes on the merged one",
+    Judgement.DECLARED: "the project says why it is not in the tree: superseded, left out, or absorbed",
+    Judgement.NOT_NEEDED: "the probe passes on the pristine tree: drop the carry, or declare it superseded",
+    Judgement.CONFLICT: "it does not merge, and the defect is still upstream as far as the probe can tell",
+    Judgement.WRONG: "it merges without a conflict, and the probe fails on the result",
+    Judgement.NOT_ABSORBED: "upstream seems to have the change, and still has the defect",
+    Judgement.BROKEN_PROBE: "the probe cannot run on one of the trees, as after a rename",
+    Judgement.REACH_LOST: "it merges and its probe passes, and the default path no longer runs that code",
+    Judgement.NOT_JUDGED: "it has no probe, or a carry that it requires is not in the tree",
+}
 
 
 class Standing(StrEnum):
@@ -78,7 +79,6 @@ class UpstreamTarget(Model, frozen=True):
     Attributes:
         kind: ``release``, or ``commit`` for an untagged commit of the main branch.
         version: the release, or the version that the commit's wheel states; ``0.24.0`` or ``0.24.1.dev7+g…``.
-        tree: id of its pristine tree in the store.
         commit: full id of its commit; abbreviated where only a release's own statement is known.
         wheel: whether upstream has a wheel of it for the platform; `None` if that could not be asked.
         history: whether commits before it are in the store, so that a culprit can be named by commit.
@@ -105,15 +105,12 @@ class UpstreamCommit(Model, frozen=True):
     Attributes:
         commit: full id; empty for a release.
         release: the release, where no commit can be named; else empty.
-        subject: first line of its message.
         date: author date, ISO 8601.
         files: the carry's own files that it changes.
         before: the carry's outcome on its first parent, or on the release before.
         after: the carry's outcome on it.
-        merges: number of merges that the search took.
-        seconds: wall-clock time of the search.
-        candidates: number of commits between the targets that change one of the carry's files.
-        pull: number of the pull request that its subject names; `None` if it names none.
+        merges: number of merges that the search took; 0 where a signal of git's history named it.
+        pull: number of the pull request that its subject names.
     """
 
     commit: str
@@ -126,7 +123,6 @@ class UpstreamCommit(Model, frozen=True):
     release: str = ""
     merges: int = 0
     seconds: float = 0.0
-    candidates: int = 0
     pull: int | None = None
 
 
@@ -147,7 +143,6 @@ class CarryNight(Model, frozen=True):
         outcome: the outcome of merging the whole patchset, in order.
         alone: the outcome with nothing but what it requires; differs where another carry is in the way.
         detail: the reason for the outcome, in words.
-        judgement: the meaning of outcome and probe.
         finding: what the probe found, first line, or why it did not run.
         hazards: functions that both sides changed, and calls that do not fit any more.
         paths: files that it changed, or that conflict, or that it would change.
@@ -183,6 +178,18 @@ class CarryNight(Model, frozen=True):
     def standing(self) -> Standing:
         """Return whether it is good, to be dropped, or red."""
         return standing_of(self.judgement)
+
+    @property
+    def told(self) -> str:
+        """Return what a reader has to know first: what the probe found, or the reason for the outcome."""
+        return self.finding or self.detail
+
+    @property
+    def outcomes(self) -> str:
+        """Return its outcome, and the former one if that differed."""
+        if self.previous in {None, self.outcome}:
+            return str(self.outcome)
+        return f"{self.previous} → {self.outcome}"
 
     @property
     def changed(self) -> bool:
@@ -248,9 +255,6 @@ class NightBuild(Model, frozen=True):
     Attributes:
         status: ``built`` also where an earlier run built the same wheel.
         reason: why not, if it was skipped or failed.
-        size: bytes.
-        seconds: wall-clock time.
-        audited: whether the audit passed.
         carries: names of the carries in it, in order.
         left_out: names of carries of the patchset that are not in it because they are not good.
         lock: path of the lock that it was built with, to propose.
@@ -269,49 +273,26 @@ class NightBuild(Model, frozen=True):
     lock: str = ""
 
 
-class NightRehearsal(Model, frozen=True):
-    """The rehearsal of one target.
+class NightCheck(Model, frozen=True):
+    """Something that was tried on one target: its rehearsal, its Triton kernels, or upstream's own tests.
 
     Attributes:
-        reason: why it was skipped or what failed.
-        report: path of its report; empty if there is none.
-        seconds: wall-clock time.
+        status: upstream's tests fail where one passes on the target's tree and fails on the merged one.
+        reason: what failed, how much was tried, or why it was skipped.
+        report: path of a rehearsal's report.
+        passed: how many of upstream's tests pass on both trees.
+        flaky: tests of upstream's that differed between the trees, and did not differ again.
     """
 
     status: Literal["passed", "failed", "skipped"]
     reason: str = ""
+    seconds: float = 0.0
     report: str = ""
-    seconds: float = 0.0
-
-
-class NightKernels(Model, frozen=True):
-    """The check of the merged tree's Triton kernels, compiled for a GB10 without one.
-
-    Attributes:
-        status: ``failed`` where a launch that recipes come to does not fit, or could not be asked for.
-        reason: what failed, or how many were compiled, or why none was.
-        seconds: wall-clock time.
-    """
-
-    status: Literal["passed", "failed", "skipped"]
-    reason: str = ""
-    seconds: float = 0.0
-
-
-class NightTests(Model, frozen=True):
-    """The run of upstream's own tests on one target.
-
-    Attributes:
-        status: ``failed`` where one passes on the target's tree and fails on the merged one.
-        reason: why they were skipped, or which fail.
-        passed: how many pass on both trees.
-        flaky: tests that differed between the trees, and did not differ again.
-    """
-
-    status: Literal["passed", "failed", "skipped"]
-    reason: str = ""
     passed: int = 0
     flaky: tuple[str, ...] = ()
+
+
+NOT_ASKED = NightCheck(status="skipped", reason="not asked for")
 
 
 class TargetNight(Model, frozen=True):
@@ -325,7 +306,7 @@ class TargetNight(Model, frozen=True):
         archs: architecture lists that changed between the two.
         kernels: the merged tree's Triton kernels.
         tests: upstream's own tests.
-        seconds: wall-clock time of merging and judging.
+        seconds: of merging and judging.
     """
 
     target: UpstreamTarget
@@ -335,9 +316,9 @@ class TargetNight(Model, frozen=True):
     pins: tuple[PinMove, ...] = ()
     archs: tuple[ArchMove, ...] = ()
     build: NightBuild = NightBuild(status="skipped", reason="not asked for")
-    rehearsal: NightRehearsal = NightRehearsal(status="skipped", reason="not asked for")
-    kernels: NightKernels = NightKernels(status="skipped", reason="not asked for")
-    tests: NightTests = NightTests(status="skipped", reason="not asked for")
+    rehearsal: NightCheck = NOT_ASKED
+    kernels: NightCheck = NOT_ASKED
+    tests: NightCheck = NOT_ASKED
     seconds: float = 0.0
 
     @property
@@ -361,18 +342,16 @@ class Night(Model, frozen=True):
     """One run of ``sparkwright nightly`` that found something new.
 
     Attributes:
-        format: version of this model.
         id: number of the night in its state file, as text, growing.
         date: UTC date, ``2026-11-22``.
         started: UTC time, ISO 8601.
         patchset: name of the series, such as ``0.33``; with another patchset than its own, ``mine@0.33``.
         pin: label of the lock's own release.
-        verdict: the result; ``nothing-new`` only for a run that stopped after discovery.
+        verdict: ``nothing-new`` only for a run that stopped after discovery.
         reasons: one line for each thing that a person has to decide.
         targets: what was found, releases before commits.
         pulls: pull requests that moved.
         notes: what could not be asked or known, and why.
-        seconds: wall-clock time of the run.
     """
 
     format: int

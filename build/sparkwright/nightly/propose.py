@@ -24,20 +24,14 @@ from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS
 from sparkwright.merge import BaseFinder
 from sparkwright.merge.refresh import CarryEditor
-from sparkwright.nightly.messages import (
-    BASE_TRAILER,
-    carry_message,
-    held_message,
-    pin_message,
-    signed,
-    superseded_message,
-)
 from sparkwright.nightly.model import Judgement, Standing, TargetNight
+from sparkwright.nightly.report import commit_message
 from sparkwright.probe import Proof
 from sparkwright.probe.proof import proof_file, write_proof
 from sparkwright.store import Store
 
 BRANCHES = "sparkwright/"
+BASE_TRAILER = "Proposal-Base"
 _JUDGED = ("carries", PATCHSETS)
 
 
@@ -155,7 +149,9 @@ class Proposer:
         if held and not edits:
             return f"{target.label}: no revision changes, and {', '.join(names)} held back"
         if held:
-            edits.append(_Edit({}, held_message(found, self.pin, names, notes)))
+            carries = [found.carry(name) for name in names]
+            message = commit_message("held", found, pin=self.pin, carries=carries, notes=notes)
+            edits.append(_Edit({}, message))
         elif (pinning := self._pin(found, lock, proofs or {}, notes)) is not None:
             edits.append(pinning)
         if not edits:
@@ -211,7 +207,8 @@ class Proposer:
             declare_superseded(
                 load_carry(copy), releases=f">={version}", by=f"vLLM {version}", because=because
             )
-            return _Edit(_changed(carry.folder, copy), superseded_message(found, judged))
+            message = commit_message("superseded", found, carry=judged)
+            return _Edit(_changed(carry.folder, copy), message)
         if judged.standing is not Standing.GOOD or judged.judgement is Judgement.DECLARED:
             return None
         made = self._refreshed(found, carry, notes)
@@ -221,7 +218,8 @@ class Proposer:
         shutil.copytree(carry.folder, copy)
         changed = add_revision(load_carry(copy), lock, patch, stacked_on=stacked_on)
         name = next(one.patch for one in changed.spec.revision if one.release == lock.release.version)
-        return _Edit(_changed(carry.folder, copy), carry_message(found, judged, patch=name))
+        message = commit_message("refreshed", found, carry=judged, patch=name)
+        return _Edit(_changed(carry.folder, copy), message)
 
     def _refreshed(
         self, found: TargetNight, carry: Carry, notes: list[str]
@@ -259,7 +257,8 @@ class Proposer:
                 version = lock.release.version
                 written = write_proof(scratch, proof, version).read_bytes()
                 files[f"carries/{name}/{proof_file(version)}"] = written
-        return _Edit(files, pin_message(found, bumped.changes, [*notes, *bumped.notes]))
+        told = {"changes": bumped.changes, "notes": [*notes, *bumped.notes]}
+        return _Edit(files, commit_message("pinned", found, **told))
 
     def _write(
         self, found: TargetNight, edits: Sequence[_Edit], held: tuple[HeldBack, ...], notes: Sequence[str]
@@ -311,7 +310,7 @@ class Proposer:
                     for path, data in edit.files.items()
                 }
                 tree = patch_tree(repository, tree, entries)
-            message = signed(edit.message, {BASE_TRAILER: self.clone.head})
+            message = f"{edit.message}\n\n{BASE_TRAILER}: {self.clone.head}"
             parent = repository.commit(tree, parents=[parent], message=message, seconds=base.seconds)
             yield ProposedCommit(id=parent, subject=message.partition("\n")[0])
 

@@ -1,8 +1,7 @@
-"""The nights of a checkout, in a small SQLite file: findings, red runs, and heads last seen.
+"""The nights of a checkout, in a small SQLite file; each series has nights of its own.
 
-One table holds the nights whole, as JSON; two others repeat what is looked up by carry and by pull request.
-Each series has nights of its own. A night is written in one transaction when it is complete, so a run that is
-killed leaves none.
+A night is one row: its findings whole as JSON, a digest of what it looked at, and the heads of pull requests
+that it saw. It is written in one transaction when it is complete, so a run that is killed leaves none.
 """
 
 from __future__ import annotations
@@ -12,43 +11,28 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import NewerFormatError, StorageError
-from sparkwright.merge import OutcomeKind
-from sparkwright.nightly.model import Judgement, Mark, Night, Standing, TargetKind, TargetNight, standing_of
+from sparkwright.nightly.model import Mark, Night, Standing, TargetKind, TargetNight, standing_of
 
-SCHEMA = 2
+ReadT = TypeVar("ReadT")
+SCHEMA = 3
 _BUSY_MS = 30_000
 _TABLES = """
 CREATE TABLE nights (
-    id INTEGER PRIMARY KEY, patchset TEXT NOT NULL, date TEXT NOT NULL, inputs TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, patchset TEXT NOT NULL, inputs TEXT NOT NULL, heads TEXT NOT NULL,
     night TEXT NOT NULL
 );
-CREATE TABLE marks (
-    night INTEGER NOT NULL REFERENCES nights (id), patchset TEXT NOT NULL, kind TEXT NOT NULL,
-    date TEXT NOT NULL, target TEXT NOT NULL, carry TEXT NOT NULL, outcome TEXT NOT NULL,
-    judgement TEXT NOT NULL, PRIMARY KEY (night, kind, target, carry)
-);
-CREATE INDEX marks_of ON marks (patchset, carry, kind, night);
+CREATE INDEX nights_of ON nights (patchset, id);
 """
-_PULLS = """
-CREATE TABLE pulls (
-    patchset TEXT NOT NULL, repository TEXT NOT NULL, number INTEGER NOT NULL, head TEXT NOT NULL,
-    PRIMARY KEY (patchset, repository, number)
-);
-"""
-# Schema 1 was written when one series, 0.24, had the one patchset, spark.
-_FROM_1 = """
-ALTER TABLE pulls RENAME TO old_pulls;
-{pulls}
-INSERT INTO pulls SELECT '0.24', repository, number, head FROM old_pulls;
-DROP TABLE old_pulls;
-UPDATE nights SET patchset = '0.24' WHERE patchset = 'spark';
-UPDATE marks SET patchset = '0.24' WHERE patchset = 'spark';
-""".replace("{pulls}", _PULLS)
+_OF_PATCHSET = "FROM nights WHERE patchset = ? ORDER BY id DESC"
+
+Heads = dict[tuple[str, int], str]
+"""Of pull requests, by repository and number."""
 
 
 @dataclass(frozen=True)
@@ -58,96 +42,44 @@ class NightState:
     connection: sqlite3.Connection
     path: Path
 
-    def last_inputs(self, patchset: str) -> str:
-        """Return the digest of what the last night of *patchset* looked at; empty before the first."""
-        row = self.connection.execute(
-            "SELECT inputs FROM nights WHERE patchset = ? ORDER BY id DESC LIMIT 1", (patchset,)
-        ).fetchone()
-        return "" if row is None else str(row[0])
-
-    def nights(self, patchset: str, *, most: int = 1) -> tuple[Night, ...]:
-        """Return the last nights of *patchset*, newest first."""
-        rows = self.connection.execute(
-            "SELECT night FROM nights WHERE patchset = ? ORDER BY id DESC LIMIT ?", (patchset, most)
-        ).fetchall()
-        return tuple(self._read(text) for (text,) in rows)
-
-    def night(self, number: str) -> Night | None:
-        """Return the night called *number*, if there is one."""
-        row = self.connection.execute("SELECT night FROM nights WHERE id = ?", (number,)).fetchone()
-        return None if row is None else self._read(row[0])
+    def nights(self, patchset: str) -> Iterator[Night]:
+        """Yield the nights of *patchset*, newest first."""
+        for (text,) in self.connection.execute(f"SELECT night {_OF_PATCHSET}", (patchset,)):
+            yield self._read(text, Night)
 
     def last_target(self, patchset: str, kind: TargetKind) -> TargetNight | None:
         """Return the newest findings of *patchset* on a target of that *kind*."""
-        row = self.connection.execute(
-            "SELECT nights.night FROM nights JOIN marks ON marks.night = nights.id"
-            " WHERE nights.patchset = ? AND marks.kind = ? ORDER BY nights.id DESC LIMIT 1",
-            (patchset, kind),
-        ).fetchone()
-        if row is None:
-            return None
-        found = [one for one in self._read(row[0]).targets if one.target.kind == kind]
-        return found[-1] if found else None
+        found = (one for night in self.nights(patchset) for one in reversed(night.targets))
+        return next((one for one in found if one.target.kind == kind), None)
 
-    def history(self, patchset: str, kind: TargetKind, carry: str, *, most: int = 60) -> tuple[Mark, ...]:
-        """Return the last marks of *carry* on targets of that *kind*, oldest first."""
-        rows = self.connection.execute(
-            "SELECT night, date, target, outcome, judgement FROM marks"
-            " WHERE patchset = ? AND carry = ? AND kind = ? ORDER BY night DESC, rowid DESC LIMIT ?",
-            (patchset, carry, kind, most),
-        ).fetchall()
-        return tuple(
-            Mark(
-                night=str(night),
-                date=date,
-                target=target,
-                outcome=OutcomeKind(outcome),
-                judgement=Judgement(judgement),
-            )
-            for night, date, target, outcome, judgement in reversed(rows)
-        )
+    def last_inputs(self, patchset: str) -> str:
+        """Return the digest of what the last night of *patchset* looked at; empty before the first."""
+        row = self.connection.execute(f"SELECT inputs {_OF_PATCHSET}", (patchset,)).fetchone()
+        return "" if row is None else str(row[0])
+
+    def heads(self, patchset: str) -> Heads:
+        """Return the heads of pull requests as *patchset* last saw them."""
+        row = self.connection.execute(f"SELECT heads {_OF_PATCHSET}", (patchset,)).fetchone()
+        listed = [] if row is None else self._read(row[0], list[tuple[str, int, str]])
+        return {(repository, number): head for repository, number, head in listed}
 
     def next_id(self) -> str:
         """Return the name that the next night gets."""
         (number,) = self.connection.execute("SELECT coalesce(max(id), 0) + 1 FROM nights").fetchone()
         return str(number)
 
-    def heads(self, patchset: str) -> dict[tuple[str, int], str]:
-        """Return the heads of pull requests as *patchset* last saw them, by repository and number."""
-        query = "SELECT repository, number, head FROM pulls WHERE patchset = ?"
-        rows = self.connection.execute(query, (patchset,)).fetchall()
-        return {(repository, number): head for repository, number, head in rows}
-
-    def record(self, night: Night, *, inputs: str, heads: dict[tuple[str, int], str]) -> None:
-        """Add *night*, with the digest of its *inputs* and the *heads* that it saw."""
-        marks = [
-            (
-                night.id,
-                night.patchset,
-                one.target.kind,
-                night.date,
-                one.target.label,
-                carry.name,
-                str(carry.outcome),
-                str(carry.judgement),
-            )
-            for one in night.targets
-            for carry in one.carries
-        ]
+    def record(self, night: Night, *, inputs: str, heads: Heads) -> None:
+        """Add *night*, with the digest of its *inputs* and the *heads* that it saw beside those of before."""
+        known = {**self.heads(night.patchset), **heads}
+        listed = [(repository, number, head) for (repository, number), head in known.items()]
+        row = [night.id, night.patchset, inputs]
+        row += [msgspec.json.encode(one).decode() for one in (listed, night)]
         with _explained(self.path), self.connection:
-            self.connection.execute(
-                "INSERT INTO nights VALUES (?, ?, ?, ?, ?)",
-                (night.id, night.patchset, night.date, inputs, msgspec.json.encode(night).decode()),
-            )
-            self.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", marks)
-            self.connection.executemany(
-                "INSERT OR REPLACE INTO pulls VALUES (?, ?, ?, ?)",
-                [(night.patchset, repository, number, head) for (repository, number), head in heads.items()],
-            )
+            self.connection.execute("INSERT INTO nights VALUES (?, ?, ?, ?, ?)", row)
 
-    def _read(self, text: str) -> Night:
+    def _read(self, text: str, model: type[ReadT]) -> ReadT:
         try:
-            return decode_json(text, Night)
+            return decode_json(text, model)
         except msgspec.MsgspecError as error:
             raise _damaged(self.path, str(error)) from error
 
@@ -157,7 +89,7 @@ def open_state(path: Path) -> Iterator[NightState]:
     """Open the state file at *path*, made when missing.
 
     Raises:
-        NewerFormatError: a newer sparkwright wrote it.
+        NewerFormatError: another version of sparkwright wrote it.
         StorageError: it cannot be read or written, or is no such file.
     """
     with _explained(path):
@@ -166,7 +98,6 @@ def open_state(path: Path) -> Iterator[NightState]:
     with contextlib.closing(connection):
         with _explained(path):
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA foreign_keys = ON")
             _prepare(connection, path)
         yield NightState(connection, path)
 
@@ -175,14 +106,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables of a new file; two runs that find it new take turns."""
     connection.execute("BEGIN IMMEDIATE")
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    if schema > SCHEMA:
+    if schema not in {0, SCHEMA}:
         raise NewerFormatError(
             f"{path} cannot be read",
-            because=f"it has schema {schema}, and this sparkwright reads up to {SCHEMA}",
-            next_step="update sparkwright, or name another file with --state",
+            because=f"it has schema {schema}, and this sparkwright reads {SCHEMA}",
+            next_step="name another file with --state, or move it away: the next night begins a new one",
         )
-    if schema < SCHEMA:
-        for statement in (_FROM_1 if schema else _TABLES + _PULLS).split(";"):
+    if not schema:
+        for statement in _TABLES.split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     connection.commit()

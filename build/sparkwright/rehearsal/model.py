@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import Model
+from sparkwright.base.digests import sha256_file
 from sparkwright.engine.outcomes import CheckOutcome
 
 Verdict = Literal["passed", "failed", "undecided"]
+
+PACKAGE = "vllm/"
+"""Beginning of the paths of vLLM's own Python."""
 
 SPECULATION = "speculation"
 """Name of the check that serves with n-gram speculation, on servers of its own."""
@@ -41,44 +44,38 @@ class RehearsalOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class RehearsalResult:
+class WrittenFile(Model, frozen=True):
+    """A result file: its path, its size in bytes, and its digest."""
+
+    path: str
+    size: int
+    sha256: str
+
+    @classmethod
+    def at(cls, path: Path) -> WrittenFile:
+        """Return what is said of the file at *path*."""
+        return cls(path=str(path), size=path.stat().st_size, sha256=sha256_file(path))
+
+
+class RehearsalResult(Model, frozen=True):
     """The result of a rehearsal.
 
     Attributes:
         verdict: the worst of the checks' verdicts.
         version: the release of the wheel for the CPU.
         exact: true if that is the release that the patchset was merged onto.
+        report: path of the page to read.
         statements: what the result holds for, and what it does not, one sentence each.
-        report: the page to read.
-        files: every result file: path, size in bytes and SHA-256.
-        seconds: wall-clock time.
     """
 
     verdict: Verdict
     checks: tuple[CheckOutcome, ...]
     version: str
     exact: bool
-    report: Path
+    report: str
     seconds: float
     statements: tuple[str, ...] = ()
-    files: tuple[tuple[Path, int, str], ...] = ()
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """The result as JSON-ready data."""
-        return {
-            "verdict": self.verdict,
-            "version": self.version,
-            "exact": self.exact,
-            "seconds": round(self.seconds, 1),
-            "statements": list(self.statements),
-            "checks": [to_builtins(check) for check in self.checks],
-            "report": str(self.report),
-            "files": [
-                {"path": str(path), "size": size, "sha256": sha256} for path, size, sha256 in self.files
-            ],
-        }
+    files: tuple[WrittenFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,6 @@ class ServedTree:
     Attributes:
         key: digest of everything in it, 16 hex digits.
         recipe: the recipe to serve, a TOML file with the path of the model in it.
-        command: program and arguments of a server, with ``{host}`` and ``{port}`` to be replaced.
-        environment: variables of that server.
         kept: files of the wheel that differ from the release's, and were not replaced though changes name
             them.
     """
@@ -98,8 +93,6 @@ class ServedTree:
     key: str
     version: str
     recipe: Path
-    command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
 
 

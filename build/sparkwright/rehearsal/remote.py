@@ -18,17 +18,16 @@ from sparkwright.distributed import Done, StoredFile, Task, bring_files, share_j
 from sparkwright.distributed.cluster import Cluster, Workers
 from sparkwright.distributed.inputs import shared
 from sparkwright.distributed.tasks import OUT
-from sparkwright.engine.outcomes import CheckOutcome
 from sparkwright.engine.verifier import Verifier
 from sparkwright.lock import Lock, RehearsalPin
 from sparkwright.merge import MergeReport
 from sparkwright.pipeline import BuildOptions, Checkout, Job
 from sparkwright.pipeline.packs import packed
-from sparkwright.rehearsal.model import RehearsalOptions, RehearsalResult, worst
+from sparkwright.rehearsal.model import PACKAGE, RehearsalOptions, RehearsalResult, worst
 from sparkwright.rehearsal.report import PAGE, write_report
 from sparkwright.rehearsal.run import folder_of, onto_served, rehearse_changes, require_checks
 from sparkwright.rehearsal.stock import machine, pin_of, require_wheel
-from sparkwright.rehearsal.tree import PACKAGE, release_tree
+from sparkwright.rehearsal.tree import release_tree
 from sparkwright.upstream import Access, fetch_artifact, open_source
 from sparkwright.upstream.given import GivenSource, GivenTree
 
@@ -54,14 +53,6 @@ class RehearsalRequest(Model, frozen=True):
     checks: tuple[str, ...]
     seed: int
     against_pristine: bool
-
-
-class Rehearsed(Model, frozen=True):
-    """The result of a rehearsal; see `RehearsalResult`."""
-
-    checks: tuple[CheckOutcome, ...]
-    statements: tuple[str, ...]
-    seconds: float
 
 
 def rehearse_remotely(
@@ -93,21 +84,16 @@ def rehearse_remotely(
     found: list[RehearsalResult] = []
 
     def take(done: Done) -> bool:
-        made = convert(done.value, Rehearsed)
-        names = {check.name for check in made.checks}
+        result = convert(done.value, RehearsalResult)
+        names = {check.name for check in result.checks}
         if not names or not names <= set(options.checks):
             return False
         if not bring_files(cluster.store, done.files, folder):
             return False
-        result = RehearsalResult(
-            verdict=worst(made.checks),
-            checks=made.checks,
-            version=report.version,
-            exact=report.version == wanted,
-            report=folder / PAGE,
-            seconds=made.seconds,
-            statements=made.statements,
-        )
+        result = structs.replace(
+            result, verdict=worst(result.checks), version=report.version, exact=report.version == wanted,
+            report=str(folder / PAGE),
+        )  # fmt: skip
         found.append(write_report(result, folder))
         emit("rehearsal.finished", version=report.version, machine=done.machine, verdict=result.verdict)
         return True
@@ -155,7 +141,7 @@ def _files(job: Job, lock: Lock) -> list[StoredFile]:
     return [shared(access.store, f"files/{one.filename}", one.sha256, one.size) for one in wanted]
 
 
-def rehearse_here(request: RehearsalRequest, access: Access, verifier: Verifier) -> Rehearsed:
+def rehearse_here(request: RehearsalRequest, access: Access, verifier: Verifier) -> RehearsalResult:
     """Serve the merge of *request* on this machine and have it verified; what goes back is left in `OUT`."""
     given = tuple(
         GivenTree(version=request.report.version, tree=request.released, pinned=pinned)
@@ -181,5 +167,4 @@ def rehearse_here(request: RehearsalRequest, access: Access, verifier: Verifier)
         for path, (_, new) in changed.items()
         if path.startswith(PACKAGE)
     }
-    result = rehearse_changes(job, changes, request.report, verifier, options, wanted=request.wanted)
-    return Rehearsed(checks=result.checks, statements=result.statements, seconds=result.seconds)
+    return rehearse_changes(job, changes, request.report, verifier, options, wanted=request.wanted)

@@ -19,6 +19,7 @@ from sparkwright.pipeline import Job
 from sparkwright.publish import dist_folder
 from sparkwright.rehearsal.model import (
     DEFAULT,
+    PACKAGE,
     PARITY,
     SPECULATION,
     RehearsalOptions,
@@ -26,12 +27,10 @@ from sparkwright.rehearsal.model import (
     ServedTree,
     worst,
 )
-from sparkwright.rehearsal.recipe import write_recipe
-from sparkwright.rehearsal.report import PAGE, write_report
-from sparkwright.rehearsal.statements import statements
+from sparkwright.rehearsal.report import PAGE, statements, write_report
+from sparkwright.rehearsal.served_model import prepare_model, write_recipe
 from sparkwright.rehearsal.stock import nearest_release, pin_of, require_wheel
-from sparkwright.rehearsal.tree import PACKAGE, prepare
-from sparkwright.rehearsal.weights import prepare_model
+from sparkwright.rehearsal.tree import prepare
 
 _SUPPORT = "cpu-speculation"
 
@@ -61,7 +60,8 @@ def rehearse(
     started, wanted = time.monotonic(), report.version
     report = onto_served(job, report)
     result = rehearse_changes(job, python_changes(job, report), report, verifier, options, wanted=wanted)
-    return write_report(replace(result, seconds=time.monotonic() - started), result.report.parent)
+    result = structs.replace(result, seconds=round(time.monotonic() - started, 1))
+    return write_report(result, Path(result.report).parent)
 
 
 def require_checks(options: RehearsalOptions) -> None:
@@ -120,8 +120,8 @@ def rehearse_changes(
         checks=checks,
         version=version,
         exact=version == wanted,
-        report=folder / PAGE,
-        seconds=time.monotonic() - started,
+        report=str(folder / PAGE),
+        seconds=round(time.monotonic() - started, 1),
         statements=statements(report, served, wanted=wanted),
     )
 
@@ -245,7 +245,7 @@ class _Rehearsal:
     def _speculative_recipe(self) -> Path:
         access = self.job.access
         model = prepare_model(access, pin_of(self.job).model, self.served.python)
-        return write_recipe(access.store, model, speculative=True).path
+        return write_recipe(access.store, model, speculative=True)
 
     def _supports_speculation(self) -> str:
         """Return the reason for which the unpatched wheel cannot speculate; empty if it can.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 
+from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import DigestError, RehearsalError
 from sparkwright.lock import Artifact, RehearsalPin
 from sparkwright.pipeline import Job
@@ -50,20 +51,20 @@ def nearest_release(job: Job, version: str) -> str:
 
     if _known(job, version) is not None:
         return version
-    wanted = Version(version)
+    offline, wanted = job.access.settings.offline, Version(version)
     candidates = {pin_of(job).release, *_recorded(job)}
-    if not job.access.settings.offline:
+    if not offline:
         candidates.update(versions(PROJECT, job.access.settings))
-    older = [Version(one) for one in candidates if Version(one) <= wanted and not Version(one).is_prerelease]
-    for found in sorted(older, reverse=True):
-        if job.access.settings.offline or cpu_wheel(job, str(found), required=False) is not None:
-            return str(found)
+    older = [one for one in map(Version, candidates) if one <= wanted and not one.is_prerelease]
+    for found in map(str, sorted(older, reverse=True)):
+        if cpu_wheel(job, found) is not None:
+            return found
     raise RehearsalError(
         f"no wheel for the CPU is known for vllm {version} or any release before it",
         because=f"the network is off, and none for {machine()} was recorded"
-        if job.access.settings.offline
+        if offline
         else f"the package index lists none for {machine()}",
-        next_step="run once without --offline" if job.access.settings.offline else "check pip's index-url",
+        next_step="run once without --offline" if offline else "check pip's index-url",
     )
 
 
@@ -71,44 +72,36 @@ def require_wheel(job: Job, version: str) -> Artifact:
     """Return the wheel of *version* for this machine.
 
     Raises:
-        RehearsalError: there is none.
+        RehearsalError: there is none, or the network is off and none was recorded.
         DigestError: the index states another digest than it once did.
         FetchError: the index did not answer.
     """
     found = cpu_wheel(job, version)
-    if found is None:
-        raise RehearsalError(
-            f"there is no wheel of {PROJECT} {version} for {machine()}",
-            because="the package index lists none, and the lock pins none",
-            next_step=f"rehearse on an older release: {nearest_release(job, version)} has one",
-        )
-    return found
-
-
-def cpu_wheel(job: Job, version: str, *, required: bool = True) -> Artifact | None:
-    """Return the wheel of *version* for this machine, or `None` if there is none.
-
-    Args:
-        job: whose lock, store and index are used.
-        version: the release.
-        required: with the network off, refuse instead of returning `None`.
-
-    Raises:
-        RehearsalError: it is not recorded, and the network is off.
-        DigestError: the index states another digest than it once did.
-        FetchError: the index did not answer.
-    """
-    if (known := _known(job, version)) is not None:
-        return known
-    settings = job.access.settings
-    if settings.offline:
-        if not required:
-            return None
+    if found is not None:
+        return found
+    if job.access.settings.offline:
         raise RehearsalError(
             f"no wheel of {PROJECT} {version} is recorded",
             because="the network is off",
             next_step="run once without --offline",
         )
+    raise RehearsalError(
+        f"there is no wheel of {PROJECT} {version} for {machine()}",
+        because="the package index lists none, and the lock pins none",
+        next_step=f"rehearse on an older release: {nearest_release(job, version)} has one",
+    )
+
+
+def cpu_wheel(job: Job, version: str) -> Artifact | None:
+    """Return the wheel of *version* for this machine; `None` if there, or off the network here, is none.
+
+    Raises:
+        DigestError: the index states no digest.
+        FetchError: the index did not answer.
+    """
+    known, settings = _known(job, version), job.access.settings
+    if known is not None or settings.offline:
+        return known
     file = _fitting(find(PROJECT, version, settings))
     if file is None:
         return None
@@ -120,11 +113,7 @@ def cpu_wheel(job: Job, version: str, *, required: bool = True) -> Artifact | No
         )
     size = file.size if file.size is not None else remote_size(file, settings)
     artifact = Artifact(filename=file.filename, sha256=file.sha256, size=size)
-    job.store.put_record(
-        _KIND,
-        _key(version),
-        {"version": version, "filename": file.filename, "sha256": file.sha256, "size": size},
-    )
+    job.store.put_record(_KIND, _key(version), {"version": version, **to_builtins(artifact)})
     return artifact
 
 
@@ -141,11 +130,8 @@ def _known(job: Job, version: str) -> Artifact | None:
 
 def _recorded(job: Job) -> set[str]:
     """Return the releases whose wheels for this machine were recorded."""
-    found = set()
-    for path in (job.store.records / _KIND).glob(f"*/*-{machine()}.json"):
-        if (record := job.store.find_record(_KIND, path.stem)) is not None:
-            found.add(str(record["version"]))
-    return found
+    keys = (path.stem for path in (job.store.records / _KIND).glob(f"*/*-{machine()}.json"))
+    return {str(record["version"]) for key in keys if (record := job.store.find_record(_KIND, key))}
 
 
 def _key(version: str) -> str:

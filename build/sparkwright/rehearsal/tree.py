@@ -29,13 +29,11 @@ from sparkwright.rehearsal.environment import (
     read_requirements,
     site_packages,
 )
-from sparkwright.rehearsal.model import ServedTree
-from sparkwright.rehearsal.recipe import write_recipe
+from sparkwright.rehearsal.model import PACKAGE, ServedTree
+from sparkwright.rehearsal.served_model import prepare_model, write_recipe
 from sparkwright.rehearsal.stock import PROJECT, pin_of, require_wheel
-from sparkwright.rehearsal.weights import prepare_model
 from sparkwright.store import Store, remove_tree
 
-PACKAGE = "vllm/"
 # Part of the key: raised when a tree is laid out otherwise.
 _RULES = 1
 _KIND = "served-tree"
@@ -68,14 +66,11 @@ def prepare(job: Job, changes: Mapping[str, bytes | None], version: str) -> Serv
     kept = frozenset(own) & _differing(job, artifact, stock, version) if own else frozenset()
     layers = _Layers(job.store, stock, base, version)
     folder = layers.tree({path: data for path, data in own.items() if path not in kept})
-    recipe = write_recipe(job.store, model)
     return ServedTree(
         python=folder / "bin" / "python",
         key=folder.name,
         version=version,
-        recipe=recipe.path,
-        command=recipe.command(folder / "bin" / "python"),
-        environment=recipe.environment,
+        recipe=write_recipe(job.store, model),
         kept=tuple(sorted(kept)),
     )
 

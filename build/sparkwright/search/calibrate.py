@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.model import Calibration, SearchProblem, StepVerdict
-from sparkwright.search.ordered import Noise
+from sparkwright.search.posterior import Noise
 
 _RUNS = 3  # of the bad end at first, if the judge may say different things
 _ENOUGH_SHOWN = 4  # bad runs that make the rate of a flake known well enough

@@ -1,7 +1,7 @@
 """Run a search: evaluate what it asks for, and keep every evaluation in the journal.
 
-`bisect` is the function to call; `replay` derives the result again from a journal alone, and `status` says
-how far a search is. Where several jobs may run, others evaluate what is likely to be asked next.
+`bisect` is the function to call; `status` says from the journal alone how far a search is, and its result.
+Where several jobs may run, others evaluate what is likely to be asked next.
 """
 
 from __future__ import annotations
@@ -34,8 +34,15 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, task
 from sparkwright.search.journal import Evaluated, Known, SearchJournal, Stopped, read_journal
-from sparkwright.search.model import CandidateJudge, Evaluation, SearchProblem, SearchResult, StepVerdict
-from sparkwright.search.strategy import Question, search
+from sparkwright.search.model import (
+    CandidateJudge,
+    Evaluation,
+    SearchProblem,
+    SearchResult,
+    StepVerdict,
+    UntestableError,
+)
+from sparkwright.search.strategy import Question, search, solve
 from sparkwright.store.atomic import storing
 from sparkwright.store.removal import remove_tree
 
@@ -83,31 +90,30 @@ def bisect(
         StorageError: the journal could not be written.
         SparkwrightError: the judge's, after its retries; the journal is whole, and the search can be resumed.
     """
-    searching = search(problem)
-    question = next(searching)  # an impossible problem is refused before anything is written
-    with SearchJournal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
-        runner = _Runner(judge, folder, journal, retries, pause_s)
-        with _Pool(runner, problem, jobs, stop) as pool:
-            while True:
-                evaluation = pool.answer(question)
-                progress.advance(left=question.left * pool.mean_seconds())
-                try:
-                    question = searching.send(evaluation)
-                except StopIteration as done:
-                    result: SearchResult = done.value
-                    return result
+    _ = next(search(problem))  # an impossible problem is refused before anything is written
+    with (
+        SearchJournal(folder, problem) as journal,
+        task("bisecting", unit="evaluations") as progress,
+        _Evaluations(judge, journal, jobs=jobs, retries=retries, pause_s=pause_s, stop=stop) as evaluations,
+    ):
+
+        def answer(question: Question) -> Evaluation:
+            evaluation = evaluations.answer(question)
+            progress.advance(left=question.left * evaluations.mean_seconds())
+            return evaluation
+
+        return solve(problem, answer)
 
 
-def replay(folder: Path) -> SearchResult | None:
-    """Return the result that the journal in *folder* leads to; `None` if the search has not ended.
-
-    Raises:
-        ConfigError: there is no journal, or it is damaged.
-        BisectionError: the search was refused.
-    """
-    recorded = read_journal(folder)
-    found = _follow(recorded.problem, recorded.known)
-    return found if isinstance(found, SearchResult) else None
+def evaluate(judge: CandidateJudge, applied: frozenset[str], attempt: int, folder: Path) -> Evaluation:
+    """Return what *judge* says of a candidate, with the time that it took."""
+    started = time.monotonic()
+    try:
+        found = judge.evaluate(applied, attempt=attempt, folder=folder)
+    except UntestableError as error:
+        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
+    seconds = found.seconds or round(time.monotonic() - started, 3)
+    return msgspec.structs.replace(found, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -115,11 +121,11 @@ class Progress:
     """The progress of a bisection.
 
     Attributes:
-        seconds: that they took in all.
+        seconds: of all evaluations.
         result: `None` if it has not ended.
         next: the candidate that is to be judged next, as in `SearchStep.applied`; `None` if it has ended.
         left: evaluations that are still expected.
-        refused: the reason why the search cannot go on, or `None`.
+        refused: the reason why the search cannot go on.
         stopped: failures of the infrastructure, in order.
     """
 
@@ -188,49 +194,24 @@ def likely(problem: SearchProblem, known: Known, count: int) -> list[Question]:
     return list(found.values())
 
 
-class _Runner:
-    """Evaluates questions: in a folder of their own, and once more after a failure that may pass."""
+class _Evaluations:
+    """Answers questions by the journal or by the judge, while other jobs answer those likely to follow."""
 
     def __init__(
-        self, judge: CandidateJudge, folder: Path, journal: SearchJournal, retries: int, pause_s: float
+        self,
+        judge: CandidateJudge,
+        journal: SearchJournal,
+        *,
+        jobs: int,
+        retries: int,
+        pause_s: float,
+        stop: threading.Event | None,
     ) -> None:
-        self.judge, self.folder, self.journal = judge, folder, journal
-        self.retries, self.pause_s = retries, pause_s
-
-    def __call__(self, question: Question) -> Evaluation:
-        name = f"{digest_of(list(question.heads))[:12]}-{question.attempt}"
-        folder = self.folder / "evaluations" / name
-        for tried in range(self.retries + 1):
-            with storing(f"preparing {folder}"):
-                if folder.exists():  # of an evaluation that was cut short
-                    remove_tree(folder)
-                folder.mkdir(parents=True)
-            started = time.monotonic()
-            try:
-                evaluation = self.judge.evaluate(question.applied, attempt=question.attempt, folder=folder)
-            except _PASSING as error:
-                if tried == self.retries:
-                    raise
-                emit("bisect.retry", what=question.heads, error=str(error), wait_s=self.pause_s)
-                time.sleep(self.pause_s)
-            else:
-                seconds = evaluation.seconds or time.monotonic() - started
-                return msgspec.structs.replace(evaluation, seconds=seconds)
-        raise AssertionError  # pragma: no cover - the last try returns or raises
-
-
-class _Pool:
-    """Answers questions, while other jobs answer those that are likely to follow."""
-
-    def __init__(
-        self, runner: _Runner, problem: SearchProblem, jobs: int, stop: threading.Event | None
-    ) -> None:
-        self.runner, self.problem, self.jobs, self.stop = runner, problem, jobs, stop
-        self.known = dict(runner.journal.recorded.known)
+        self.judge, self.journal, self.stop = judge, journal, stop
+        self.jobs, self.retries, self.pause_s = jobs, retries, pause_s
+        self.known = dict(journal.recorded.known)
         self.running: dict[Future[Evaluation], Question] = {}
-        self.failed: set[tuple[tuple[str, ...], int]] = (
-            set()
-        )  # guesses, not tried again until they are needed
+        self.failed = set[tuple[tuple[str, ...], int]]()  # guesses, not tried again until they are needed
         self.executor = ThreadPoolExecutor(jobs) if jobs > 1 else None
 
     def __enter__(self) -> Self:
@@ -262,23 +243,43 @@ class _Pool:
         while question.key not in self.known:
             try:
                 if self.executor is None:
-                    self._keep(question, self.runner(question))
+                    self._keep(question, self._run(question))
                 else:
                     self._start(self.executor, question)
                     self._collect(question)
             except SparkwrightError as error:
-                self._note(question, error)
+                with contextlib.suppress(StorageError):  # a full disk takes no note of itself
+                    self.journal.write(
+                        Stopped(applied=question.heads, attempt=question.attempt, error=str(error))
+                    )
                 raise
         return self.known[question.key]
+
+    def _run(self, question: Question) -> Evaluation:
+        """Evaluate *question* in a folder of its own, and once more after a failure that may pass."""
+        name = f"{digest_of(list(question.heads))[:12]}-{question.attempt}"
+        folder = self.journal.path.parent / "evaluations" / name
+        for tried in range(self.retries + 1):
+            with storing(f"preparing {folder}"):
+                if folder.exists():  # of an evaluation that was cut short
+                    remove_tree(folder)
+                folder.mkdir(parents=True)
+            try:
+                return evaluate(self.judge, question.applied, question.attempt, folder)
+            except _PASSING as error:
+                if tried == self.retries:
+                    raise
+                emit("bisect.retry", what=question.heads, error=str(error), wait_s=self.pause_s)
+                time.sleep(self.pause_s)
+        raise AssertionError  # pragma: no cover - the last try returns or raises
 
     def _start(self, executor: ThreadPoolExecutor, question: Question) -> None:
         """Fill all jobs: with *question*, and with those that are likely to follow."""
         underway = {one.key for one in self.running.values()} | (self.failed - {question.key})
-        for one in likely(self.problem, self.known, self.jobs):
+        for one in likely(self.journal.recorded.problem, self.known, self.jobs):
             must = one.key == question.key
             if one.key not in underway and (must or len(self.running) < self.jobs):
-                future = executor.submit(copy_context().run, self.runner, one)
-                self.running[future] = one
+                self.running[executor.submit(copy_context().run, self._run, one)] = one
 
     def _collect(self, question: Question) -> None:
         """Wait until an evaluation ends, and keep it; the failure of a guess does not matter yet.
@@ -297,9 +298,7 @@ class _Pool:
                 self.failed.add(ended.key)
 
     def _keep(self, question: Question, evaluation: Evaluation) -> None:
-        self.runner.journal.write(
-            Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation)
-        )
+        self.journal.write(Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation))
         self.known[question.key] = evaluation
         emit(
             "bisect.evaluated",
@@ -309,10 +308,3 @@ class _Pool:
             seconds=round(evaluation.seconds, 3),
             detail=evaluation.detail,
         )
-
-    def _note(self, question: Question, error: SparkwrightError) -> None:
-        """Record a failure of the infrastructure, unless the disk is what failed."""
-        with contextlib.suppress(StorageError):
-            self.runner.journal.write(
-                Stopped(applied=question.heads, attempt=question.attempt, error=str(error))
-            )

@@ -29,13 +29,7 @@ class Begun(Model, frozen=True, tag="bisection", tag_field="kind"):
 
 
 class Evaluated(Model, frozen=True, tag="evaluation", tag_field="kind"):
-    """One finished evaluation.
-
-    Attributes:
-        applied: ids as in `SearchStep.applied`.
-        attempt: the number of the repetition, from 1.
-        evaluation: what the judge said.
-    """
+    """One finished evaluation of a candidate, as in `SearchStep`."""
 
     applied: tuple[str, ...]
     attempt: int
@@ -59,7 +53,6 @@ class Recorded:
     """The contents of a journal.
 
     Attributes:
-        problem: its first line's.
         known: evaluations by candidate and attempt, in the order in which they ended.
         stopped: failures of the infrastructure, in order.
     """

@@ -1,37 +1,48 @@
-"""Judges of candidates: a probe, a merge, a rehearsal's check. `command` and `metric` have the others.
+"""Judges of candidates, by the words of ``--judge``: a merge, a probe, a check, a command or a metric.
 
-Each realises no more of a candidate than it needs: a merge nothing else, a probe the merged tree, a check the
-served tree, a command what its words mention.
+Each makes no more of a candidate than it needs: a merge nothing else, a probe the merged tree, a check what
+is served, a command what its words mention. What cannot be made is untestable, by `UntestableError`.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from msgspec import structs
-
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
+from sparkwright.base.errors import ConfigError, ProcessError
+from sparkwright.base.process import LimitsExceeded
 from sparkwright.carries import ProbeSpec, load_carry
 from sparkwright.engine.verifier import Verifier
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind
+from sparkwright.merge import OutcomeKind
 from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import ProbeRun, named_modules
 from sparkwright.probe.runner import run_probe
-from sparkwright.search.axes import Candidate
-from sparkwright.search.metric import UntestableError, timed
-from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
-from sparkwright.search.realise import Realiser
-from sparkwright.search.remote import Machines
-from sparkwright.store import write_atomically
+from sparkwright.search.candidates import Realiser
+from sparkwright.search.metric import MetricJudge, Sampler, parse_figure
+from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict, UntestableError
+from sparkwright.search.remote import OUTPUT, Machines, run_words
+from sparkwright.search.served import FigureSampler, Rehearsing, Serving
+from sparkwright.search.specs import ResolvedSpec
+from sparkwright.store import storing, write_atomically
 
+KINDS = (
+    "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"
+)
 _PACKAGE = "vllm"
 _PROBE_SECONDS, _PROBE_MIB = 120, 4096
+_UNTESTABLE = 125
+_NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+_SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
 # Undecided is no verdict: more observations are asked for.
-VERDICTS = {
+_VERDICTS = {
     "passed": StepVerdict.GOOD,
     "failed": StepVerdict.BAD,
     "undecided": StepVerdict.UNSTABLE,
@@ -40,11 +51,106 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
+class JudgeOptions:
+    """Options of judges.
+
+    Attributes:
+        verifier: runs the checks.
+        timeout_s: the most seconds of one run of a command.
+        build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
+        inverted: the start is the bad end, so that a metric's baseline is the end.
+        stop: set when the search ends, by an answer or an interrupt.
+        serving: how wheels are served, instead of a rehearsal.
+        machines: other machines, which run probes, commands and rehearsals.
+    """
+
+    verifier: Verifier
+    timeout_s: float
+    build_wheel: bool
+    inverted: bool
+    stop: threading.Event = field(default_factory=threading.Event)
+    serving: Serving | None = None
+    machines: Machines | None = None
+
+
+def make_judge(text: str, realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
+    """Return the judge that *text* names, such as ``probe carries/uma-clamp/probe.py``; see `KINDS`.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    try:
+        kind, *words = shlex.split(text) or [""]
+    except ValueError as error:
+        raise _no_judge(text, str(error)) from error
+    _require_place(text, kind, words, options)
+    host = options.serving or Rehearsing(realiser, options.verifier, options.machines)
+    if kind == "probe" and len(words) == 1:
+        return _probe(text, Path(words[0]).absolute(), realiser, options)
+    if kind == "merge":
+        return MergeJudge(realiser, tuple(words), text)
+    if kind == "verify" and len(words) == 1:
+        if words[0] not in host.checks:
+            raise _no_judge(text, f"the checks are {', '.join(host.checks)}")
+        return CheckJudge(host, words[0], f"{text} {host}")
+    if kind == "run" and words:
+        return CommandJudge(Command(tuple(words), realiser, options), text)
+    if kind == "metric" and words:
+        return _metric(text, words, host, Command((), realiser, options))
+    raise _no_judge(text, "it is none of the kinds of judge, or lacks its argument")
+
+
+def _require_place(text: str, kind: str, words: Sequence[str], options: JudgeOptions) -> None:
+    """Refuse a judge that a recipe says nothing to, or that the cluster of *options* cannot run."""
+    if options.serving is not None:
+        if kind not in {"verify", "metric"} or "--" in words:
+            raise _no_judge(text, "a recipe is for 'verify CHECK' and 'metric NAME --worse-by SHARE' only")
+    elif options.machines is not None and not (kind in {"probe", "run", "verify"} or "--" in words):
+        raise _no_judge(text, "on a cluster run probes, commands and the checks of a rehearsal only")
+
+
+def _probe(text: str, file: Path, realiser: Realiser, options: JudgeOptions) -> ProbeJudge:
+    if not file.is_file():
+        raise _no_judge(text, f"there is no file {file}")
+    judge = ProbeJudge(realiser, file, text, options.stop, options.machines)
+    if judge.spec.needs:
+        raise _no_judge(text, f"the probe needs {', '.join(judge.spec.needs)}, not only the merged tree")
+    return judge
+
+
+def _metric(text: str, words: Sequence[str], host: Rehearsing | Serving, command: Command) -> MetricJudge:
+    name, *own = words
+    given: list[str] = []
+    if "--" in own:
+        own, given = own[: own.index("--")], own[own.index("--") + 1 :]
+    lower = "--lower-is-better" in own
+    own = [word for word in own if word != "--lower-is-better"]
+    share = _SHARE.fullmatch(own[1]) if len(own) == 2 and own[0] == "--worse-by" else None  # noqa: PLR2004
+    if share is None or not 0 < float(share[1]) < 100:  # noqa: PLR2004 - percent
+        raise _no_judge(text, "a metric takes --worse-by SHARE, such as 5%")
+    sampler: Sampler
+    if given:
+        sampler = CommandSampler(Command(tuple(given), command.realiser, command.options), name)
+        higher = not lower
+    else:
+        if lower:
+            raise _no_judge(text, f"it is known of {name} which side is worse")
+        sampler = FigureSampler(host, parse_figure(name))
+        higher = sampler.figure.higher_is_better
+    everything = frozenset(change.id for change in command.realiser.difference.changes)
+    baseline = everything if command.options.inverted else frozenset[str]()
+    return MetricJudge(sampler, float(share[1]) / 100, higher, baseline)
+
+
+def _no_judge(text: str, because: str) -> ConfigError:
+    return ConfigError(f"{text!r} is no judge", because=because, next_step=f"one of: {KINDS}")
+
+
+@dataclass(frozen=True)
 class ProbeJudge:
     """Good if a probe passes on the candidate's merged tree; its message is the signature.
 
     Attributes:
-        realiser: makes the merged trees.
         file: the probe.
         name: the judge as the user gave it.
         stop: ends a running probe.
@@ -69,58 +175,46 @@ class ProbeJudge:
                     return one.spec.probe
         return ProbeSpec(file=self.file.name, seconds=_PROBE_SECONDS, memory_mib=_PROBE_MIB)
 
-    @cached_property
-    def _python(self) -> Path:
-        access = self.realiser.access
-        return prepare_environment(access.store, offline=access.settings.offline)
-
-    def suspects(self, paths: set[str]) -> set[str]:
+    def suspects(self, paths: Collection[str]) -> set[str]:
         """Return those of *paths* that the probe names in its imports."""
         files = [self.file, *(self.file.with_name(name) for name in self.spec.helpers)]
-        return {path for file in files for path in named_modules(file.read_bytes(), _PACKAGE, paths)}
+        return {path for file in files for path in named_modules(file.read_bytes(), _PACKAGE, set(paths))}
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Run the probe on the candidate's merged tree."""
         del attempt
-        return timed(lambda: self._judge(self.realiser.candidate(applied), folder))
-
-    def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
+        candidate = self.realiser.candidate(applied)
         run = self._run(candidate)
         log = folder / "probe.json"
         write_atomically(log, to_json({"candidate": candidate.describe(), **to_builtins(run)}))
-        message = run.message
         if run.verdict == "passes":
-            return Evaluation(verdict=StepVerdict.GOOD, detail=message, evidence=str(log))
-        last = message.splitlines()[-1] if message else ""
+            return Evaluation(verdict=StepVerdict.GOOD, detail=run.message, evidence=str(log))
+        last = run.message.splitlines()[-1] if run.message else ""
         return Evaluation(
             verdict=StepVerdict.BAD,
             signature=f"{run.verdict}: {last}",
-            detail=message,
+            detail=run.message,
             evidence=str(log),
         )
 
-    def _run(self, candidate: Candidate) -> ProbeRun:
+    def _run(self, candidate: ResolvedSpec) -> ProbeRun:
         """Run the probe on the candidate's merged tree, here or on another machine."""
         access, version = self.realiser.access, candidate.point.version
         if self.machines is not None:
             return self.machines.probe(access, self.realiser.merged(candidate), self.file, self.spec, version)
         tree = self.realiser.tree(candidate)
-        python, stop = self._python, self.stop
-        report = run_probe(access.store, python, self.file, self.spec, tree, version=version, stop=stop)
-        if stop.is_set():
+        python = prepare_environment(access.store, offline=access.settings.offline)
+        report = run_probe(access.store, python, self.file, self.spec, tree, version=version, stop=self.stop)
+        if self.stop.is_set():
             raise KeyboardInterrupt
         return report.run
 
 
 @dataclass(frozen=True)
 class MergeJudge:
-    """Good if every carry, or each of those that are named, merges.
-
-    The ends are merged by the engine. Where what fails there are conflicts, the commits between them are
-    merged by the carries' files alone; see `sparkwright.merge.trial`.
+    """Good if every carry, or each of those that are named, merges: a conflict is what is searched for.
 
     Attributes:
-        realiser: merges.
         carries: names of carries; all if empty.
         name: the judge as the user gave it.
     """
@@ -130,106 +224,154 @@ class MergeJudge:
     name: str
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Merge the candidate; a conflict is what is searched for, and not an obstacle."""
+        """Merge the candidate."""
         del attempt
-        return timed(lambda: self._judge(applied, folder))
-
-    def _judge(self, applied: frozenset[str], folder: Path) -> Evaluation:
-        candidate = self.realiser.candidate(applied)
-        report = None if applied in self._ends or not self._quick else self.realiser.conflicts(candidate)
-        report = report or self.realiser.outcomes(candidate)
+        report = self.realiser.outcomes(self.realiser.candidate(applied))
         log = folder / "merge.json"
         write_atomically(log, to_json(to_builtins(report)))
-        failed = self._failed(report)
+        present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
+        failed = [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
         if not failed:
             return Evaluation(verdict=StepVerdict.GOOD, evidence=str(log))
         signature = "; ".join(f"{one.carry}: {one.kind} in {', '.join(one.conflicts)}" for one in failed)
         detail = "; ".join(f"{one.carry}: {one.detail}" for one in failed)
         return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=detail, evidence=str(log))
 
-    def _failed(self, report: MergeReport) -> list[Outcome]:
-        present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
-        return [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
-
-    @cached_property
-    def _ends(self) -> tuple[frozenset[str], frozenset[str]]:
-        return frozenset(), frozenset(change.id for change in self.realiser.difference.changes)
-
-    @cached_property
-    def _quick(self) -> bool:
-        """Tell if conflicts alone are searched for: what is wrong in a clean merge only the engine sees."""
-        try:
-            reports = [self.realiser.outcomes(self.realiser.candidate(applied)) for applied in self._ends]
-        except UntestableError:
-            return False
-        failed = [one for report in reports for one in self._failed(report)]
-        return all(one.kind is OutcomeKind.CONFLICT for one in failed)
-
 
 @dataclass(frozen=True)
 class CheckJudge:
-    """Good if a rehearsal of the candidate on a CPU passes a check of `verify`.
+    """Good if the candidate passes a check of `verify` where *host* serves it."""
 
-    Attributes:
-        realiser: merges and pins.
-        check: the check's name.
-        name: the judge as the user gave it.
-        verifier: runs the check.
-        machines: other machines, which rehearse.
-    """
-
-    realiser: Realiser
+    host: Rehearsing | Serving
     check: str
     name: str
-    verifier: Verifier
-    machines: Machines | None = None
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Rehearse the candidate."""
+        """Have the candidate served and verified."""
         del attempt
-        return timed(lambda: self._judge(self.realiser.candidate(applied), folder))
-
-    def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
-        from sparkwright.rehearsal import RehearsalOptions, rehearse
-        from sparkwright.rehearsal.model import PARITY
-
-        if candidate.point.commit:
-            raise UntestableError("upstream has wheels for the CPU of releases only")
-        report = self.realiser.merged(candidate)
-        options = RehearsalOptions(
-            checks=(self.check,),
-            offline=self.realiser.access.settings.offline,
-            out=folder / "rehearsal",
-            against_pristine=self.check == PARITY,
-        )
-        job = self.realiser.exact_job(candidate)
-        if self.machines is not None:
-            result = self.machines.rehearse(job, report, options)
-        else:
-            result = rehearse(job, report, self.verifier, options)
-        if not result.exact:
-            raise UntestableError(f"there is no wheel for the CPU of {report.version}")
-        found = next(check for check in result.checks if check.name == self.check)
+        found, evidence = self.host.check(applied, self.check, folder)
         return Evaluation(
-            verdict=VERDICTS[found.verdict],
+            verdict=_VERDICTS[found.verdict],
             signature=found.signature,
             detail=found.detail,
-            evidence=str(result.report),
+            evidence=evidence,
         )
 
 
 @dataclass(frozen=True)
-class AnyFailure:
-    """Another judge, all of whose failures count as one."""
+class Command:
+    """A command that is run on candidates, in a process group of its own and without a shell.
 
-    judge: CandidateJudge
+    ``{wheel}`` and ``{tree}`` in its words stand for the candidate's wheel and for a folder with its merged
+    package; each is made only if it is mentioned. ``SPARKWRIGHT_WHEEL``, ``SPARKWRIGHT_TREE`` and
+    ``SPARKWRIGHT_SPEC``, a JSON file, say the same in its environment; the tree is always there.
+    """
+
+    words: tuple[str, ...]
+    realiser: Realiser
+    options: JudgeOptions
+
+    def run(self, applied: frozenset[str], folder: Path) -> tuple[int, str, Path]:
+        """Return the exit status, the end of the output, and the log.
+
+        Raises:
+            UntestableError: the candidate cannot be made.
+            LimitsExceeded: it took too long.
+        """
+        options, candidate = self.options, self.realiser.candidate(applied)
+        wheel: Path | None = None
+        if options.build_wheel or any("{wheel}" in word for word in self.words):
+            wheel = self.realiser.wheel(candidate)
+        with storing(f"writing to {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+        described = candidate.described
+        try:
+            if options.machines is not None:
+                status, output = options.machines.command(
+                    self.realiser.access, self.realiser.merged(candidate), self.words, described, folder,
+                    wheel=wheel, timeout_s=options.timeout_s,
+                )  # fmt: skip
+            else:
+                status, output = run_words(
+                    self.words, self.realiser.tree(candidate), described, folder, wheel=wheel,
+                    cwd=Path.cwd(), timeout_s=options.timeout_s, stop=options.stop,
+                )  # fmt: skip
+        except LimitsExceeded as error:
+            if options.stop.is_set():
+                raise KeyboardInterrupt from error
+            raise
+        return status, output, folder / OUTPUT
+
+
+@dataclass(frozen=True)
+class CommandJudge:
+    """Good if a command exits with 0, untestable with 125, bad with another status below 126.
+
+    Its signature is what it prints behind ``signature:`` at the start of a line, or its exit status.
+    """
+
+    command: Command
+    name: str
+
+    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
+        """Run the command on the candidate.
+
+        Raises:
+            ProcessError: it could not be started, or was killed; that says nothing of the candidate.
+        """
+        del attempt
+        try:
+            status, output, log = self.command.run(applied, folder)
+        except LimitsExceeded as error:
+            return Evaluation(verdict=StepVerdict.BAD, signature="timeout", detail=str(error))
+        if not 0 <= status < _NOT_STARTED:
+            raise ProcessError(
+                f"the judge {self.name!r} gave no verdict",
+                because=f"it ended with status {status}; its output is in {log}",
+                next_step="let it exit with 0 for good, 1 for bad and 125 for untestable",
+            )
+        verdict = {0: StepVerdict.GOOD, _UNTESTABLE: StepVerdict.UNTESTABLE}.get(status, StepVerdict.BAD)
+        stated = _SIGNATURE.findall(output) or [f"exit{status}"]
+        return Evaluation(
+            verdict=verdict,
+            signature=stated[-1].strip() if verdict is StepVerdict.BAD else "",
+            detail=next((line for line in reversed(output.splitlines()) if line.strip()), ""),
+            evidence=str(log),
+        )
+
+
+@dataclass(frozen=True)
+class CommandSampler:
+    """A metric that a command prints: the number behind its name, or else the last line that is a number."""
+
+    command: Command
+    metric: str
 
     @property
     def name(self) -> str:
-        """The other judge's name."""
-        return self.judge.name
+        """The metric, and the command that prints it."""
+        return f"{self.metric} of {shlex.join(self.command.words)!r}"
 
-    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Return what the other judge says, without the signature."""
-        found = self.judge.evaluate(applied, attempt=attempt, folder=folder)
-        return structs.replace(found, signature="")
+    def sample(self, applied: frozenset[str], folder: Path) -> float:
+        """Run the command on the candidate once.
+
+        Raises:
+            UntestableError: the candidate cannot be made, or the command exits with 125.
+            ProcessError: the command failed, or printed no number.
+        """
+        try:
+            status, output, log = self.command.run(applied, folder)
+        except LimitsExceeded as error:
+            raise UntestableError(str(error)) from error
+        if status == _UNTESTABLE:
+            raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
+        decimal = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+        named = re.findall(rf"(?m)^{re.escape(self.metric)}\s*[:=\s]\s*({decimal})\b", output)
+        found = named or re.findall(rf"(?m)^\s*({decimal})\s*$", output)
+        if status or not found:
+            raise ProcessError(
+                f"the metric {self.metric} could not be measured",
+                because=f"the command ended with status {status}"
+                + ("" if found else f" and printed no number; its output is in {log}"),
+            )
+        return float(found[-1])

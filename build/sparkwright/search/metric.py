@@ -1,27 +1,45 @@
-"""A judge of a metric: interleaved samples of a candidate and the good end, until their ratio is decided."""
+"""A judge of a metric: interleaved samples of a candidate and the good end, until their ratio is decided.
+
+A metric without a command is a figure of `verify`'s sweep by name, such as ``decode-tok-s@1``.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
-from msgspec import structs
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ConfigError
 from sparkwright.base.events import emit
-from sparkwright.search.model import Evaluation, StepVerdict
-from sparkwright.store.atomic import storing, write_atomically
+from sparkwright.base.journal import JournalFile, read_lines
+from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.search.model import Evaluation, StepVerdict, UntestableError
 
 _FIRST_LOOK = 4
 _ERROR = 0.05  # of all looks at a candidate together
+
+SWEEP = "sweep"
+_BY_CATEGORY = "served at every level"
+_FORM = re.compile(r"([a-z][a-z0-9-]*)@([1-9][0-9]{0,3})")
+
+FIGURES = {
+    "decode-tok-s": ("decode tok/s", True),
+    "throughput-tok-s": ("steady tok/s", True),
+    "acceptance-length": ("MAL", True),
+    "ttft-ms": ("TTFT p50 ms", False),
+    "ttft-p95-ms": ("TTFT p95 ms", False),
+    "tpot-ms": ("TPOT p50 ms", False),
+    "verify-step-ms": ("verify step ms", False),
+}
+"""By name: the figure as a sweep's findings have it, and true if more of it is better."""
 
 
 class Sampler(Protocol):
@@ -31,28 +49,14 @@ class Sampler(Protocol):
     def name(self) -> str:
         """The metric's name."""
 
-    def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
-        """Measure the start with the changes *applied* once; *number* counts samples of both arms together.
+    def sample(self, applied: frozenset[str], folder: Path) -> float:
+        """Measure the start with the changes *applied* once.
 
-        *folder* takes the logs of this sample; it does not exist yet.
+        Logs go to *folder*, which does not exist yet.
 
         Raises:
             UntestableError: this candidate cannot be measured.
         """
-
-
-class UntestableError(Exception):
-    """A candidate cannot be measured; the text is the reason."""
-
-
-def timed(judge: Callable[[], Evaluation]) -> Evaluation:
-    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
-    started = time.monotonic()
-    try:
-        found = judge()
-    except UntestableError as error:
-        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
-    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
 
 
 def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -> tuple[float, float, float]:
@@ -61,11 +65,11 @@ def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -
     A drift of the machine moves both samples of a pair, so it does not widen the interval.
 
     Raises:
-        ValueError: there are fewer than two pairs, or a sample is not a positive number.
+        ValueError: a sample is not a positive number.
     """
     from scipy.stats import t
 
-    if len(of) < 2 or not all(0 < value < math.inf for value in (*of, *to)):  # noqa: PLR2004 - one has no spread
+    if not all(0 < value < math.inf for value in (*of, *to)):
         raise ValueError(f"no interval of {list(of)} to {list(to)}")
     logs = [math.log(one / other) for one, other in zip(of, to, strict=True)]
     width = float(t.ppf((1 + level) / 2, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
@@ -83,7 +87,6 @@ class MetricJudge:
     `SearchProblem.deterministic` be true.
 
     Attributes:
-        sampler: measures.
         worse_by: the share, such as 0.05.
         higher_is_better: the metric is a rate, not a time.
         baseline: the changes of the good end: none, or all of them where the start is the bad end.
@@ -111,25 +114,18 @@ class MetricJudge:
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Judge the candidate; its value is its metric over the good end's."""
-        started = time.monotonic()
-        verdict, ratio, detail = self._judged(applied, self._pairs(applied, attempt), folder)
+        name = f"{digest_of(sorted(applied))[:16]}-{attempt}.jsonl"
+        with Pairs(self.kept / name if self.kept else None) as pairs:
+            verdict, ratio, detail = self._judged(applied, pairs, folder)
         return Evaluation(
             verdict=verdict,
             signature=self.name if verdict is StepVerdict.BAD else "",
             detail=detail,
-            seconds=time.monotonic() - started,
             evidence=str(folder),
             value=ratio,
         )
 
-    def _pairs(self, applied: frozenset[str], attempt: int) -> Pairs:
-        """Return the pairs of samples of this evaluation that were taken before."""
-        name = f"{digest_of(sorted(applied))[:16]}-{attempt}.jsonl"
-        return Pairs(self.kept / name if self.kept else None)
-
-    def _judged(
-        self, applied: frozenset[str], pairs: Pairs, folder: Path
-    ) -> tuple[StepVerdict, float | None, str]:
+    def _judged(self, applied: frozenset[str], pairs: Pairs, folder: Path) -> tuple[StepVerdict, float, str]:
         if applied == self.baseline:
             return StepVerdict.GOOD, 1.0, "it is what others are compared with"
         limit = math.sqrt(1 - self.worse_by)
@@ -137,11 +133,8 @@ class MetricJudge:
         count = 0
         while True:
             count = min(max(_FIRST_LOOK, 2 * count), self.most_samples)
-            try:
-                while len(pairs.taken) < count:
-                    pairs.add(*self._pair(applied, len(pairs.taken), folder))
-            except UntestableError as error:
-                return StepVerdict.UNTESTABLE, None, str(error)
+            while len(pairs.taken) < count:
+                pairs.add(*self._pair(applied, len(pairs.taken), folder))
             good, candidate = zip(*pairs.taken[:count], strict=True)
             ratio, low, high = paired_interval(candidate, good, level=1 - _ERROR / looks)
             worst, best = (low, high) if self.higher_is_better else (1 / high, 1 / low)
@@ -159,27 +152,32 @@ class MetricJudge:
         arms = self.baseline, applied
         values = []
         for place, arm in enumerate(arms if done % 2 == 0 else arms[::-1], 2 * done + 1):
-            values.append(self.sampler.sample(arm, number=place, folder=folder / f"sample-{place}"))
+            values.append(self.sampler.sample(arm, folder / f"sample-{place}"))
         good, candidate = values if done % 2 == 0 else values[::-1]
         return good, candidate
 
 
 class Pairs:
-    """Pairs of samples, each on the disk before the next is taken; a cut last line is taken again."""
+    """Pairs of samples, each on the disk before the next is taken; without a file, in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the pairs in *path*; `None` keeps them in memory alone."""
-        self.path = path
-        self.taken: list[tuple[float, float]] = []
-        if path is None:
-            return
-        with storing(f"reading {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            data = path.read_bytes() if path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole != data:
-                write_atomically(path, whole)
-        self.taken = [decode_json(line, tuple[float, float]) for line in whole.splitlines()]
+        """Open the file at *path* and read its pairs.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self.journal = None if path is None else JournalFile(path, subject="bisection")
+        lines = [] if path is None else read_lines(path, subject="bisection")
+        self.taken = [decode_json(line, tuple[float, float]) for line in lines]
+
+    def __enter__(self) -> Self:
+        """Return the pairs."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        if self.journal is not None:
+            self.journal.close()
 
     def add(self, good: float, candidate: float) -> None:
         """Append a pair.
@@ -187,9 +185,64 @@ class Pairs:
         Raises:
             StorageError: it could not be written.
         """
-        if self.path is not None:
-            with storing(f"writing {self.path}"), self.path.open("ab") as stream:
-                stream.write(msgspec.json.encode([good, candidate]) + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
+        if self.journal is not None:
+            self.journal.append(msgspec.json.encode([good, candidate]))
         self.taken.append((good, candidate))
+
+
+@dataclass(frozen=True)
+class NamedFigure:
+    """A figure at a concurrency.
+
+    Attributes:
+        level: requests at a time.
+    """
+
+    name: str
+    level: int
+
+    def __str__(self) -> str:
+        """Return it as the user gives it."""
+        return f"{self.name}@{self.level}"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """False for times."""
+        return FIGURES[self.name][1]
+
+    def value(self, findings: Sequence[Finding]) -> float:
+        """Return the geometric mean of the figure over the categories of a sweep.
+
+        Raises:
+            UntestableError: a request failed, or the figure is missing.
+        """
+        key = f"c={self.level} {FIGURES[self.name][0]}"
+        logs = []
+        for finding in findings:
+            if finding.check != SWEEP or not finding.name.endswith(_BY_CATEGORY):
+                continue
+            if finding.verdict is not Verdict.PASS:
+                raise UntestableError(f"{finding.name}: {finding.cause}")
+            found = finding.measured.get(key)
+            if not isinstance(found, float | int) or not 0 < found < math.inf:
+                raise UntestableError(f"{finding.name}: there is no {key}")
+            logs.append(math.log(found))
+        if not logs:
+            raise UntestableError("nothing was measured")
+        return math.exp(math.fsum(logs) / len(logs))
+
+
+def parse_figure(text: str) -> NamedFigure:
+    """Return the figure that *text* names, such as ``ttft-ms@8``.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None or found[1] not in FIGURES:
+        raise ConfigError(
+            f"there is no figure {text!r}",
+            because="a metric without a command is NAME@CONCURRENCY, such as decode-tok-s@1",
+            next_step=f"take one of {', '.join(FIGURES)}, or give a command behind --",
+        )
+    return NamedFigure(found[1], int(found[2]))

@@ -1,7 +1,8 @@
-"""Verdicts, evaluations and candidates of a bisection; the problem, and its result."""
+"""The problem of a bisection, its evaluations and verdicts, and its result."""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
@@ -10,7 +11,11 @@ import msgspec
 
 from sparkwright.base.config import Model
 
+CONFIDENCE, MOST_RUNS = 0.95, 64
+"""Of an answer at which a search ends, and of repetitions of one candidate, unless others are given."""
+
 Axis = Literal["upstream", "carries", "kernels", "requirements"]
+Role = Literal["bad end", "good end", "search", "check"]
 
 
 class StepVerdict(StrEnum):
@@ -25,15 +30,18 @@ class StepVerdict(StrEnum):
     """Repetitions disagree by more than the calibrated rate explains."""
 
 
+class UntestableError(Exception):
+    """A candidate cannot be made or judged; the text is the reason."""
+
+
 class Evaluation(Model, frozen=True):
     """One run of a judge on one candidate.
 
     Attributes:
-        signature: the failure without addresses, times and temporary paths; empty if good.
-        detail: the reason, in words.
-        seconds: wall-clock time, with the time to realise the candidate.
-        evidence: path of the log or report; empty if there is none.
-        value: the metric's value, for a judge that measures one.
+        signature: of the failure; empty if good.
+        seconds: wall-clock time, with the time to make the candidate.
+        evidence: path of the log or report.
+        value: the metric's value over the good end's, for a judge that measures one.
     """
 
     verdict: StepVerdict
@@ -49,8 +57,6 @@ class Change(Model, frozen=True):
 
     Attributes:
         id: short unique name: a carry's name with the kind of its change, or a commit id.
-        axis: the kind of difference.
-        title: one line for people.
         requires: ids of changes without which it cannot be applied.
         files: paths that it touches, for priors.
     """
@@ -77,9 +83,7 @@ class SearchProblem(Model, frozen=True):
             whose removal from the end takes it back (of a broken end: what would mend it).
         deterministic: the judge gives the same verdict each time, so that one run of each end is enough.
         weights: by id of a change, how much more it is suspected than another of its axis; 1 where missing.
-        costs: by id of an upstream change, seconds to judge a candidate that ends there; 1 where missing.
-        unavailable: ids of upstream changes where no candidate can be realised, as far as is known before.
-        signature: of the failure being chased; that of the bad end if empty.
+        any_failure: every failure counts as the one being chased, which is the bad end's otherwise.
         command: repeats one evaluation by hand; ``{applied}`` stands for the ids of the changes, with commas
             between, without those that others of them require.
         confidence: probability of the answer at which the search ends.
@@ -94,12 +98,10 @@ class SearchProblem(Model, frozen=True):
     question: Literal["adds", "removes"] = "adds"
     deterministic: bool = False
     weights: dict[str, float] = msgspec.field(default_factory=dict)
-    costs: dict[str, float] = msgspec.field(default_factory=dict)
-    unavailable: tuple[str, ...] = ()
-    signature: str = ""
+    any_failure: bool = False
     command: str = ""
-    confidence: float = 0.95
-    most_runs: int = 64
+    confidence: float = CONFIDENCE
+    most_runs: int = MOST_RUNS
 
 
 class SearchStep(Model, frozen=True):
@@ -108,14 +110,12 @@ class SearchStep(Model, frozen=True):
     Attributes:
         applied: ids of the changes that were applied, without those that others of them require.
         attempt: the number of this repetition of the candidate, from 1.
-        role: "bad end", "good end", "search" or "check".
         verdict: the judge's, but untestable where it is bad with another signature.
-        evaluation: what the judge said.
     """
 
     applied: tuple[str, ...]
     attempt: int
-    role: Literal["bad end", "good end", "search", "check"]
+    role: Role
     verdict: StepVerdict
     evaluation: Evaluation
 
@@ -150,7 +150,6 @@ class SearchResult(Model, frozen=True):
             separated.
         changes: ids of the culprit, of the interacting changes, or of all that are left; in order.
         confidence: probability that the difference lies there, in view of all observations.
-        calibration: what both ends gave.
         steps: evaluations in the order in which the search took them, those of the ends included.
         good: ids of the candidate next to the answer that is good, as in `SearchStep.applied`.
         bad: ids of its bad counterpart.
@@ -195,4 +194,32 @@ class CandidateJudge(Protocol):
         """The judge as a person would name it."""
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Judge the start with the changes *applied* (by id); *folder* takes logs of this attempt."""
+        """Judge the start with the changes *applied* (by id); *folder* takes logs of this attempt.
+
+        Raises:
+            UntestableError: it cannot be made or judged.
+        """
+
+
+# Each rule sees the text as the one before it left it.
+_RULES = (
+    (re.compile(r"\x1b\[[0-9;]*[A-Za-z]"), ""),  # colours of a terminal
+    (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<address>"),
+    (re.compile(r"(?:/private)?/(?:tmp|var/tmp|var/folders|dev/shm)(?:/[^\s'\":,;)\]]*)?"), "<temporary>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"), "<time>"),
+    (re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), "<time>"),
+    (re.compile(r"\b[0-9a-f]{12,64}\b(?<![a-z]{12})", re.IGNORECASE), "<id>"),
+    (re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?=(?:[smuµn]?s|[KMGT]i?B|%)?\b|%)"), "#"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+def normalise(text: str) -> str:
+    """Return *text* without addresses, numbers, times, temporary paths and process ids, on one line.
+
+    A number that is part of a name stays: ``sm_121a`` and ``fp8`` tell failures apart.
+    """
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text.strip()

@@ -7,6 +7,7 @@ judge reads of a run here: the probe's verdict, or a command's status and output
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from sparkwright.base.config import Model, convert, to_builtins
-from sparkwright.base.digests import digest_of
+from sparkwright.base.digests import digest_of, to_json
 from sparkwright.base.events import emit
-from sparkwright.base.process import LimitsExceeded
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec
 from sparkwright.distributed import Done, StoredFile, Task, TaskLostError, bring_files, share_file, share_json
 from sparkwright.distributed.cluster import Cluster, ThisMachine, Workers
@@ -30,12 +31,14 @@ from sparkwright.probe.environment import environment_key
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.runner import run_probe
 from sparkwright.rehearsal import RehearsalOptions, RehearsalResult
-from sparkwright.search.metric import UntestableError
-from sparkwright.search.run_command import run_words
+from sparkwright.search.model import UntestableError
+from sparkwright.store import write_atomically
 from sparkwright.upstream import Access
 
 ResultT = TypeVar("ResultT")
+OUTPUT, _SPEC = "output.log", "spec.json"
 _PACKAGE = "vllm"
+_NO_LIMIT_MIB = 1 << 40
 _COMMAND_S, _COMMAND_MIB = 60.0, 2048
 _PROBE_S = 10.0
 
@@ -48,11 +51,10 @@ class StepRequest(Model, frozen=True):
         version: the release, for a probe.
         spec: limits and settings of the probe, whose file stands first of `files`; `None` for a command.
         environment: key of the environment for probes.
-        words: the command; a number in braces stands for one of `files`.
+        words: the command, with `files` among its words.
         files: paths below the task's working folder.
         described: what the command reads of the candidate.
         wheel: path of the candidate's wheel, where it is asked for.
-        timeout_s: longest run of a command, in seconds.
     """
 
     tree: str
@@ -75,9 +77,53 @@ class StepRequest(Model, frozen=True):
 class CommandRan(Model, frozen=True):
     """The exit status of a command and the end of its output, or the limit that it passed."""
 
-    status: int
-    output: str
+    status: int = -1
+    output: str = ""
     limit: str = ""
+
+
+def run_words(
+    words: Sequence[str],
+    tree: Path,
+    described: Mapping[str, object],
+    folder: Path,
+    *,
+    wheel: Path | None,
+    cwd: Path,
+    timeout_s: float,
+    stop: threading.Event | None = None,
+) -> tuple[int, str]:
+    """Run a command on a candidate that is made; return its exit status and the end of its output.
+
+    Args:
+        words: the command; see `sparkwright.search.judges.Command`.
+        tree: the folder with the merged package.
+        described: what the command reads of the candidate.
+        folder: for the output and the description.
+        wheel: the wheel, where it is asked for.
+        cwd: where it runs.
+        timeout_s: longest run, in seconds.
+        stop: ends it.
+
+    Raises:
+        LimitsExceeded: it took too long, or was stopped.
+    """
+    place = "" if wheel is None else str(wheel)
+    write_atomically(folder / _SPEC, to_json(described))
+    variables = {
+        "SPARKWRIGHT_TREE": str(tree),
+        "SPARKWRIGHT_SPEC": str(folder / _SPEC),
+        **({"SPARKWRIGHT_WHEEL": place} if place else {}),
+    }
+    done = run_limited(
+        [word.replace("{wheel}", place).replace("{tree}", str(tree)) for word in words],
+        limits=ProcessLimits(timeout_s, _NO_LIMIT_MIB),
+        cwd=cwd,
+        env={**os.environ, **variables},
+        log=folder / OUTPUT,
+        stop=stop,
+    )
+    return done.status, done.stderr
 
 
 @dataclass
@@ -85,7 +131,6 @@ class Machines:
     """The machines for the steps of one bisection, as a context: workers run for the length of its block.
 
     Attributes:
-        cluster: the machines.
         stop: set when the search ends: steps that still run are given up.
     """
 
@@ -143,20 +188,19 @@ class Machines:
         Raises:
             LimitsExceeded: it took too long.
         """
-        given = dict.fromkeys(word for place, word in enumerate(words) if _goes_along(word, first=not place))
-        order = list(given)
-        sent = [
-            share_file(access.store, Path(word), f"given/{number}/{Path(word).name}")
-            for number, word in enumerate(order)
-        ]
-        paths = tuple(one.path for one in sent)
+        given = {
+            place: share_file(access.store, Path(word), f"given/{place}/{Path(word).name}")
+            for place, word in enumerate(words)
+            if _goes_along(word, first=not place)
+        }
+        sent = [*given.values()]
         if wheel is not None:
             sent.append(share_file(access.store, wheel, f"wheel/{wheel.name}"))
         request = StepRequest(
             tree=report.tree,
             pristine=report.pristine,
-            files=paths,
-            words=tuple(f"{{{order.index(word)}}}" if word in given else word for word in words),
+            files=tuple(one.path for one in given.values()),
+            words=tuple(given[at].path if at in given else word for at, word in enumerate(words)),
             described=dict(described),
             wheel="" if wheel is None else sent[-1].path,
             timeout_s=timeout_s,
@@ -236,13 +280,11 @@ def step_here(request: StepRequest, access: Access) -> ProbeRun | CommandRan:
     """
     store = access.store
     tree = tree_folder(store, access.repository, request.tree, under=_PACKAGE, like=request.pristine)
-    files = [Path(name).absolute() for name in request.files]
     if request.spec is not None:
-        python = require_environment(store, request.environment)
-        return run_probe(store, python, files[0], request.spec, tree, version=request.version).run
-    names = {f"{{{number}}}": path for number, path in enumerate(files)}
-    words = [str(names.get(word, word)) for word in request.words]
-    if request.words[0] in names:  # a file of the store, which no program may change
+        python, file = require_environment(store, request.environment), Path(request.files[0]).absolute()
+        return run_probe(store, python, file, request.spec, tree, version=request.version).run
+    words = [str(Path(word).absolute()) if word in request.files else word for word in request.words]
+    if request.words[0] in request.files:  # a file of the store, which no program may change
         program = Path("program").absolute()
         program.write_bytes(Path(words[0]).read_bytes())
         program.chmod(0o755)
@@ -250,7 +292,7 @@ def step_here(request: StepRequest, access: Access) -> ProbeRun | CommandRan:
     cwd = Path("cwd").absolute()
     cwd.mkdir()
     try:
-        done = run_words(
+        status, output = run_words(
             words,
             tree,
             request.described,
@@ -260,5 +302,5 @@ def step_here(request: StepRequest, access: Access) -> ProbeRun | CommandRan:
             timeout_s=request.timeout_s,
         )
     except LimitsExceeded as error:
-        return CommandRan(status=-1, output="", limit=str(error))
-    return CommandRan(status=done.status, output=done.stderr)
+        return CommandRan(limit=str(error))
+    return CommandRan(status=status, output=output)

@@ -1,6 +1,6 @@
-"""Reports of a bisection: one HTML page, Markdown and JSON.
+"""Reports of a bisection: one HTML page, Markdown and JSON, the same for the same journal.
 
-All three are the same for the same journal. Text of changes and judges goes through `clean` and is escaped.
+Text of changes and judges is made harmless for readers, and then for HTML or Markdown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
-from sparkwright.base.page import page_environment
-from sparkwright.base.text import clean, human_seconds
+from sparkwright.base.page import page_environment, text_environment
+from sparkwright.base.text import clean
 from sparkwright.search.calibrate import ends
 from sparkwright.search.model import Change, SearchProblem, SearchResult, SearchStep, StepVerdict
 from sparkwright.search.subsets import Changes
@@ -28,8 +28,6 @@ _TONES = {
     StepVerdict.UNSTABLE: "inconclusive",
 }
 _WIDTH = 1000.0  # of the picture's columns, in its own units
-_ROW = 16
-_LIST = 12  # changes of a range that are spelt out
 
 
 @dataclass(frozen=True)
@@ -112,72 +110,29 @@ def _changes(problem: SearchProblem, result: SearchResult) -> list[Change]:
 
 def render_html(problem: SearchProblem, result: SearchResult) -> str:
     """Return the result as one page that needs no network and no script."""
-    environment = page_environment(TEMPLATES)
-    environment.filters["human_seconds"] = human_seconds
-    good, bad = ends(problem)
-    found = rows(problem, result)
-    page = environment.get_template("bisection.html").render(
-        problem=problem,
-        result=result,
-        headline=headline(problem, result),
-        tone="pass" if result.kind in {"culprit", "interaction"} else "inconclusive",
-        changes=_changes(problem, result),
-        rows=found,
-        height=_ROW * len(found),
-        row=_ROW,
-        left=_spots(problem, result),
-        good=good,
-        bad=bad,
-        seconds=sum(one.seconds for one in found),
-        tones=_TONES,
-    )
-    return page.strip() + "\n"
-
-
-def _spots(problem: SearchProblem, result: SearchResult) -> tuple[tuple[float, float], ...]:
-    """Return the columns of the answer."""
-    return tuple(_bars([change.id for change in problem.changes], frozenset(result.changes)))
+    page = page_environment(TEMPLATES).get_template("bisection.html")
+    return page.render(**_values(problem, result), tones=_TONES).strip() + "\n"
 
 
 def render_markdown(problem: SearchProblem, result: SearchResult) -> str:
     """Return the result as Markdown."""
+    text = text_environment(TEMPLATES).get_template("bisection.md.jinja")
+    return text.render(**_values(problem, result)).strip() + "\n"
+
+
+def _values(problem: SearchProblem, result: SearchResult) -> dict[str, Any]:
     good, bad = ends(problem)
-    named = _changes(problem, result)
-    calibration = result.calibration
-    lines = [
-        f"## {_cell(headline(problem, result))}",
-        "",
-        f"- good: `{_code(good)}`; bad: `{_code(bad)}`; judge: `{_code(problem.judge)}`",
-        f"- {result.kind}, confidence {result.confidence:.1%}",
-        f"- {result.evaluations} evaluations, {result.searching} after both ends",
-        f"- {len(result.untestable)} of them could not be judged",
-        f"- the bad end was bad in {calibration.shown} of {calibration.runs} runs",
-        f"- good runs that make a candidate good: {calibration.repetitions}",
-    ]
-    lines += [f"- `{_code(change.id)}`: {_cell(change.title)}" for change in named[:_LIST]]
-    if len(named) > _LIST:
-        lines.append(f"- and {len(named) - _LIST} more")
-    lines += ["", "| step | applied | runs | verdict | time | detail |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {row.first} | {_cell(', '.join(row.step.applied) or 'nothing')} | {len(row.steps)} "
-        f"| {row.step.verdict} | {human_seconds(row.seconds)} | {_cell(row.detail)} |"
-        for row in rows(problem, result)
-    ]
-    if result.check:
-        lines += ["", "Check by hand, the bad one first:", "", "```sh", *map(clean, result.check), "```"]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Return *text* for a cell of a table."""
-    shown = clean(text, 300).replace("\\", "\\\\")
-    for character in "|<>[]*_`":
-        shown = shown.replace(character, f"\\{character}")
-    return " ".join(shown.split())
-
-
-def _code(text: str) -> str:
-    return clean(text, 300).replace("`", "'").replace("\n", " ")
+    ids = [change.id for change in problem.changes]
+    return {
+        "problem": problem,
+        "result": result,
+        "headline": headline(problem, result),
+        "named": _changes(problem, result),
+        "rows": rows(problem, result),
+        "answer": tuple(_bars(ids, frozenset(result.changes))),
+        "good": good,
+        "bad": bad,
+    }
 
 
 def render_json(problem: SearchProblem, result: SearchResult) -> bytes:

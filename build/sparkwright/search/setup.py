@@ -11,22 +11,21 @@ from pathlib import Path
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
+from sparkwright.carries.folder import unknown_name
+from sparkwright.carries.patchset import closure
 from sparkwright.engine.verifier import Verifier
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.search.axes import SpecDifference, UpstreamStep, difference, weigh
-from sparkwright.search.command import CommandSampler, JudgeOptions
-from sparkwright.search.judges import AnyFailure, MergeJudge, ProbeJudge
-from sparkwright.search.kinds import make_judge
-from sparkwright.search.line import upstream_steps
+from sparkwright.search.candidates import Realiser
+from sparkwright.search.changes import difference, weigh
+from sparkwright.search.history import UpstreamStep, upstream_steps
+from sparkwright.search.judges import CommandSampler, JudgeOptions, MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
-from sparkwright.search.points import ResolvedSpec, restricted
-from sparkwright.search.realise import Realiser
 from sparkwright.search.remote import Machines
 from sparkwright.search.served import Serving
-from sparkwright.search.specs import Resolver
+from sparkwright.search.specs import ResolvedSpec, Resolver
 from sparkwright.upstream import Access, open_source
 
 
@@ -37,6 +36,7 @@ class SearchOptions:
     Attributes:
         good: SPEC of the end that works.
         bad: SPEC of the end that fails.
+        judge: the words of ``--judge``.
         axes: differences to search; all by default.
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
         commits: a repository whose commits are the points between two pins; releases are if it is empty.
@@ -50,28 +50,28 @@ class SearchOptions:
         build_wheel: build each candidate's wheel for a command.
         recipe: what candidates' wheels are served by; their Python is rehearsed on the CPU if it is empty.
         profile: how much is measured then.
-        command: the words of the command line that repeat this search.
         cluster: address of other machines that run the steps; they run here if it is empty.
+        command: the words of the command line that repeat this search.
     """
 
     good: str
     bad: str
     judge: str
-    axes: tuple[Axis, ...] = ()
-    carries: tuple[str, ...] = ()
-    commits: str = ""
-    find_fix: bool = False
-    mend: bool = False
-    any_failure: bool = False
-    deterministic: bool = False
-    repeat: int = 64
-    confidence: float = 0.95
-    timeout_s: float = 3600.0
-    build_wheel: bool = False
-    recipe: str = ""
-    profile: str = ""
-    command: tuple[str, ...] = ()
-    cluster: str = ""
+    axes: tuple[Axis, ...]
+    carries: tuple[str, ...]
+    commits: str
+    find_fix: bool
+    mend: bool
+    any_failure: bool
+    deterministic: bool
+    repeat: int
+    confidence: float
+    timeout_s: float
+    build_wheel: bool
+    recipe: str
+    profile: str
+    cluster: str
+    command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ class Search:
     """A bisection that is ready to run; see `sparkwright.search.engine.bisect`.
 
     Attributes:
-        judge: judges candidates.
         alone: evaluations at the same time would disturb each other's servers.
         used: the machines that run the steps, where these are processes of their own.
     """
@@ -88,13 +87,8 @@ class Search:
     judge: CandidateJudge
     realiser: Realiser
     stop: threading.Event
-    alone: bool = False
-    used: Machines | None = None
-
-    @property
-    def difference(self) -> SpecDifference:
-        """The difference between the ends."""
-        return self.realiser.difference
+    alone: bool
+    used: Machines | None
 
     def machines(self) -> contextlib.AbstractContextManager[object]:
         """Start workers on the other machines, where there are any, for the length of the block."""
@@ -120,34 +114,34 @@ def open_search(
     if not build.series and (series := _series_of_wheels(checkout, options)):
         checkout, build = open_checkout(checkout.root, series), replace(build, series=series)
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
-    history = open_source(options.commits or "git", access)
-    with access.store.scratch() as scratch:
+    commits = options.commits or "git"
+    with access.store.scratch() as scratch, contextlib.ExitStack() as stack:
         resolver = Resolver(checkout, access, scratch, build.series, build.patchset, arch)
-        good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
-        start, end = (bad, good) if options.find_fix else (good, bad)
+        ends = [_end(resolver, text, options.carries) for text in (options.good, options.bad)]
+        start, end = ends[::-1] if options.find_fix else ends
         steps: tuple[UpstreamStep, ...] = ()
         if not options.axes or "upstream" in options.axes:
-            git = checkout.lock.release.git
-            steps = upstream_steps(access, history, git, start, end, commits=bool(options.commits))
+            source, git = open_source(commits, access), checkout.lock.release.git
+            steps = upstream_steps(access, source, git, start, end, commits=bool(options.commits))
         found = difference(start, end, steps, axes=options.axes)
         build = replace(build, platform=_platform(start, end, build.platform))
-        realiser = Realiser(found, checkout, access, build, options.commits or "git")
-        judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
-        used = _machines(access, options, judging.stop)
-        serving = _serving(access, options, used, verifier)
-        judging = replace(
-            judging, serving=serving, machines=used if options.cluster else None, verifier=verifier
+        realiser = stack.enter_context(contextlib.closing(Realiser(found, checkout, access, build, commits)))
+        stop = threading.Event()
+        stack.callback(stop.set)
+        used = _machines(access, options, stop)
+        judging = JudgeOptions(
+            verifier,
+            options.timeout_s,
+            options.build_wheel,
+            inverted=options.find_fix,
+            stop=stop,
+            serving=_serving(realiser, options, used, verifier),
+            machines=used if options.cluster else None,
         )
-        try:
-            judge = make_judge(options.judge, realiser, judging)
-            problem = _problem(found, judge, options)
-            measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
-            alone = measured or serving is not None
-            chosen = AnyFailure(judge) if options.any_failure else judge
-            yield Search(problem, chosen, realiser, judging.stop, alone, used)
-        finally:
-            judging.stop.set()
-            realiser.close()
+        judge = make_judge(options.judge, realiser, judging)
+        measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
+        alone = measured or judging.serving is not None
+        yield Search(_problem(realiser, judge, options), judge, realiser, stop, alone, used)
 
 
 def _series_of_wheels(checkout: Checkout, options: SearchOptions) -> str:
@@ -157,11 +151,20 @@ def _series_of_wheels(checkout: Checkout, options: SearchOptions) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def _end(resolver: Resolver, text: str, names: tuple[str, ...]) -> ResolvedSpec:
+    """Return an end with all of its carries, or with no others than *names* and those that they require."""
+    spec = resolver.resolve(text)
+    known = [carry.name for carry in spec.carries]
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"carry in {text}", name, known)
+    return replace(spec, carries=closure(names, spec.carries)) if names else spec
+
+
 def _machines(access: Access, options: SearchOptions, stop: threading.Event) -> Machines | None:
     """Return the machines that run the steps; this one for servers by a recipe, `None` for all else here."""
     from sparkwright.distributed import parse_cluster
     from sparkwright.distributed.cluster import Cluster, ThisMachine
-    from sparkwright.search.remote import Machines
 
     if options.cluster:
         if access.settings.offline:
@@ -171,7 +174,7 @@ def _machines(access: Access, options: SearchOptions, stop: threading.Event) -> 
 
 
 def _serving(
-    access: Access, options: SearchOptions, used: Machines | None, verifier: Verifier
+    realiser: Realiser, options: SearchOptions, used: Machines | None, verifier: Verifier
 ) -> Serving | None:
     if not options.recipe or used is None:
         if options.profile:
@@ -181,7 +184,7 @@ def _serving(
                 next_step="add --recipe NAME",
             )
         return None
-    from sparkwright.search.served import read_serving
+    from sparkwright.recipes import load_recipe
 
     if options.judge.startswith("metric") and "," in options.cluster:
         raise ConfigError(
@@ -189,12 +192,8 @@ def _serving(
             because=f"{options.cluster} names several, and their speeds differ",
             next_step="name one of them",
         )
-    return read_serving(used, options.recipe, options.profile, verifier, offline=access.settings.offline)
-
-
-def _end(resolver: Resolver, text: str, options: SearchOptions) -> ResolvedSpec:
-    spec = resolver.resolve(text)
-    return restricted(spec, options.carries) if options.carries else spec
+    _ = load_recipe(options.recipe)  # an unknown or malformed one is refused before any work
+    return Serving(realiser, used, options.recipe, verifier, options.profile)
 
 
 def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
@@ -209,18 +208,21 @@ def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
     return next(iter(stated), otherwise)
 
 
-def _problem(found: SpecDifference, judge: CandidateJudge, options: SearchOptions) -> SearchProblem:
+def _problem(realiser: Realiser, judge: CandidateJudge, options: SearchOptions) -> SearchProblem:
+    found = realiser.difference
     everything = frozenset(change.id for change in found.changes)
-    touched = {path for change in found.changes for path in change.files}
     name, suspects = judge.name, set[str]()
     if isinstance(judge, ProbeJudge):
-        suspects = judge.suspects(touched)
+        suspects = judge.suspects({path for change in found.changes for path in change.files})
         name = f"{name} ({sha256_file(judge.file)[:12]})"  # another text of the probe is another search
-    if options.any_failure:
-        name += ", any failure"
+    # With the digest of what an end is made of: '.' may be another tomorrow.
+    start, end = (
+        f"{spec.text} ({found.candidate(applied).digest[:12]})"
+        for spec, applied in ((found.start, frozenset[str]()), (found.end, everything))
+    )
     return SearchProblem(
-        start=_named(found, found.start, frozenset()),
-        end=_named(found, found.end, everything),
+        start=start,
+        end=end,
         judge=name,
         changes=found.changes,
         direction="fixed" if options.find_fix else "broke",
@@ -228,12 +230,8 @@ def _problem(found: SpecDifference, judge: CandidateJudge, options: SearchOption
         # A metric repeats its samples itself, until it is decided.
         deterministic=options.deterministic or isinstance(judge, (MergeJudge, MetricJudge, ProbeJudge)),
         weights=weigh(found.changes, suspects),
+        any_failure=options.any_failure,
         command=shlex.join(("sparkwright", "bisect", *options.command, "--try=")) + "{applied}",
         confidence=options.confidence,
         most_runs=options.repeat,
     )
-
-
-def _named(found: SpecDifference, spec: ResolvedSpec, applied: frozenset[str]) -> str:
-    """Return an end in words, with the digest of what it is made of: '.' may be another tomorrow."""
-    return f"{spec.text} ({found.candidate(applied).digest[:12]})"

@@ -16,18 +16,18 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright.base.config import decode_json
+from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
 from sparkwright.carries import Carry, load_carry
+from sparkwright.carries.model import Name
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository, check_out
 from sparkwright.lock import Lock, read_lock
 from sparkwright.lock.model import LOCK_NAME
 from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
-from sparkwright.search.points import RecordedSpec, ResolvedSpec, UpstreamPoint
 from sparkwright.store import storing
 from sparkwright.upstream import Access
 from sparkwright.wheel import WheelName
-from sparkwright.wheel.archive import Archive
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _STATED = re.compile(r"[^/]+\.dist-info/WHEEL")
@@ -41,12 +41,106 @@ _NEXT = (
 
 
 @dataclass(frozen=True)
+class UpstreamPoint:
+    """A point of upstream's line.
+
+    Attributes:
+        version: the release, or the one that decides for a commit which revision of a carry is taken.
+        commit: the full id of a commit; empty for the release itself.
+        tree: the id of its tree, where it is known already.
+    """
+
+    version: str
+    commit: str = ""
+    tree: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """Return its short name."""
+        return self.commit[:12] or self.version
+
+
+@dataclass(frozen=True)
+class ResolvedSpec:
+    """An end of a bisection, or a candidate between two ends.
+
+    Attributes:
+        text: the SPEC, as it was given; empty for a candidate.
+        patchset: the patchset's name.
+        carries: the carries on the point, in order.
+        lock: the pin with all of its digests; `None` if only the tree is known so far.
+        arch: architecture of native kernels; `None` where upstream's are taken.
+        requirements: the values of Requires-Dist, sorted; `None` where there is no wheel to read them from,
+            and for a candidate that has those of its point's own wheel.
+        merged: id of the merged tree that a wheel states; empty for other specs.
+        platform: the machine that a wheel is for; empty for other specs.
+    """
+
+    text: str
+    patchset: str
+    point: UpstreamPoint
+    carries: tuple[Carry, ...]
+    lock: Lock | None = None
+    arch: str | None = None
+    requirements: tuple[str, ...] | None = None
+    merged: str = ""
+    platform: str = ""
+
+    @property
+    def _inputs(self) -> dict[str, object]:
+        version = self.point.version
+        return {
+            "version": version,
+            "commit": self.point.commit,
+            "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
+            "arch": self.arch,
+            "requirements": list(self.requirements) if self.requirements is not None else None,
+        }
+
+    @property
+    def digest(self) -> str:
+        """Return its name: candidates with one digest are built from the same inputs."""
+        return digest_of({**self._inputs, "pinned": self.lock.release.commit if self.lock else ""})
+
+    @property
+    def described(self) -> dict[str, object]:
+        """Return what a command reads of it."""
+        return {"digest": self.digest, "patchset": self.patchset, **self._inputs}
+
+    def describe(self) -> str:
+        """Return it in words."""
+        kernels = f", kernels for {self.arch}" if self.arch else ""
+        names = ", ".join(carry.name for carry in self.carries)
+        return f"vllm {self.point.label}{kernels} with {names or 'no carry'}"
+
+
+# Names are joined to paths and looked up in the history: a stranger's wheel may name any.
+class _Content(msgspec.Struct, frozen=True):
+    name: Name
+    content: str
+
+
+class _Described(msgspec.Struct, frozen=True):
+    pin: dict[str, Any]
+    patchset: Name
+    carries: tuple[_Content, ...]
+    kernels: dict[str, Any] = {}
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """The build spec as ``point.json`` of a wheel records it."""
+
+    digest: str
+    platform: str
+    point: _Described
+    merge: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Resolver:
     """Resolves SPECs against one checkout.
 
     Attributes:
-        checkout: the clone of the project.
-        access: the store and the network settings.
         scratch: folder that takes files of earlier commits; it must outlive the results.
         series: the series of commits of this project; each one's default if it is empty.
         patchset: the patchset of a SPEC that names none; the series' own if it is empty.
@@ -59,7 +153,6 @@ class Resolver:
     series: str
     patchset: str
     arch: str | None = None
-    _trees: dict[str, Carry | None] = field(default_factory=dict, repr=False)
 
     def resolve(self, text: str) -> ResolvedSpec:
         """Return the end that *text* names; the work tree of the checkout is never written to.
@@ -70,13 +163,21 @@ class Resolver:
         if text.split("?", maxsplit=1)[0].endswith(".whl"):
             return self._wheel(text)
         if text == ".":
-            return self._checkout(text, self.checkout, self.patchset)
+            return self._of(text, self.checkout, self.patchset)
         patchset, at, target = text.rpartition("@")
-        if not at and (commit := self._own_commit(text)) is not None:
-            return self._checkout(text, self._at(commit), self.patchset)
+        history = self._history
+        if not at and history is not None and (commit := _full_id(history, text)):
+            folder = self.scratch / commit
+            if not folder.exists():
+                check_out(history, history.tree_of(commit), folder)
+            if not (folder / LOCK_NAME).is_file():
+                raise BisectionError(
+                    f"commit {commit[:12]} of this repository is no build spec",
+                    because=f"it has no {LOCK_NAME}",
+                    next_step=_NEXT,
+                )
+            return self._of(text, open_checkout(folder, self.series, self.patchset), self.patchset)
         return self._upstream(text, patchset or self.patchset, target)
-
-    # A commit of this project, and its work tree.
 
     @property
     def _history(self) -> Repository | None:
@@ -84,82 +185,55 @@ class Resolver:
         git = self.checkout.root / ".git"
         return Repository(git) if git.exists() else None
 
-    def _own_commit(self, text: str) -> str | None:
-        history = self._history
-        if history is None or text.startswith("-"):
-            return None
-        found = history.command(
-            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}", accept=(0, 1, 128)
-        )
-        return found.text if found.status == 0 else None
-
-    def _at(self, commit: str) -> Checkout:
-        folder = self.scratch / commit
-        history = self._history
-        if not folder.exists() and history is not None:
-            check_out(history, history.tree_of(commit), folder)
-        if not (folder / LOCK_NAME).is_file():
-            raise BisectionError(
-                f"commit {commit[:12]} of this repository is no build spec",
-                because=f"it has no {LOCK_NAME}",
-                next_step=_NEXT,
-            )
-        return open_checkout(folder, self.series, self.patchset)
-
-    def _checkout(self, text: str, checkout: Checkout, patchset: str) -> ResolvedSpec:
+    def _of(
+        self, text: str, checkout: Checkout, patchset: str, point: UpstreamPoint | None = None
+    ) -> ResolvedSpec:
+        """Return a patchset of *checkout* on its own pin, or on another *point*."""
         spec = checkout.build_spec(patchset, arch=self.arch)
-        return ResolvedSpec(
-            text, spec.patchset, UpstreamPoint(spec.lock.release.version), spec.deciding, spec.lock, self.arch
-        )
-
-    # A release or a commit of upstream's with a patchset.
+        own = UpstreamPoint(spec.lock.release.version)
+        lock = spec.lock if point in {None, own} else None
+        return ResolvedSpec(text, spec.patchset, point or own, spec.deciding, lock, self.arch)
 
     def _upstream(self, text: str, patchset: str, target: str) -> ResolvedSpec:
+        """Return a patchset on a release or a commit of upstream's."""
         checkout = self.checkout.of(patchset)
-        own = checkout.lock.release
         if (found := _RELEASE.fullmatch(target)) is not None:
-            point = UpstreamPoint(found[1])
-        elif _COMMIT.fullmatch(target):
-            point = UpstreamPoint(own.version, self._full_commit(text, target))
-        else:
+            return self._of(text, checkout, patchset, UpstreamPoint(found[1]))
+        if not _COMMIT.fullmatch(target):
             raise BisectionError(f"{text!r} names no build spec", next_step=_NEXT)
-        pinned = point.version == own.version and not point.commit
-        spec = checkout.build_spec(patchset, arch=self.arch)
-        return ResolvedSpec(
-            text, spec.patchset, point, spec.deciding, checkout.lock if pinned else None, self.arch
-        )
-
-    def _full_commit(self, text: str, abbreviated: str) -> str:
-        """Return the full id of a commit of upstream's; one that the store lacks has to be given in full."""
-        if len(abbreviated) == _FULL_ID:
-            return abbreviated
-        done = self.access.repository.command(
-            "rev-parse", "--verify", "--quiet", f"{abbreviated}^{{commit}}", accept=(0, 1, 128)
-        )
-        if done.status:
+        commit = target if len(target) == _FULL_ID else _full_id(self.access.repository, target)
+        if not commit:
             raise BisectionError(
                 f"{text!r} names no build spec",
-                because=f"neither this repository nor the store has a commit {abbreviated}",
+                because=f"neither this repository nor the store has a commit {target}",
                 next_step="give upstream's commit with all of its 40 digits",
             )
-        return done.text
+        return self._of(text, checkout, patchset, UpstreamPoint(checkout.lock.release.version, commit))
 
     # A wheel.
 
     def _wheel(self, text: str) -> ResolvedSpec:
         from sparkwright.wheel.archive import open_archive
+        from sparkwright.wheel.names import parse_name
         from sparkwright.wheel.recorded import POINT, RECORD_FOLDER
         from sparkwright.wheel.stamp import header
 
         path = self._local(text)
         with open_archive(path) as archive:
-            name = _wheel_name(path.name, archive)
+            try:
+                name = parse_name(path.name)
+            except WheelError:  # of a file that was renamed, what its contents state
+                found = [member for member in archive.members if _STATED.fullmatch(member)]
+                tags = header(archive.read(found[0]), "Tag") if len(found) == 1 else ()
+                if not tags:
+                    raise
+                name = parse_name(f"{found[0].partition('.dist-info/')[0]}-{tags[0]}.whl")
             requires = tuple(sorted(header(archive.read(f"{name.dist_info}/METADATA"), "Requires-Dist")))
             member = f"{name.dist_info}/{RECORD_FOLDER}/{POINT}"
             if member not in archive.members:
                 return self._stock_wheel(text, name, requires)
             try:
-                recorded = decode_json(archive.read(member), RecordedSpec)
+                recorded = decode_json(archive.read(member), _Recorded)
             except msgspec.MsgspecError as error:
                 raise BisectionError(
                     f"the build spec of {path.name} cannot be read", because=f"{member}: {error}"
@@ -167,12 +241,11 @@ class Resolver:
         return self._recorded(text, path.name, recorded, requires)
 
     def _local(self, text: str) -> Path:
+        """Return the file of a wheel, fetched where *text* is an address."""
         parts = urlsplit(text)
-        if parts.scheme == "file":
-            text = unquote(parts.path)
-        elif parts.scheme in {"http", "https"}:
+        if parts.scheme in {"http", "https"}:
             return self._download(text, Path(unquote(parts.path)).name)
-        path = Path(text).absolute()
+        path = Path(unquote(parts.path) if parts.scheme == "file" else text).absolute()
         if not path.is_file():
             raise BisectionError(f"there is no wheel {text}", next_step=_NEXT)
         return path
@@ -180,12 +253,10 @@ class Resolver:
     def _download(self, url: str, filename: str) -> Path:
         from sparkwright.upstream.network import fetch_failed, open_session, retrying
 
-        settings = self.access.settings
+        settings, by_hand = self.access.settings, "give the file itself"
         if settings.offline:
             raise BisectionError(
-                f"{filename} cannot be fetched",
-                because="the network is off",
-                next_step="give the file itself",
+                f"{filename} cannot be fetched", because="the network is off", next_step=by_hand
             )
         target = self.scratch / filename
 
@@ -199,7 +270,7 @@ class Resolver:
                             raise BisectionError(
                                 f"{filename} was not fetched",
                                 because=f"it has more than {_MOST_BYTES >> 30} GiB, which no wheel has",
-                                next_step="give the file itself",
+                                next_step=by_hand,
                             )
 
         with open_session(settings) as session:
@@ -224,15 +295,13 @@ class Resolver:
         return ResolvedSpec(text, "", UpstreamPoint(version), (), lock, None, requires, platform=name.machine)
 
     def _recorded(
-        self, text: str, filename: str, recorded: RecordedSpec, requires: tuple[str, ...]
+        self, text: str, filename: str, recorded: _Recorded, requires: tuple[str, ...]
     ) -> ResolvedSpec:
         described = recorded.point
         lock = self._lock_of(filename, described.pin)
-        carries = tuple(
-            self._carry(filename, carry.name, carry.content, lock.release.version)
-            for carry in described.carries
-        )
-        arch = described.kernels.arch if described.kernels is not None else None
+        version = lock.release.version
+        carries = tuple(self._carry(filename, one.name, one.content, version) for one in described.carries)
+        arch = described.kernels.get("arch")
         spec = BuildSpec(lock, described.patchset, carries, arch)
         if spec.digest != recorded.digest:
             raise BisectionError(
@@ -245,12 +314,12 @@ class Resolver:
         return ResolvedSpec(
             text,
             described.patchset,
-            UpstreamPoint(lock.release.version),
+            UpstreamPoint(version),
             carries,
             lock,
             arch,
             requires,
-            recorded.merge.merged,
+            recorded.merge.get("merged", ""),
             recorded.platform,
         )
 
@@ -258,7 +327,7 @@ class Resolver:
         """Return the lock with the digests of *pin*: the checkout's, one of its history, or one made now."""
         target = str(pin.get("version" if pin.get("sdist") else "commit"))
         for lock in self._locks():
-            if _digests(lock) == pin:
+            if _pin_of(lock) == pin:
                 return lock
         try:
             made = pinned_lock(self.checkout, self.access, target)
@@ -269,7 +338,7 @@ class Resolver:
                 f"{target}, and none could be made: {error}",
                 next_step="fetch the history of this repository, or give the commit that it was built from",
             ) from error
-        if _digests(made) != pin:
+        if _pin_of(made) != pin:
             raise BisectionError(
                 f"the pin of {filename} is unknown here",
                 because=f"upstream's files of {target} have other digests than it states",
@@ -277,28 +346,25 @@ class Resolver:
         return made
 
     def _locks(self) -> Iterator[Lock]:
+        """Yield the locks of the checkout, and those of its history."""
         yield from self.checkout.locks()
-        history = self._history
-        if history is None:
-            return
-        names = (LOCK_NAME, *(lock_name(series) for series in series_names(self.checkout.root)))
-        texts = (text for name in names for text in _past_files(history, name))
-        for number, text in enumerate(texts):
-            past = self.scratch / f"{number}-{LOCK_NAME}"
-            past.write_bytes(text)
-            try:
-                yield read_lock(past)
-            except ConfigError:
-                continue  # of a format that this version does not read
+        for name in (LOCK_NAME, *(lock_name(series) for series in series_names(self.checkout.root))):
+            for history, blob in self._past(name, "blob"):
+                past = self.scratch / f"{blob}-{LOCK_NAME}"
+                past.write_bytes(history.command("cat-file", "blob", blob).stdout)
+                try:
+                    yield read_lock(past)
+                except ConfigError:
+                    continue  # of a format that this version does not read
 
     def _carry(self, filename: str, name: str, content: str, version: str) -> Carry:
         """Return the carry *name* whose content has that id: the present one, or one of the history."""
-        for carry in self._states_of(name):
+        for folder in self._folders_of(name):
             try:
-                if carry.content_id(version) == content:
+                if (carry := load_carry(folder)).content_id(version) == content:
                     return carry
             except SparkwrightError:
-                continue
+                continue  # of a format that this version does not read
         raise BisectionError(
             f"carry {name} of {filename} cannot be had",
             because=f"neither {self.checkout.carries / name} nor its history has the content {content[:12]}",
@@ -306,28 +372,27 @@ class Resolver:
             f" (git fetch --unshallow, where it is a shallow one); the content's whole id is {content}",
         )
 
-    def _states_of(self, name: str) -> Iterator[Carry]:
-        """Yield every state of the carry *name*, the present one first, then from the newest on."""
+    def _folders_of(self, name: str) -> Iterator[Path]:
+        """Yield folders with every state of the carry *name*, the present one first, then from the newest."""
         if (self.checkout.carries / name / "carry.toml").is_file():
-            yield load_carry(self.checkout.carries / name)
+            yield self.checkout.carries / name
+        for history, tree in self._past(f"carries/{name}", "tree"):
+            folder = self.scratch / "carries" / tree / name
+            if not folder.exists():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                check_out(history, tree, folder)
+            yield folder
+
+    def _past(self, path: str, kind: str) -> Iterator[tuple[Repository, str]]:
+        """Yield ids of the objects of that *kind* that *path* was on any ref, from the newest commit on."""
         history = self._history
         if history is None:
             return
-        path = f"carries/{name}"
-        for tree in _past_objects(history, path, kind="tree"):
-            if tree not in self._trees:
-                self._trees[tree] = self._past_carry(history, tree, name)
-            if (carry := self._trees[tree]) is not None:
-                yield carry
-
-    def _past_carry(self, history: Repository, tree: str, name: str) -> Carry | None:
-        folder = self.scratch / "carries" / tree / name
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        check_out(history, tree, folder)
-        try:
-            return load_carry(folder)
-        except ConfigError:
-            return None  # of a format that this version does not read
+        commits = history.command("log", "--all", "--full-history", "--format=%H", "--", path).text.split()
+        asked = "".join(f"{commit}:{path}\n" for commit in commits).encode()
+        found = history.command("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=asked)
+        answers = [line.split() for line in found.text.splitlines()]
+        yield from ((history, one) for one in dict.fromkeys(ids[1] for ids in answers if ids[0] == kind))
 
 
 def pinned_lock(checkout: Checkout, access: Access, target: str, *, source: str = "git") -> Lock:
@@ -340,40 +405,14 @@ def pinned_lock(checkout: Checkout, access: Access, target: str, *, source: str 
     return pin_of(checkout, access, target, source=source)
 
 
-def _wheel_name(filename: str, archive: Archive) -> WheelName:
-    """Return the parts of the wheel's name; of a file that was renamed, those that its contents state.
-
-    Raises:
-        WheelError: neither states them.
-    """
-    from sparkwright.wheel.names import parse_name
-    from sparkwright.wheel.stamp import header
-
-    try:
-        return parse_name(filename)
-    except WheelError:
-        found = [member for member in archive.members if _STATED.fullmatch(member)]
-        tags = header(archive.read(found[0]), "Tag") if len(found) == 1 else ()
-        if not tags:
-            raise
-        return parse_name(f"{found[0].partition('.dist-info/')[0]}-{tags[0]}.whl")
+def _full_id(repository: Repository, name: str) -> str:
+    """Return the full id of the commit called *name*; empty if there is none."""
+    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    done = repository.command(*words, accept=(0, 1, 128))
+    return done.text if done.status == 0 else ""
 
 
-def _digests(lock: Lock) -> dict[str, Any]:
+def _pin_of(lock: Lock) -> dict[str, Any]:
     """Return what the record of a wheel says of its pin."""
     pin: dict[str, Any] = BuildSpec(lock, "", ()).describe()["pin"]
     return pin
-
-
-def _past_objects(history: Repository, path: str, *, kind: str) -> list[str]:
-    """Return ids of the objects of that *kind* that *path* was on any ref, from the newest commit on."""
-    commits = history.command("log", "--all", "--full-history", "--format=%H", "--", path).text.split()
-    asked = "".join(f"{commit}:{path}\n" for commit in commits).encode()
-    found = history.command("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=asked)
-    answers = [line.split() for line in found.text.splitlines()]
-    return list(dict.fromkeys(answer[1] for answer in answers if answer[0] == kind))
-
-
-def _past_files(history: Repository, path: str) -> Iterator[bytes]:
-    for blob in _past_objects(history, path, kind="blob"):
-        yield history.command("cat-file", "blob", blob).stdout

@@ -11,27 +11,28 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import structs
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.calibrate import calibrate, ends
 from sparkwright.search.model import (
     Calibration,
     Evaluation,
+    Role,
     SearchProblem,
     SearchResult,
     SearchStep,
     StepVerdict,
+    normalise,
 )
-from sparkwright.search.ordered import Located, Noise, Posterior, locate
-from sparkwright.search.signature import normalise
+from sparkwright.search.posterior import Located, Noise, Posterior, locate
 from sparkwright.search.subsets import Changes, ddmin
 
 Questions = Generator["Question", Evaluation, SearchResult]
-
-Role = Literal["bad end", "good end", "search", "check"]
 
 _RESTARTS = 3  # after an answer that was refuted by its own check
 _UNTESTABLE = {StepVerdict.UNTESTABLE, StepVerdict.UNSTABLE}
@@ -67,6 +68,22 @@ def search(problem: SearchProblem) -> Questions:
     return _Search(problem).run()
 
 
+def solve(problem: SearchProblem, evaluate: Callable[[Question], Evaluation]) -> SearchResult:
+    """Return the result of the search of *problem* whose questions *evaluate* answers.
+
+    Raises:
+        BisectionError: the search is refused.
+    """
+    searching = search(problem)
+    question = next(searching)
+    try:
+        while True:
+            question = searching.send(evaluate(question))
+    except StopIteration as done:
+        result: SearchResult = done.value
+        return result
+
+
 class _RefutedError(Exception):
     """The check of an answer contradicts it."""
 
@@ -80,13 +97,10 @@ class _Search:
         self.all = frozenset(self.changes.order)
         self.removes = removes
         self.shows_bad = (problem.direction == "broke") != removes
-        self.signature = normalise(problem.signature)
-        self.signature_known = bool(problem.signature)
+        self.signature: str | None = None  # of the failure being chased: that of the bad end
         self.verdicts: dict[frozenset[str], list[StepVerdict]] = {}
         self.steps: list[SearchStep] = []
-        self.unavailable = frozenset(problem.unavailable)
-        self.upstream = [change.id for change in problem.changes if change.axis == "upstream"]
-        self.upstream_place = {name: place for place, name in enumerate(self.upstream)}
+        self.upstream = {change.id for change in problem.changes if change.axis == "upstream"}
 
     def run(self) -> Questions:
         broke = self.problem.direction == "broke"
@@ -94,12 +108,7 @@ class _Search:
         calibration, noise = yield from calibrate(
             self.problem, lambda: self._run(bad_end, "bad end"), lambda: self._run(good_end, "good end")
         )
-        self.calibration = Calibration(
-            runs=calibration.runs,
-            shown=calibration.shown,
-            repetitions=calibration.repetitions,
-            signature=self.signature,
-        )
+        self.calibration: Calibration = structs.replace(calibration, signature=self.signature or "")
         self.noise: Noise = noise
         self.good_end = good_end
         for _ in range(_RESTARTS):
@@ -124,9 +133,9 @@ class _Search:
         evaluation = yield question
         verdict = evaluation.verdict
         if verdict is StepVerdict.BAD:
-            found = normalise(evaluation.signature)
-            if not self.signature_known:
-                self.signature, self.signature_known = found, True
+            found = "" if self.problem.any_failure else normalise(evaluation.signature)
+            if self.signature is None:
+                self.signature = found
             if found != self.signature:
                 verdict = StepVerdict.UNTESTABLE
         past.append(verdict)
@@ -146,28 +155,9 @@ class _Search:
         return self.all - subset if self.removes else subset
 
     def _given_up(self, applied: frozenset[str]) -> bool:
-        """Return true if the candidate cannot be tested, as is known before or from its runs."""
-        if self._last_commit(applied) in self.unavailable and applied != self.all:
-            return True
+        """Tell if the runs of the candidate show that it cannot be tested."""
         past = self.verdicts.get(applied, [])
         return not {StepVerdict.GOOD, StepVerdict.BAD}.intersection(past) and len(past) >= self._tries()
-
-    def _last_commit(self, applied: frozenset[str]) -> str:
-        """Return the id of the newest upstream change of a candidate, or an empty text."""
-        places = [self.upstream_place[name] for name in applied if name in self.upstream_place]
-        return self.upstream[max(places)] if places else ""
-
-    def _last_commits(self, base: frozenset[str], pool: Sequence[str]) -> list[str]:
-        """Return `_last_commit` of the candidates between the first and the last of *pool*."""
-        places = [self.upstream_place[name] for name in base if name in self.upstream_place]
-        last = min(places, default=len(self.upstream)) - 1 if self.removes else max(places, default=-1)
-        found = []
-        for name in pool[:-1]:
-            place = self.upstream_place.get(name)
-            if place is not None:
-                last = min(last, place - 1) if self.removes else max(last, place)
-            found.append(self.upstream[last] if last >= 0 else "")
-        return found
 
     def _tries(self) -> int:
         return 1 if self.problem.deterministic else 2
@@ -231,7 +221,7 @@ class _Search:
         self, before: frozenset[str], among: tuple[str, ...]
     ) -> Generator[Question, Evaluation, tuple[str, ...]]:
         """Return those of *among* that matter on top of *before*; the inseparable become one unit."""
-        inseparable = set(among) <= self.upstream_place.keys()  # of commits there are no other subsets
+        inseparable = set(among) <= self.upstream  # of commits there are no other subsets
         if not inseparable:
             found = yield from ddmin(self.space, among, before, self._shows)
             among = tuple(name for name in among if name in found)
@@ -250,8 +240,7 @@ class _Search:
         """Find the change of *pool* with which its beginning shows the difference on top of *base*."""
         weight = dict(zip(self.space.order, self.space.weights, strict=True))
         posterior = Posterior([weight[name] for name in pool], self.noise, self.shows_bad)
-        commits = self._last_commits(base, pool)
-        untestable = {at for at, commit in enumerate(commits, 1) if commit in self.unavailable}
+        untestable = set[int]()
         for applied, past in self.verdicts.items():
             subset = self._candidate(applied)
             position = len(subset) - len(base)
@@ -261,14 +250,12 @@ class _Search:
                 for verdict in past:
                     if verdict not in _UNTESTABLE:
                         posterior.observe(position, bad=verdict is StepVerdict.BAD)
-        costs = [self.problem.costs.get(commit, 1.0) for commit in commits]
         return (
             yield from locate(
                 posterior,
                 lambda position, left: self._observe(base.union(pool[:position]), left),
                 confidence=self.problem.confidence,
                 untestable=untestable,
-                costs=costs,
             )
         )
 
@@ -310,7 +297,7 @@ class _Search:
         kind: Literal["culprit", "interaction", "range", "set"] = "set"
         if len(changes) == 1:
             kind = "culprit"
-        elif len(units) == 1 and set(changes) <= self.upstream_place.keys():
+        elif len(units) == 1 and set(changes) <= self.upstream:
             kind = "range"
         elif len(units) == len(changes) and not unclear:
             kind = "interaction"

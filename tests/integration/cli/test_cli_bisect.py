@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_the_same_command_again_judges_nothing(patched: World) -> None:
     assert culprits(patched.good("bisect", "--replay", first.json["id"], "--json")) == ["doubled:added"]
     (state,) = patched.good("bisect", "status", "--json").json
     assert (state["id"], state["evaluations"]) == (first.json["id"], len(first.json["steps"]))
+
+
+def test_a_search_is_repeated_with_all_options_that_it_was_given(patched: World) -> None:
+    given = {"--confidence=0.9", "--repeat=16", "--timeout=50.0", "--any-failure", "--axis=carries"}
+    words = ("bisect", "HEAD~1", "HEAD", "--judge", judge(patched), "--json")
+    bad, good = patched.good(*words, *given).json["check"]
+    assert given <= set(shlex.split(bad))
+    assert [patched.call(*shlex.split(check)[1:]).status for check in (bad, good)] == [1, 0]
+    (plain, _) = patched.good(*words).json["check"]
+    named = {word.partition("=")[0] for word in shlex.split(plain)}
+    assert named == {"sparkwright", "bisect", "--good", "--bad", "--judge", "--try"}
 
 
 def test_another_text_of_the_work_tree_is_another_search(patched: World) -> None:
@@ -356,10 +368,3 @@ def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> Non
     assert culprits(ran) == [ids[14][:12]]
     assert "clamp" in ran.json["calibration"]["signature"]
     assert len(ran.json["steps"]) <= 2 + 5
-    # The engine merges the ends; between them, the carries' files alone do, and fail by the same signature.
-    logs = [json.loads(path.read_bytes()) for path in world.root.glob(".sparkwright/bisect/*/*/*/merge.json")]
-    trees = {upstream.git("rev-parse", f"{end}^{{tree}}") for end in (ids[0], ids[-1])}
-    assert {log["pristine"] for log in logs if log["commit"]} == trees
-    assert len([log for log in logs if not log["commit"]]) == len(logs) - 2 >= 3
-    found = {log["outcomes"][0]["kind"]: tuple(log["outcomes"][0]["conflicts"]) for log in logs}
-    assert found == {"applied": (), "conflict": ("vllm/clamp.py",)}

@@ -38,38 +38,34 @@ def nightly(world: World, *words: str, status: int = 0) -> Night:
     ran = world.call("nightly", "--history", "none", "--no-rehearsal", *words)
     assert ran.status == status, ran.said
     with open_state(state_of(world)) as state:
-        return state.nights("spark")[0]
+        return next(state.nights("spark"))
 
 
 def state_of(world: World) -> Path:
     return world.root / ".sparkwright" / "nightly.sqlite"
 
 
-def judged(world: World, **changed: str) -> Judgement:
-    world.offer(later(**changed))
-    status = 0 if changed.get("clamp", HARMLESS) == HARMLESS else NEEDS_PERSON
-    return nightly(world, "--no-build", status=status).targets[0].carry("clamp").judgement
-
-
 class TestJudgements:
-    def test_needed(self, world: World) -> None:
-        assert judged(world, clamp=HARMLESS) is Judgement.NEEDED
-
-    def test_wrong_though_clean(self, world: World) -> None:
-        assert judged(world, clamp=OTHER_LIMIT) is Judgement.WRONG
-
-    def test_conflict(self, world: World) -> None:
-        assert judged(world, clamp=CONFLICTING) is Judgement.CONFLICT
-
-    def test_broken_probe(self, world: World) -> None:
-        assert judged(world, clamp=RENAMED) is Judgement.BROKEN_PROBE
-
-    def test_not_needed_any_more(self, world: World) -> None:
-        assert judged(world, clamp=MENDED_OTHERWISE) is Judgement.NOT_NEEDED
-
-    def test_a_conflict_with_what_mends_the_defect_is_not_needed_either(self, world: World) -> None:
-        mended = CLAMP.replace("    return value", "    return value if value < 10 else 10")
-        assert judged(world, clamp=mended) is Judgement.NOT_NEEDED
+    @pytest.mark.parametrize(
+        ("clamp", "judgement"),
+        [
+            (HARMLESS, Judgement.NEEDED),
+            (OTHER_LIMIT, Judgement.WRONG),
+            (CONFLICTING, Judgement.CONFLICT),
+            (RENAMED, Judgement.BROKEN_PROBE),
+            (MENDED_OTHERWISE, Judgement.NOT_NEEDED),
+            (
+                CLAMP.replace("    return value", "    return value if value < 10 else 10"),
+                Judgement.NOT_NEEDED,
+            ),
+        ],
+        ids=["harmless", "another limit", "a conflict", "renamed", "mended otherwise", "mended in the way"],
+    )
+    def test_what_the_release_has_decides(self, world: World, clamp: str, judgement: Judgement) -> None:
+        world.offer(later(clamp=clamp))
+        status = 0 if judgement is Judgement.NEEDED else NEEDS_PERSON
+        (one,) = nightly(world, "--no-build", status=status).targets
+        assert one.carry("clamp").judgement is judgement
 
     @pytest.mark.parametrize(
         ("carry", "revision", "judgement"),
@@ -136,7 +132,7 @@ class TestNight:
         ran = world.call("nightly", "--history", "none", "--detailed-exit-code")
         assert ran.status == NOTHING_NEW, ran.said
         with open_state(state_of(world)) as state:
-            assert state.nights("spark") == ()
+            assert list(state.nights("spark")) == []
 
     def test_offline_without_news_is_said_and_is_no_error(self, world: World) -> None:
         world.good("merge")
@@ -158,7 +154,7 @@ class TestRed:
         ran = world.call("nightly", "--history", "none", "--no-rehearsal", "--json", "--date", "2026-11-03")
         assert ran.status == NEEDS_PERSON
         with open_state(state_of(world)) as state:
-            (one,) = state.nights("spark")[0].targets
+            (one,) = next(state.nights("spark")).targets
         carry = one.carry("clamp")
         assert carry.culprit is not None
         assert (carry.culprit.release, carry.culprit.files) == ("1.2.7", (CLAMP_PATH,))
@@ -232,11 +228,11 @@ class TestCommits:
         ran = world.call("nightly", "--history", upstream.folder, "--no-build", "--json")
         assert ran.status == NEEDS_PERSON, ran.said
         with open_state(state_of(world)) as state:
-            (one,) = state.nights("spark")[0].targets
+            (one,) = next(state.nights("spark")).targets
         assert (one.target.kind, one.target.commit, one.target.history) == ("commit", head, True)
         culprit = one.carry("clamp").culprit
         assert culprit is not None
-        assert (culprit.commit, culprit.pull, culprit.candidates) == (planted, 11, 2)
+        assert (culprit.commit, culprit.pull) == (planted, 11)
         assert culprit.files == (CLAMP_PATH,)
         again = world.call("nightly", "--history", upstream.folder, "--no-build", "--detailed-exit-code")
         assert again.status == NOTHING_NEW
@@ -276,7 +272,7 @@ class TestStopped:
         made = [event for event in world.events() if event["kind"] == "probe.judged"]
         assert kind not in {"wheel.assembled", "night.recorded"} or not made
         with open_state(state_of(world)) as state:
-            (night,) = state.nights("spark", most=5)
+            (night,) = state.nights("spark")
         assert night.verdict == "green"
 
     def test_two_at_once_make_one_night(self, world: World) -> None:
@@ -285,4 +281,4 @@ class TestStopped:
         both = [world.start(*words) for _ in range(2)]
         assert sorted(finish(one).status for one in both) == [0, NOTHING_NEW]
         with open_state(state_of(world)) as state:
-            assert len(state.nights("spark", most=5)) == 1
+            assert len(list(state.nights("spark"))) == 1

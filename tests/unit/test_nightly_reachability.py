@@ -8,7 +8,7 @@ import pytest
 from kit import Scene, make_tree
 
 from sparkwright.git import Repository
-from sparkwright.nightly.reach import Reach, reach_lost
+from sparkwright.nightly.reachability import Reach, reach_lost
 
 RUNNER = "def run():\n    return 1\n\n\ndef other():\n    return run()\n"
 FIXED = RUNNER.replace("return 1", "return 2")

@@ -8,7 +8,7 @@ from small_release import sdist_files
 
 from sparkwright.git import Repository
 from sparkwright.nightly.model import ArchMove, PinMove
-from sparkwright.nightly.moves import arch_moves, pin_moves
+from sparkwright.nightly.pin_changes import arch_moves, pin_moves
 
 FILES = {path: data.decode() for path, data in sdist_files().items()}
 CMAKE = FILES["CMakeLists.txt"]

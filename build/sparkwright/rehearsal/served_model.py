@@ -1,11 +1,11 @@
-"""The model of a rehearsal: a GGUF file out of a package, as a folder that vLLM serves."""
+"""The model of a rehearsal, a GGUF file out of a package as a folder that vLLM serves; and its recipe."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process import run
@@ -13,9 +13,23 @@ from sparkwright.git import make_read_only
 from sparkwright.lock import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
-from sparkwright.store import remove_tree
+from sparkwright.recipes import shipped_path
+from sparkwright.store import Store, remove_tree, write_atomically
 from sparkwright.upstream import Access
 
+NAME = "rehearsal-smollm2"
+"""The name of the recipe that rehearsals serve."""
+_MODEL = "rehearsal:smollm2"
+_SPECULATIVE = """
+[speculative]
+method = "ngram"
+num_speculative_tokens = 3
+prompt_lookup_max = 4
+prompt_lookup_min = 2
+"""
+# The n-gram drafter hands numba's number of threads on to torch, whose two threads then wait for each other.
+_THREADS = 'OMP_NUM_THREADS = "1"\n'
+_NUMBA = f'{_THREADS}NUMBA_NUM_THREADS = "1"\n'
 _KIND = "model"
 # Part of the folder's name: raised when the model is written otherwise.
 _RULES = 1
@@ -48,38 +62,30 @@ def prepare_model(access: Access, artifact: Artifact, python: Path) -> Path:
             elif store.claim(folder):
                 return folder
         package = Package(filename=artifact.filename, sha256=artifact.sha256, size=artifact.size)
-        source = _gguf(unpack_package(access, package), artifact)
+        sources = sorted(unpack_package(access, package).rglob("*.gguf"))
+        if len(sources) != 1:
+            raise RehearsalError(
+                f"{artifact.filename} holds no model to rehearse with",
+                because=f"it has {len(sources)} GGUF files, and one is expected",
+                next_step="name another package in the lock, [rehearsal.model]",
+            )
+        source = sources[0]
         with task(f"write {source.stem} as vLLM reads it"), store.scratch() as scratch:
             target = scratch / "model"
-            _convert(python, source, target)
+            try:
+                offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+                run([python, "-I", _SCRIPT, source, target], env=offline, timeout=_LIMIT_S)
+            except ProcessError as error:
+                raise RehearsalError(
+                    f"the model {source.name} could not be read",
+                    because=error.because,
+                    next_step="'sparkwright store prune' removes the environment, which is made again",
+                ) from error
             make_read_only(target)
             target.chmod(0o755)  # renaming a folder needs the right to write to it
             store.put_record(_KIND, key, {"from": artifact.sha256, "files": _digests(target)})
             store.publish_folder(target, folder)
     return folder
-
-
-def _gguf(folder: Path, artifact: Artifact) -> Path:
-    found = sorted(folder.rglob("*.gguf"))
-    if len(found) != 1:
-        raise RehearsalError(
-            f"{artifact.filename} holds no model to rehearse with",
-            because=f"it has {len(found)} GGUF files, and one is expected",
-            next_step="name another package in the lock, [rehearsal.model]",
-        )
-    return found[0]
-
-
-def _convert(python: Path, source: Path, target: Path) -> None:
-    try:
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        run([python, "-I", _SCRIPT, source, target], env=offline, timeout=_LIMIT_S)
-    except ProcessError as error:
-        raise RehearsalError(
-            f"the model {source.name} could not be read",
-            because=error.because,
-            next_step="'sparkwright store prune' removes the environment, which is made again",
-        ) from error
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -88,3 +94,16 @@ def _digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def write_recipe(store: Store, model: Path, *, speculative: bool = False) -> Path:
+    """Return the file, written here, of the recipe that serves *model*, perhaps with n-gram speculation."""
+    text = shipped_path(NAME).read_text(encoding="utf-8").replace(_MODEL, str(model))
+    if speculative:
+        text = text.replace(_THREADS, _NUMBA, 1) + _SPECULATIVE
+    data = text.encode()
+    path = store.models / "recipes" / f"{sha256_bytes(data)[:16]}.toml"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    return path

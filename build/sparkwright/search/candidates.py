@@ -6,7 +6,9 @@ failure of the network or the disk is an error, as it says nothing of the candid
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,9 +34,7 @@ from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository
 from sparkwright.lock import Lock
-from sparkwright.merge import MergeReport, Outcome, merge_patchset
-from sparkwright.merge.prepare import prepare
-from sparkwright.merge.trial import Trial
+from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job
@@ -42,19 +42,28 @@ from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe import tree_folder
-from sparkwright.search.axes import Candidate, SpecDifference
-from sparkwright.search.metric import UntestableError
-from sparkwright.search.specs import pinned_lock
+from sparkwright.search.changes import SpecDifference
+from sparkwright.search.model import UntestableError
+from sparkwright.search.specs import ResolvedSpec, pinned_lock
 from sparkwright.upstream import Access, Pristine, open_source
 
 _PACKAGE = "vllm"
 
 # Errors that a candidate causes, and no network, disk or machine.
-_OF_THE_CANDIDATE = (
+_CAUSED_BY_CANDIDATES = (
     AbsorptionError, ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
     LockMismatchError, MissingSourceError, NativeBuildError, NativeInputsError, PatchError, UnprovedError,
     WheelError,
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _of_the_candidate() -> Iterator[None]:
+    """Turn errors that a candidate causes into `UntestableError`."""
+    try:
+        yield
+    except _CAUSED_BY_CANDIDATES as error:
+        raise UntestableError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,6 @@ class Realiser:
     a repository of its own.
 
     Attributes:
-        difference: what lies between them.
-        checkout: the clone of the project.
         opened: the store and the network settings.
         options: options of builds; the architecture is each candidate's own.
         commits: the origin of upstream's commits, as for `open_source`.
@@ -95,11 +102,11 @@ class Realiser:
         for repository in self._repositories:
             repository.close()
 
-    def candidate(self, applied: frozenset[str]) -> Candidate:
+    def candidate(self, applied: frozenset[str]) -> ResolvedSpec:
         """Return the candidate with the changes *applied*."""
         return self.difference.candidate(applied)
 
-    def merged(self, candidate: Candidate) -> MergeReport:
+    def merged(self, candidate: ResolvedSpec) -> MergeReport:
         """Return the merge of *candidate*; nothing is fetched but upstream's tree, and nothing is built.
 
         Raises:
@@ -111,99 +118,46 @@ class Realiser:
             raise UntestableError(f"the carries do not merge: {failures}")
         return report
 
-    def outcomes(self, candidate: Candidate) -> MergeReport:
+    def outcomes(self, candidate: ResolvedSpec) -> MergeReport:
         """Return the merge of *candidate* with the outcome of every carry, the failed ones too.
 
         Raises:
             UntestableError: upstream's tree or a patch is damaged.
         """
-        try:
+        with _of_the_candidate():
             check_order(candidate.carries, {carry.name: carry for carry in candidate.carries})
             job = self._job(candidate, candidate.lock or self.checkout.lock)
             request = job.merge_request(self._pristine(candidate), candidate.point.version)
-            request = replace(request, find_base=self._find_base)
-            return merge_patchset(self.access.repository, request)
-        except _OF_THE_CANDIDATE as error:
-            raise UntestableError(str(error)) from error
+            return merge_patchset(self.access.repository, replace(request, find_base=self._find_base))
 
-    def conflicts(self, candidate: Candidate) -> MergeReport | None:
-        """Return the outcomes of *candidate* without a look at what is wrong in clean merges.
-
-        `None` where that takes the engine: for the ends' own trees, or if a carry is not merged by its files.
-        """
-        point = candidate.point
-        trial = self._trial(candidate) if point.tree else None
-        if trial is None:
-            return None
-        found = trial.outcomes(point.tree)
-        outcomes = tuple(
-            Outcome(
-                carry=carry.name,
-                kind=one.kind,
-                tree=point.tree,
-                conflicts=one.conflicts,
-                detail=", ".join(one.conflicts),
-            )
-            for carry, one in zip(candidate.carries, found, strict=True)
-        )
-        return MergeReport(
-            version=point.version, pristine=point.tree, tree=point.tree, commit="", outcomes=outcomes
-        )
-
-    def _trial(self, candidate: Candidate) -> Trial | None:
-        """Return the trial of the candidate's carries, kept for each thread; `None` if there can be none."""
-        version = candidate.point.version
-        key = tuple((carry.name, carry.content_id(version)) for carry in candidate.carries)
-        trials: dict[object, Trial | None] = self._own.__dict__.setdefault("trials", {})
-        if key not in trials:
-            ready = prepare(
-                self.access.repository,
-                candidate.carries,
-                version=version,
-                find_base=self._find_base,
-                offline=self.access.settings.offline,
-            )
-            changes = [one.change for one in ready if one.change is not None]
-            plain = len(changes) == len(ready) and not any(
-                carry.spec.source or carry.spec.requires or carry.superseded_in(version)
-                for carry in candidate.carries
-            )
-            whole = plain and bool(changes) and not candidate.arch
-            trials[key] = Trial(self.access.repository, changes, absorbing=True) if whole else None
-        return trials[key]
-
-    def tree(self, candidate: Candidate) -> Path:
+    def tree(self, candidate: ResolvedSpec) -> Path:
         """Return a read-only folder of the store with the package of the merged tree; see `merged`."""
         report = self.merged(candidate)
         return tree_folder(
             self.access.store, self.access.repository, report.tree, under=_PACKAGE, like=report.pristine
         )
 
-    def exact_job(self, candidate: Candidate) -> Job:
+    def exact_job(self, candidate: ResolvedSpec) -> Job:
         """Return the job of building *candidate*, with a pin that names every input by digest.
 
         Raises:
             UntestableError: upstream has no wheel there.
         """
         target = candidate.point.commit or candidate.point.version
-        try:
+        with _of_the_candidate():
             lock = candidate.lock or pinned_lock(self.checkout, self.access, target, source=self.commits)
             _ = lock.wheel(self.options.platform)
-        except _OF_THE_CANDIDATE as error:
-            raise UntestableError(str(error)) from error
         return self._job(candidate, lock)
 
-    def wheel(self, candidate: Candidate) -> Path:
+    def wheel(self, candidate: ResolvedSpec) -> Path:
         """Return the wheel of *candidate* in the store; carries go in without proofs where they have none.
 
         Raises:
             UntestableError: it cannot be merged, compiled or assembled.
         """
         job = self.exact_job(candidate)
-        try:
+        with _of_the_candidate():
             wheel = require(apply(job, until=lambda step: isinstance(step, Assemble)).wheel)
-        except _OF_THE_CANDIDATE as error:
-            raise UntestableError(str(error)) from error
         return self.access.store.named_file(wheel.sha256, wheel.filename)
 
     def require_as_recorded(self) -> None:
@@ -219,7 +173,7 @@ class Realiser:
                     f"{made[:12]} here: what is judged is not quite what that wheel contains"
                 )
 
-    def _job(self, candidate: Candidate, lock: Lock) -> Job:
+    def _job(self, candidate: ResolvedSpec, lock: Lock) -> Job:
         names = frozenset(carry.name for carry in candidate.carries)
         own = self.checkout.lock.rehearsal
         rehearsal = lock.rehearsal or own  # an older lock may have none
@@ -247,7 +201,7 @@ class Realiser:
             self._bases[key] = job.find_base(revision)
         return self._bases[key]
 
-    def _pristine(self, candidate: Candidate) -> Pristine:
+    def _pristine(self, candidate: ResolvedSpec) -> Pristine:
         """Return upstream's tree, without its history: a merge is then decided by contents alone."""
         source = open_source(self.options.source, self.access)
         point, lock, own = candidate.point, candidate.lock, self.checkout.lock

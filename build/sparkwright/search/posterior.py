@@ -186,12 +186,11 @@ def locate(
     *,
     confidence: float,
     untestable: Collection[int] = (),
-    costs: Sequence[float] | None = None,
 ) -> Generator[AskT, ReplyT, Located]:
     """Observe positions until one change, or a range that cannot be split, has enough probability.
 
-    The next position is that with the most expected information for its cost. Neighbours of an untestable
-    position are likely to be so too, and are put off.
+    The next position is that with the most expected information. Neighbours of an untestable position are
+    likely to be so too, and are put off.
 
     Args:
         posterior: what is known before.
@@ -199,7 +198,6 @@ def locate(
             number of observations still expected.
         confidence: the probability that is enough.
         untestable: positions that are known to be so.
-        costs: of each position from 1 to n-1; 1 if not given.
     """
     n = len(posterior.weights)
     closed, failed = set(untestable), list[int]()
@@ -217,7 +215,7 @@ def locate(
         information = posterior.information()
         best = max(
             (t for t in range(1, n) if t not in closed),
-            key=lambda t: (_worth(t, information, failed, costs), -abs(2 * t - n)),
+            key=lambda t: (_worth(t, information, failed), -abs(2 * t - n)),
             default=0,
         )
         budget -= 1
@@ -236,13 +234,11 @@ def _entropy_term(mass: float) -> float:
     return -mass * math.log2(mass) if mass > 0 else 0.0
 
 
-def _worth(
-    position: int, information: Sequence[float], failed: Sequence[int], costs: Sequence[float] | None
-) -> float:
-    """Return expected information for the cost, lessened near positions that could not be tested."""
+def _worth(position: int, information: Sequence[float], failed: Sequence[int]) -> float:
+    """Return expected information, lessened near positions that could not be tested."""
     nearest = min((abs(position - other) for other in failed), default=math.inf)
     testable = 1 - 1 / (1 + nearest)
-    return round(information[position - 1] * testable / (costs[position - 1] if costs else 1.0), 12)
+    return round(information[position - 1] * testable, 12)
 
 
 def _narrowest(sums: Sequence[float], cuts: Sequence[int], confidence: float) -> Located:

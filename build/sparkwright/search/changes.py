@@ -1,81 +1,22 @@
 """The difference of two resolved specs as changes, and the candidate that a set of them makes.
 
-Everything here is computed from its arguments alone: `realise` makes the trees and wheels.
+Everything here is computed from its arguments alone: `candidates` makes the trees and wheels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import Carry
-from sparkwright.lock import Lock
+from sparkwright.search.history import UpstreamStep
 from sparkwright.search.model import Axis, Change
-from sparkwright.search.points import ResolvedSpec, UpstreamPoint
+from sparkwright.search.specs import ResolvedSpec
 
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
 REORDERED = "reordered"
 KERNELS = "kernels"
-
-
-@dataclass(frozen=True)
-class UpstreamStep:
-    """A point between two pins.
-
-    Attributes:
-        point: upstream's tree there.
-        title: the commit's subject, or the release.
-        files: paths that it changes, where they are known.
-    """
-
-    point: UpstreamPoint
-    title: str
-    files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A build spec between two others.
-
-    Attributes:
-        patchset: name for its wheel's version.
-        point: upstream's tree.
-        lock: the pin of that point, where an end has it.
-        arch: architecture of native kernels; `None` for upstream's.
-        requirements: the values of Requires-Dist, where they differ from those of the point's own wheel.
-    """
-
-    patchset: str
-    point: UpstreamPoint
-    lock: Lock | None
-    carries: tuple[Carry, ...]
-    arch: str | None = None
-    requirements: tuple[str, ...] | None = None
-
-    @property
-    def digest(self) -> str:
-        """Return its name: candidates with one digest are built from the same inputs."""
-        version = self.point.version
-        return digest_of(
-            {
-                "upstream": [
-                    version,
-                    self.point.commit,
-                    digest_of(self.lock.release.commit) if self.lock else "",
-                ],
-                "carries": [[carry.name, carry.content_id(version)] for carry in self.carries],
-                "arch": self.arch,
-                "requirements": list(self.requirements) if self.requirements is not None else None,
-            }
-        )
-
-    def describe(self) -> str:
-        """Return it in words."""
-        kernels = f", kernels for {self.arch}" if self.arch else ""
-        names = ", ".join(carry.name for carry in self.carries)
-        return f"vllm {self.point.label}{kernels} with {names or 'no carry'}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +37,7 @@ class SpecDifference:
     changes: tuple[Change, ...]
     left_out: tuple[Axis, ...] = ()
 
-    def candidate(self, applied: Collection[str]) -> Candidate:
+    def candidate(self, applied: Collection[str]) -> ResolvedSpec:
         """Return the start with the changes *applied*, which have to be closed under what they require."""
         start, end = self.start, self.end
         reached = [step.point for step in self.path if step.point.label in applied]
@@ -107,7 +48,8 @@ class SpecDifference:
             if any(change.axis == "requirements" for change in self.changes)
             else None
         )
-        return Candidate(
+        return ResolvedSpec(
+            text="",
             patchset=end.patchset if len(applied) == len(self.changes) else start.patchset,
             point=point,
             lock=lock,
@@ -135,7 +77,7 @@ def difference(
         BisectionError: the two do not differ, or not on these axes.
     """
     found: dict[Axis, tuple[Change, ...]] = {
-        "upstream": tuple(_upstream(path)),
+        "upstream": tuple(upstream_changes(path)),
         "carries": tuple(_carries(start, end)),
         "kernels": tuple(_kernels(start, end)),
         "requirements": tuple(_requirements(start, end)),
@@ -162,7 +104,8 @@ def weigh(changes: Iterable[Change], files: Collection[str], factor: float = 4.0
     return {change.id: factor for change in changes if suspected.intersection(change.files)}
 
 
-def _upstream(path: Sequence[UpstreamStep]) -> Iterable[Change]:
+def upstream_changes(path: Iterable[UpstreamStep]) -> Iterator[Change]:
+    """Yield the points of *path* as changes, each of which needs the one before it."""
     before: tuple[str, ...] = ()
     for step in path:
         name = step.point.label

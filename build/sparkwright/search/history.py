@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.version import Version
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
 from sparkwright.git import Repository
-from sparkwright.search.axes import UpstreamStep
-from sparkwright.search.points import ResolvedSpec, UpstreamPoint
+from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.upstream import Access, UpstreamSource
 from sparkwright.upstream.index import versions
 
 _PROJECT = "vllm"
 _FULL_ID = 40
 _COMMIT, _FIELD = "\x01", "\x02"
+
+
+@dataclass(frozen=True)
+class UpstreamStep:
+    """A point between two pins.
+
+    Attributes:
+        title: the commit's subject, or the release.
+        files: paths that it changes, where they are known.
+    """
+
+    point: UpstreamPoint
+    title: str
+    files: tuple[str, ...] = ()
 
 
 def upstream_steps(
@@ -42,8 +57,6 @@ def upstream_steps(
 
 
 def _releases(access: Access, low: str, high: str) -> tuple[UpstreamStep, ...]:
-    from packaging.version import Version
-
     if Version(low) > Version(high):
         raise _wrong_order(low, high)
     between = [text for text in _listed(access) if Version(low) < Version(text) < Version(high)]
@@ -52,8 +65,6 @@ def _releases(access: Access, low: str, high: str) -> tuple[UpstreamStep, ...]:
 
 def _listed(access: Access) -> list[str]:
     """Return upstream's final releases, oldest first; the last list fetched, if the network is off."""
-    from packaging.version import Version
-
     if not access.settings.offline:
         listed = sorted(map(Version, versions(_PROJECT, access.settings)))
         found = [str(version) for version in listed if not version.is_prerelease]
@@ -86,7 +97,7 @@ def _commits(
     base = found.text
     if base == new:
         raise _wrong_order(old[:12], new[:12])
-    steps = list(_log(repository, base, new, start.point.version))
+    steps = commit_steps(repository, base, new, start.point.version)
     if base != old:  # the older pin is on a branch of its own, as releases are
         point = UpstreamPoint(start.point.version, base, repository.tree_of(base))
         steps.insert(0, UpstreamStep(point, f"where {old[:12]} branched off"))
@@ -95,15 +106,17 @@ def _commits(
     return tuple(steps)
 
 
-def _log(repository: Repository, base: str, new: str, version: str) -> Iterator[UpstreamStep]:
-    shown = f"--format={_COMMIT}%H{_FIELD}%T{_FIELD}%s{_FIELD}"
-    options = ["--first-parent", "--diff-merges=first-parent", "--reverse", "--name-only", "--no-renames"]
-    listed = repository.command("log", *options, shown, f"{base}..{new}").stdout
-    for entry in listed.decode(errors="replace").split(_COMMIT)[1:]:
-        commit, tree, title, files = entry.split(_FIELD)
-        yield UpstreamStep(
-            UpstreamPoint(version, commit, tree), title, tuple(filter(None, files.split("\n")))
-        )
+def commit_steps(repository: Repository, base: str, new: str, version: str) -> list[UpstreamStep]:
+    """Return the first-parent commits after *base* up to *new*, oldest first, as points of *version*."""
+    listed = repository.command(
+        "log", "--first-parent", "--diff-merges=first-parent", "--reverse", "--name-only", "--no-renames",
+        f"--format={_COMMIT}%H{_FIELD}%T{_FIELD}%s{_FIELD}", f"{base}..{new}",
+    ).stdout  # fmt: skip
+    fields = [entry.split(_FIELD) for entry in listed.decode(errors="replace").split(_COMMIT)[1:]]
+    return [
+        UpstreamStep(UpstreamPoint(version, commit, tree), title, tuple(filter(None, files.split("\n"))))
+        for commit, tree, title, files in fields
+    ]
 
 
 def _commit(spec: ResolvedSpec) -> str:

@@ -15,8 +15,9 @@ from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import Carry, load_carry
-from sparkwright.search.axes import SpecDifference, UpstreamStep, difference, weigh
-from sparkwright.search.points import ResolvedSpec, UpstreamPoint
+from sparkwright.search.changes import SpecDifference, difference, weigh
+from sparkwright.search.history import UpstreamStep
+from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
 
 VERSION = "1.2.0"
