@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: generate the table of carries, and turn links that leave docs/ into plain paths."""
+"""Hooks of mkdocs: tables of carries and findings, and links that leave docs/ as plain paths."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.carries import Carry, load_carries
+from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]
 _TABLE_MARK = "<!-- table of carries -->"
+_FINDINGS_MARK = "<!-- table of findings -->"
+_FACT = re.compile(r"\{[^}]*\}")
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>\.\./[^)\s]+)\)")
 
 
@@ -18,6 +21,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return *markdown* as the site shows it."""
     if _TABLE_MARK in markdown:
         markdown = markdown.replace(_TABLE_MARK, table_of_carries(load_carries(ROOT / "carries")))
+    if _FINDINGS_MARK in markdown:
+        markdown = markdown.replace(_FINDINGS_MARK, table_of_findings())
     return link_outside_as_path(markdown, page.file.src_uri)
 
 
@@ -38,4 +43,14 @@ def table_of_carries(carries: dict[str, Carry]) -> str:
         spec = carry.spec
         pulls = ", ".join(f"#{entry.pull}" for entry in spec.upstream)
         rows.append(f"| `{name}` | {spec.title} | {pulls} | {spec.evidence.level} |")
+    return "\n".join(rows)
+
+
+def table_of_findings() -> str:
+    """Return a Markdown table of preflight's findings: facts, which differ from start to start, are dots."""
+    rows = ["| finding | level | what | remedy |", "|---|---|---|---|"]
+    for name, row in finding_rows().items():
+        level = f"{row.level}, liftable" if row.liftable else row.level
+        what, remedy = (_FACT.sub("…", text).replace("|", "\\|") for text in (row.what, row.next))
+        rows.append(f"| `{name.partition('/')[0]}` | {level} | {what} | {remedy} |")
     return "\n".join(rows)

@@ -10,11 +10,9 @@ from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, SMALL, nvfp4_27b, write_ch
 
 from sparkwright.engine.server.download import cache_folder
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight.checkpoint import find_folder, read_checkpoint
-from sparkwright.serve.preflight.completeness import check_files, missing_shards
-from sparkwright.serve.preflight.quantization import check_quantization, find_quantization
-from sparkwright.serve.preflight.safetensors import read_shard
-from sparkwright.serve.preflight.weights import loaded_weights
+from sparkwright.serve.preflight.checkpoint import find_folder, find_quantization, read_checkpoint, read_shard
+from sparkwright.serve.preflight.files import check_files, check_quantization, missing_shards
+from sparkwright.serve.preflight.shape import loaded_weights
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4993448960\n"
 TWO = [{"a": ("BF16", (8, 8))}, {"b": ("BF16", (8, 8)), "c": ("F32", (4,))}]

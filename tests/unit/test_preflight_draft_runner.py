@@ -7,7 +7,7 @@ from checkpoint_kit import DENSE, GEMMA_26B, NEMOTRON, QWEN_27B, QWEN_27B_DFLASH
 from preflight_kit import recipe, start
 
 from sparkwright.serve.preflight import EngineFacts, run_preflight
-from sparkwright.serve.preflight.draft_runner import keeps_one_group
+from sparkwright.serve.preflight.kv_plan import keeps_one_group
 
 WINDOWS = frozenset({"dflash-sliding-window"})
 OLD, NEW = "0.24.0+spark.6.1a2b3c4d", "0.24.0+spark.7.1a2b3c4d"

@@ -10,7 +10,7 @@ from preflight_kit import GB10, H200, recipe, spark, start
 
 from sparkwright.recipes import load_recipe
 from sparkwright.serve.preflight import EngineFacts, run_preflight
-from sparkwright.serve.preflight.latent import part_tokens
+from sparkwright.serve.preflight.engine_checks import part_tokens
 
 DEEPSEEK = {
     **DENSE,

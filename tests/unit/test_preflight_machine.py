@@ -24,8 +24,7 @@ from sparkwright.engine.installed import (
 )
 from sparkwright.recipes import load_recipe
 from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
-from sparkwright.serve.preflight.host import cache_folders, is_taken, parse_card, writable
-from sparkwright.serve.preflight.machine_checks import check_wheel
+from sparkwright.serve.preflight.machine import cache_folders, is_taken, parse_card, writable
 
 SPARK_ENGINE = replace(ENGINE, architectures=frozenset({"Qwen3ForCausalLM"}))
 
@@ -336,7 +335,7 @@ def test_the_generated_pair_of_the_smoke_recipe():
 def test_a_wheel_for_another_machine_or_card(model):
     other = replace(ENGINE, machine="x86_64", version="0.33.0+spark.2")
     assert levels(recipe(model), engine=other) == {"wheel-machine": "refuse"}
-    (finding,) = check_wheel(spark(), other)
+    (finding,) = run_preflight(start(recipe(model), engine=other))
     assert "make wheel PLATFORM=aarch64 SERIES=0.33" in finding.next_step
     assert levels(recipe(model), spark(card=H200)) == {"wheel-card": "refuse"}
     assert levels(recipe(model), spark(card=H200), engine=replace(ENGINE, codes=frozenset())) == {}

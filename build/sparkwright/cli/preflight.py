@@ -16,9 +16,8 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import LinkFacts, PreflightReport
+from sparkwright.serve.preflight import AskOptions, LinkFacts, PreflightReport
 from sparkwright.serve.preflight.finding import Finding
-from sparkwright.serve.preflight.options import AskOptions
 from sparkwright.verify.options import VerifyOptions
 
 

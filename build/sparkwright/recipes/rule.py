@@ -9,6 +9,16 @@ from typing import Any
 from sparkwright.recipes.recipe import Recipe
 
 
+def before(version: str, release: str) -> bool:
+    """Tell if *version*, without its local part, is older than *release*; one that is not valid is not."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(Version(version).base_version) < Version(release)
+    except InvalidVersion:
+        return False
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """The options of a recipe, as rules read them.

@@ -1,15 +1,42 @@
-"""The findings of preflight, and the refusal of a start by them."""
+"""Findings, whose levels and texts are rows of ``findings.toml``, and the refusal of a start by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from importlib import resources
+from typing import Any, Literal
 
+from sparkwright.base.config import Model, convert, parse_toml
 from sparkwright.base.errors import PreflightError
 
 Level = Literal["refuse", "warn", "note"]
 _ORDER: tuple[Level, ...] = ("refuse", "warn", "note")
+_SHOWN = 3
+
+
+class FindingRow(Model, frozen=True):
+    """The level of a finding and its texts, in which facts stand in braces; see the head of the table."""
+
+    level: Level
+    what: str
+    because: str = ""
+    next: str = ""
+    liftable: bool = False
+
+
+class _Table(Model, frozen=True):
+    format: Literal[1]
+    findings: dict[str, dict[str, Any]]
+
+
+@functools.cache
+def finding_rows() -> Mapping[str, FindingRow]:
+    """Return every row by its name; what a NAME/CASE does not state is that of NAME."""
+    data = (resources.files("sparkwright.serve.preflight") / "findings.toml").read_bytes()
+    rows = parse_toml(data, _Table, newest_format=1, name="findings.toml").findings
+    return {name: convert({**rows[name.partition("/")[0]], **row}, FindingRow) for name, row in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -31,6 +58,19 @@ class Finding:
     liftable: bool = False
 
 
+def finding(row: str, /, **facts: Any) -> Finding:
+    """Return the finding of the table's *row* with these *facts*."""
+    found = finding_rows()[row]
+    what, because, next_step = (text.format_map(facts) for text in (found.what, found.because, found.next))
+    return Finding(row.partition("/")[0], found.level, what, because, next_step, found.liftable)
+
+
+def listed(names: Collection[str]) -> str:
+    """Return the first of *names*, and how many more there are."""
+    shown = ", ".join(list(names)[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
 def sorted_findings(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return *found* by level, the worst first, and otherwise in the order of the checks."""
     return tuple(sorted(found, key=lambda one: _ORDER.index(one.level)))
@@ -50,14 +90,12 @@ def require_clear(found: Iterable[Finding], *, force: bool = False) -> None:
     stopping = refusals(found, force=force)
     if not stopping:
         return
+    several = len(stopping) > 1
     lift = ["--force starts all the same"] if all(one.liftable for one in stopping) else []
     raise PreflightError(
-        "the server would not start, or not survive" if len(stopping) > 1 else stopping[0].what,
+        "the server would not start, or not survive" if several else stopping[0].what,
         because="\n".join(
-            f"{one.what}: {one.because} [{one.check}]"
-            if len(stopping) > 1
-            else f"{one.because} [{one.check}]"
-            for one in stopping
+            f"{f'{one.what}: ' if several else ''}{one.because} [{one.check}]" for one in stopping
         ),
         next_step="\n".join([*dict.fromkeys(one.next_step for one in stopping if one.next_step), *lift]),
     )
