@@ -20,7 +20,7 @@ from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.rehearsal.tree import prepare
-from sparkwright.serve.ask_installed import ask_installed
+from sparkwright.serve.ask import ask_installed
 from sparkwright.serve.preflight import EngineFacts, PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
 from sparkwright.serve.preflight.kv_plan import KvOptions, KvPlan, plan_kv

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sparkwright.serve.ask import AskedRelease
 from sparkwright.serve.child import describe_release
-from sparkwright.serve.release_child import AskedRelease
 from sparkwright.store import Store
 
 # Answers as the child does: refuses a template that is not there.

@@ -17,9 +17,8 @@ from sparkwright.recipes.release_options import (
     ReleaseOptions,
     ReleaseVariables,
 )
-from sparkwright.serve.ask_installed import ask_installed
+from sparkwright.serve.ask import ReleaseAnswer, ask_installed
 from sparkwright.serve.preflight import Finding, run_preflight
-from sparkwright.serve.release_child import ReleaseAnswer
 from sparkwright.store import Store
 
 NAMES = ("served-model-name", "host", "port", "max-model-len", "max-num-seqs", "gpu-memory-utilization")

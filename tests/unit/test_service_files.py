@@ -18,7 +18,7 @@ from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.cli.service import command
 from sparkwright.recipes import recipes
-from sparkwright.serve.model import ServeOptions
+from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.service import (
     ServiceOptions,
     ServicePlaces,
@@ -30,9 +30,8 @@ from sparkwright.serve.service import (
     plan_install,
     plan_uninstall,
 )
-from sparkwright.serve.service.compose import compose_text
+from sparkwright.serve.service.files import command_line, compose_text, unit_text
 from sparkwright.serve.service.model import Scope
-from sparkwright.serve.service.unit import command_line, unit_text
 from sparkwright.serve.settings import read_key
 
 ROOT = Path(__file__).parents[2]

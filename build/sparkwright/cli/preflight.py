@@ -16,8 +16,7 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import AskOptions, LinkFacts, PreflightReport
-from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
 from sparkwright.verify.options import VerifyOptions
 
 
@@ -128,26 +127,16 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
         PreflightError: it would not start, or the host not survive it.
     """
     from sparkwright.recipes import load_recipe
+    from sparkwright.serve.preflight import warn_or_refuse
     from sparkwright.verify.options import recipe_and_use
 
     if not options.recipe or options.url or options.simulator:
         return
     named = [(options.recipe, options.use)]
     named += [recipe_and_use(options.against_recipe)] if options.against_recipe else []
+    python, wheel = (Path(one) if one else None for one in (options.python, options.wheel))
     for one in named:
-        _check_recipe(load_recipe(*one), options, offline=offline, force=force)
-
-
-def _check_recipe(recipe: Recipe, options: VerifyOptions, *, offline: bool, force: bool) -> None:
-    from sparkwright.base.events import warn
-    from sparkwright.serve.preflight import require_clear
-
-    wheel = Path(options.wheel) if options.wheel else None
-    found = _found(recipe, Path(options.python) if options.python else None, wheel, offline=offline)
-    for one in found:
-        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
-            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
-    require_clear(found, force=force)
+        warn_or_refuse(_found(load_recipe(*one), python, wheel, offline=offline), force=force)
 
 
 def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
@@ -173,7 +162,7 @@ def _asking() -> AskOptions:
     """Return the question to a release for its options, with the store that records its answers."""
     from functools import partial
 
-    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.serve.ask import ask_installed
     from sparkwright.store import open_store
 
     return partial(ask_installed, open_store())
@@ -192,8 +181,6 @@ def _read_end(path: Path) -> LinkFacts:
         ConfigError: the file holds something else.
     """
     import msgspec
-
-    from sparkwright.serve.preflight.link import LinkFacts
 
     try:
         return decode_json(path.read_bytes(), LinkFacts)

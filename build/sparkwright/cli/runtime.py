@@ -1,4 +1,4 @@
-"""The wheel that is taken where none is named, and the command that installs one."""
+"""The wheel that is taken, where one is named and where none is, and the command that installs one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
 from sparkwright.serve.built import BuiltWheel
 
@@ -25,6 +26,39 @@ def newest_wheel(series: Sequence[str]) -> BuiltWheel:
     from sparkwright.serve.built import built_wheel, present_specs
 
     return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
+
+
+def offered_wheel(
+    wheel: Path | None, channel: str, series: Sequence[str], *, offline: bool = False
+) -> OfferedWheel:
+    """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
+
+    Args:
+        wheel: the one that was named.
+        channel: folder or address of a channel.
+        series: those that are wanted; any if empty.
+        offline: use no network.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from platform import machine
+
+    if wheel is not None:
+        return OfferedWheel(wheel)
+    if channel:
+        from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
+        from sparkwright.publish.seen import default_memory
+        from sparkwright.store import open_store
+
+        offer = open_channel(
+            open_store(), channel, machine(), *series, roots=pinned_roots(None),
+            memory=default_memory(), now=now(), offline=offline,
+        )  # fmt: skip
+        return OfferedWheel(offer.wheel, offer)
+    chosen = newest_wheel(series)
+    return OfferedWheel(chosen.path, why=chosen.why)
 
 
 def install_command(wheel: Path) -> str:

@@ -14,7 +14,7 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
-from sparkwright.cli.runtime import newest_wheel
+from sparkwright.cli.runtime import offered_wheel
 from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
 from sparkwright.cli.verify import require_libraries
@@ -101,7 +101,7 @@ def install(
 def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
     del offline
-    from sparkwright.serve.sd_notify import read_state
+    from sparkwright.serve.health import read_state
     from sparkwright.serve.service import load_record
 
     names = [name] if name else _installed(asked)
@@ -175,7 +175,7 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
     """Stop and remove a service; its key, variables and environments stay without --purge."""
     del offline
     from sparkwright.serve.service import apply_plan, plan_uninstall
-    from sparkwright.serve.service.manager import has_systemd
+    from sparkwright.serve.service.change import has_systemd
 
     places = _places(name, asked)
     plan = plan_uninstall(places)
@@ -249,25 +249,9 @@ def _described(
 
 
 def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool) -> OfferedWheel:
-    """Return the named wheel, the newest of the channel, or that of `newest_wheel`."""
-    from platform import machine
-
-    from sparkwright.engine.environment import OfferedWheel
-    from sparkwright.store import open_store
-
-    if asked["wheel"]:
-        return OfferedWheel(Path(asked["wheel"]).absolute())
-    if channel:
-        from sparkwright.cli.channel_place import now, pinned_roots
-        from sparkwright.publish.offer import open_channel
-        from sparkwright.publish.seen import default_memory
-
-        offer = open_channel(
-            open_store(), channel, machine(), asked["series"], roots=pinned_roots(None),
-            memory=default_memory(), now=now(), offline=offline,
-        )  # fmt: skip
-        return OfferedWheel(offer.wheel, offer)
-    return OfferedWheel(newest_wheel((asked["series"],) if asked["series"] else recipe.series).path)
+    wheel: Path | None = asked["wheel"]
+    series = (asked["series"],) if asked["series"] else recipe.series
+    return offered_wheel(wheel.absolute() if wheel else None, channel, series, offline=offline)
 
 
 @contextlib.contextmanager
@@ -288,7 +272,7 @@ def _writing(places: ServicePlaces) -> Iterator[None]:
 
 
 def _require_systemd(places: ServicePlaces) -> None:
-    from sparkwright.serve.service.manager import has_systemd
+    from sparkwright.serve.service.change import has_systemd
 
     if not has_systemd(places.scope):
         raise ConfigError(
@@ -341,7 +325,7 @@ def _prepared(
 
 def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:
     from sparkwright.serve.service import SystemdManager
-    from sparkwright.serve.service.manager import reachable
+    from sparkwright.serve.service.change import reachable
     from sparkwright.serve.settings import read_key
 
     url = reachable(record.host, record.port)

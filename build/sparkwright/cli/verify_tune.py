@@ -219,7 +219,7 @@ def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
     from sparkwright.engine.installed import read_installed
     from sparkwright.recipes import serve_arguments
     from sparkwright.recipes.release_options import problems
-    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.serve.ask import ask_installed
     from sparkwright.store import open_store
 
     lines = [serve_arguments(recipe, host="localhost", port=8000) for recipe in recipes]

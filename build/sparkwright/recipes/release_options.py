@@ -1,6 +1,6 @@
 """The options of one release of vLLM, as its own parser states them, and what a recipe asks beyond them.
 
-Nothing here runs vLLM: `sparkwright.serve.ask_release` asks a release, and the answer is read here.
+Nothing here runs vLLM: `sparkwright.serve.ask` asks a release, and the answer is read here.
 """
 
 from __future__ import annotations

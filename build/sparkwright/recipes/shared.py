@@ -42,10 +42,15 @@ def reasons(options: Mapping[str, Any], own: Mapping[str, str], use: str = "") -
     shared = _shared()
     known = shared.uses[use].why if use in shared.uses else {}
     found = {
-        name: known.get(name) or shared.why.get(f"{name}={value}") or shared.why.get(name)
+        name: known.get(name) or shared.why.get(f"{name}={value}") or shared_reason(name)
         for name, value in options.items()
     }
     return {**{name: why for name, why in found.items() if why}, **own}
+
+
+def shared_reason(name: str) -> str:
+    """Return the reason of an option or variable that most recipes would state alike; empty for another."""
+    return _shared().why.get(name, "")
 
 
 def use_title(name: str) -> str:

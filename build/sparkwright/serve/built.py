@@ -1,4 +1,4 @@
-"""The wheel that is served where none is named: by the build spec and the revision, not by the file's age."""
+"""What is served where no wheel is named: one by build spec and revision, or a checkout's Python."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from packaging.version import Version
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.companion.package import is_companion
-from sparkwright.pipeline import open_checkout
+from sparkwright.engine.environment import Environment
+from sparkwright.merge import merge_patchset
+from sparkwright.pipeline import Job, open_checkout
 from sparkwright.pipeline.checkout import series_names
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.publish import wheels_in
 from sparkwright.publish.series import series_of
+from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.wheel import parse_name
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
@@ -24,11 +28,7 @@ _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
 
 @dataclass(frozen=True)
 class BuiltWheel:
-    """A wheel in a folder.
-
-    Attributes:
-        why: the reason why this one was taken.
-    """
+    """A wheel in a folder, and the reason why this one was taken."""
 
     path: Path
     why: str
@@ -126,3 +126,20 @@ def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[
         next_step=f"make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes, or "
         "give a wheel or --python",
     )
+
+
+def install_rehearsal(job: Job, recipe: Recipe) -> tuple[Environment, Recipe]:
+    """Return the merged Python of *job* installed for the CPU, and *recipe* with the model of rehearsals.
+
+    Raises:
+        RehearsalError: wheel, model or environment cannot be had.
+        NotInStoreError: one of them is not in the store, and the network is off.
+    """
+    from sparkwright.rehearsal import serve_nearest
+
+    version = job.spec.lock.release.version
+    report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
+    tree = serve_nearest(job, report)
+    described = f"vllm {tree.version} for the CPU with the merged Python of {job.spec.patchset}"
+    model = load_recipe(tree.recipe).model
+    return Environment(tree.python, tree.key, described), msgspec.structs.replace(recipe, model=model)

@@ -12,8 +12,7 @@ from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, serve_arguments
 from sparkwright.recipes.release_options import ParsedCommand, Problem, problems
-from sparkwright.serve.ask_release import ask_release
-from sparkwright.serve.release_child import ReleaseAnswer
+from sparkwright.serve.ask import ReleaseAnswer, ask_release
 from sparkwright.store import Store
 
 

@@ -1,9 +1,13 @@
-"""Evidence of a wedged or dead engine beyond that of `engine.server.evidence`: stacks, processes, samples."""
+"""What is kept of a served engine: its log, within a size, and evidence of its failures.
+
+The evidence is beyond that of `engine.server.evidence`: stacks, processes, samples.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,8 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.events import emit
 from sparkwright.serve.watchdog import EngineSample
 
+MOST_BYTES = 64 << 20
+KEPT = 4
 _DUMP_S = 15.0
 _MOST_DUMPED = 16
 _COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "fatbinary", "ninja", "cc1plus", "cudafe++", "nvlink"})
@@ -94,3 +101,33 @@ def _stacks(pids: Sequence[int]) -> str:
             if done.status == 0:
                 found.append(done.text)
     return "\n\n".join(found) + "\n" if found else ""
+
+
+def rotate(log: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> bool:
+    """Copy *log* to ``LOG.1`` and empty it if it has grown beyond *most* bytes; return true if it had.
+
+    Its writer goes on: it appends. What it writes between the copy and the cut is lost, at most some lines.
+
+    Args:
+        log: the file.
+        most: in bytes.
+        kept: number of older pieces, ``LOG.1`` being the newest.
+    """
+    try:
+        size = log.stat().st_size
+    except FileNotFoundError:
+        return False
+    if size <= most:
+        return False
+    for number in range(kept - 1, 0, -1):
+        older = _piece(log, number)
+        if older.exists():
+            older.replace(_piece(log, number + 1))
+    shutil.copyfile(log, _piece(log, 1))
+    os.truncate(log, 0)
+    emit("serve.log-rotated", log=str(log), bytes=size)
+    return True
+
+
+def _piece(log: Path, number: int) -> Path:
+    return log.with_name(f"{log.name}.{number}")

@@ -261,35 +261,3 @@ def _short_of_memory(sample: EngineSample) -> str:
         )
         if said
     )
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """The delays between starts, and the number of starts.
-
-    Attributes:
-        first_s: delay before the first restart.
-        factor: each further one within an hour waits so many times as long.
-        most_s: the longest delay.
-        per_hour: restarts in an hour after which the engine is given up.
-    """
-
-    first_s: float = 5.0
-    factor: float = 2.0
-    most_s: float = 600.0
-    per_hour: int = 6
-
-    def delay(self, earlier: tuple[float, ...], now: float) -> float | None:
-        """Return the seconds to wait before the next start; `None` if the engine is given up.
-
-        Args:
-            earlier: the times of the restarts so far, in seconds of a monotonic clock.
-            now: the present.
-        """
-        recent = sum(now - at < _HOUR_S for at in earlier)
-        if recent >= self.per_hour:
-            return None
-        return float(min(self.most_s, self.first_s * self.factor**recent))
-
-
-_HOUR_S = 3600.0

@@ -8,7 +8,7 @@ Open `run` first: `run_preflight` collects the findings, `inspect_start` the mem
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest
-from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
+from sparkwright.serve.preflight.finding import Finding, refusals, require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
 from sparkwright.serve.preflight.machine import CardFacts, HostFacts, read_host
@@ -42,4 +42,5 @@ __all__ = [
     "require_clear",
     "run_preflight",
     "this_end",
+    "warn_or_refuse",
 ]

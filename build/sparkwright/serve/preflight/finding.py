@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from sparkwright.base.config import Model, convert, parse_toml
 from sparkwright.base.errors import PreflightError
+from sparkwright.base.events import warn
 
 Level = Literal["refuse", "warn", "note"]
 _ORDER: tuple[Level, ...] = ("refuse", "warn", "note")
@@ -99,3 +100,15 @@ def require_clear(found: Iterable[Finding], *, force: bool = False) -> None:
         ),
         next_step="\n".join([*dict.fromkeys(one.next_step for one in stopping if one.next_step), *lift]),
     )
+
+
+def warn_or_refuse(found: Collection[Finding], *, force: bool = False) -> None:
+    """Warn of what in *found* does not stop a start, but for notes; see `require_clear` for what does.
+
+    Raises:
+        PreflightError: something stops it.
+    """
+    for one in found:
+        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
+            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
+    require_clear(found, force=force)

@@ -1,7 +1,9 @@
-"""Ask a release for its options in a child process, and record its answers under the digest of its content.
+"""Ask a release for its options, and if its own parser takes command lines; answers are recorded.
 
-The child imports vLLM and builds its parser: six seconds with bytecode and files in the page cache, a minute
-without, of which the engine's own start is then spared most.
+`ask_release` asks the merged tree, in the environment for probes, and `ask_installed` the vLLM that will
+serve, in its own. A child process imports vLLM and builds its parser: six seconds with bytecode and files in
+the page cache, a minute without, of which the engine's own start is then spared most. Answers depend on
+nothing but the content, the environment and the child's own source, and are recorded under their digest.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.pipeline.state import require
-from sparkwright.probe.pool import environment
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState, require
+from sparkwright.pipeline.trees import Merge, PristineTree
+from sparkwright.probe.environment import environment_key, prepare_environment
+from sparkwright.probe.pool import environment, interpreter
+from sparkwright.probe.trees import tree_folder
 from sparkwright.recipes.release_options import ParsedCommand, ReleaseOptions
 from sparkwright.store import Store
 
+_INSTALLED, _PACKAGE = "installed", "vllm"
 _OPTIONS = "release-options"
 _COMMAND = "parsed-command"
 # A minute where nothing is in the page cache, and minutes on a machine that compiles.
@@ -147,3 +155,76 @@ def _digest(path: Path) -> str:
 def child() -> Path:
     """Return the program that runs inside the environment that is asked."""
     return Path(str(resources.files("sparkwright.serve").joinpath("child", "describe_release.py")))
+
+
+def ask_release(job: Job, commands: Sequence[Sequence[str]]) -> ReleaseAnswer:
+    """Return the options of the job's merged tree, and the outcome of parsing each of *commands* by it.
+
+    Args:
+        job: the release with its carries.
+        commands: arguments of ``vllm``, from ``serve`` on.
+
+    Raises:
+        CarryConflictError: the patchset does not merge.
+        EnvironmentSetupError: the environment for probes could not be made.
+        NotInStoreError: the tree or the environment is not in the store, and the network is off.
+        ToolError: the release could not be asked.
+    """
+    state = BuildState()
+    for step in (PristineTree(), Merge()):
+        if not step.find(job, state):
+            step.make(job, state)
+    report, store = require(state.report), job.store
+
+    def start(scratch: Path) -> list[str | Path]:
+        python = prepare_environment(store, offline=job.options.offline)
+        tree = tree_folder(store, job.repository, report.tree, under=_PACKAGE)
+        places = {"--tree": tree, "--metadata": _metadata(scratch, report.version)}
+        named = [word for pair in places.items() for word in pair]
+        return [*interpreter(store, python), child(), *named]
+
+    asked = AskedRelease(store, report.version, (report.tree, environment_key()), start)
+    return asked.ask([tuple(command[1:]) for command in commands])
+
+
+def _metadata(scratch: Path, version: str) -> Path:
+    """Return a folder with the least that makes ``importlib.metadata`` find the package."""
+    folder = scratch / "metadata"
+    info = folder / f"{_PACKAGE}-{version}.dist-info"
+    info.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: {_PACKAGE}\nVersion: {version}\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
+    return folder
+
+
+def ask_installed(
+    store: Store,
+    python: Path | None,
+    engine: EngineFacts,
+    commands: Sequence[Sequence[str]],
+    *,
+    identity: str = "",
+) -> ReleaseAnswer | None:
+    """Return the options of an installed vLLM, and the outcome of parsing each of *commands* by it.
+
+    Answers are recorded under the digest of its files, which a wheel has as well before it is installed.
+
+    Args:
+        store: where answers are recorded.
+        python: its interpreter; `None` for a wheel that is not installed, which only records answer for.
+        engine: facts about it.
+        commands: arguments of ``vllm``, from ``serve`` on.
+        identity: digest of its content, for one that has no list of its files; without either, nothing is
+            recorded.
+
+    Raises:
+        ToolError: it could not be asked.
+    """
+    content = engine.files or identity
+    lines = [tuple(command[1:]) for command in commands]
+    key = (content, _INSTALLED, engine.version) if content else ()
+    if python is None:
+        return AskedRelease(store, engine.version, key, lambda _: []).recorded(lines)
+    # Bytecode stays beside the modules, where the engine looks for it next.
+    start: list[str | Path] = [python, "-I", child()]
+    return AskedRelease(store, engine.version, key, lambda _: start).ask(lines)
