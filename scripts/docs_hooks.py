@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: tables of carries and findings, and links that leave docs/ as plain paths."""
+"""Hooks of mkdocs: generated tables, and links that leave docs/ as plain paths."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.carries import Carry, load_carries
+from sparkwright.serve.container_env import variables
 from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]
 _TABLE_MARK = "<!-- table of carries -->"
 _FINDINGS_MARK = "<!-- table of findings -->"
+_VARIABLES_MARK = "<!-- table of variables -->"
 _FACT = re.compile(r"\{[^}]*\}")
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>\.\./[^)\s]+)\)")
 
@@ -23,6 +25,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = markdown.replace(_TABLE_MARK, table_of_carries(load_carries(ROOT / "carries")))
     if _FINDINGS_MARK in markdown:
         markdown = markdown.replace(_FINDINGS_MARK, table_of_findings())
+    if _VARIABLES_MARK in markdown:
+        markdown = markdown.replace(_VARIABLES_MARK, table_of_variables())
     return link_outside_as_path(markdown, page.file.src_uri)
 
 
@@ -53,4 +57,13 @@ def table_of_findings() -> str:
         level = f"{row.level}, liftable" if row.liftable else row.level
         what, remedy = (_FACT.sub("…", text).replace("|", "\\|") for text in (row.what, row.next))
         rows.append(f"| `{name.partition('/')[0]}` | {level} | {what} | {remedy} |")
+    return "\n".join(rows)
+
+
+def table_of_variables() -> str:
+    """Return a Markdown table of a container's variables."""
+    rows = ["| variable | sets |", "|---|---|"]
+    for first, one in variables().items():
+        names = " or ".join(f"`{name}`" for name in (first, *one.names))
+        rows.append(f"| {names} | {one.means or f'the flag `{one.flag}`'} |")
     return "\n".join(rows)

@@ -19,7 +19,7 @@ from sparkwright.recipes.release_options import (
 def release(**changes: Any) -> ReleaseOptions:
     fields: dict[str, Any] = {
         "flags": (
-            ReleaseFlag(names=("--max-num-seqs",), type="int"),
+            ReleaseFlag(names=("--max-num-seqs",)),
             ReleaseFlag(names=("--kv-cache-dtype",)),
             ReleaseFlag(names=("--quantization", "-q")),
             ReleaseFlag(names=("--attention-backend",)),
@@ -27,7 +27,7 @@ def release(**changes: Any) -> ReleaseOptions:
             ReleaseFlag(names=("--tool-call-parser",)),
             ReleaseFlag(names=("--tool-parser-plugin",)),
             ReleaseFlag(names=("--moe-backend",), choices=("auto", "marlin", "triton")),
-            ReleaseFlag(names=("--enable-prefix-caching", "--no-enable-prefix-caching"), switch=True),
+            ReleaseFlag(names=("--enable-prefix-caching", "--no-enable-prefix-caching")),
             ReleaseFlag(names=("--mamba-cache-mode",), deprecated="it has no effect"),
         ),
         "variables": ReleaseVariables(declared=("VLLM_USE_V2_MODEL_RUNNER",), read=("VLLM_DIST_IDENT",)),
@@ -45,11 +45,8 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(**({"format": 1, "name": "made", "title": "Made up", "model": "some/model"} | changes))
 
 
-def found(
-    changes: dict[str, Any], *, error: str = "", others: dict[str, ReleaseOptions] | None = None
-) -> list[str]:
-    parsed = ParsedCommand(error=error)
-    return [str(one) for one in problems(recipe(**changes), release(), parsed, others or {})]
+def found(changes: dict[str, Any], *, error: str = "") -> list[str]:
+    return [str(one) for one in problems(recipe(**changes), release(), ParsedCommand(error=error))]
 
 
 NONE = "this release has none of that name"
@@ -134,20 +131,6 @@ def test_planted_option_is_named_and_its_twin_is_silent(planted, said, healthy):
     assert found(healthy) == []
 
 
-def test_other_series_that_have_the_option_are_named():
-    more = ReleaseFlag(names=("--expert-cache",))
-    others = {
-        "0.40": release(flags=(more,), kv_types=("int3",)),
-        "0.41": release(flags=()),
-    }
-    assert found({"flags": {"expert-cache": 1}}, others=others) == [
-        "flag --expert-cache: this release has none of that name; series 0.40 has it"
-    ]
-    assert found({"flags": {"kv-cache-dtype": "int3"}}, others=others) == [
-        "value --kv-cache-dtype int3: this release does not take that value; series 0.40 has it"
-    ]
-
-
 def test_parsers_own_error_is_reported_where_nothing_else_explains_it():
     assert found({"flags": {"max-num-seqs": "many"}}, error="invalid int value: 'many'") == [
         "parser vllm serve: invalid int value: 'many'"
@@ -156,7 +139,7 @@ def test_parsers_own_error_is_reported_where_nothing_else_explains_it():
 
 
 def test_deprecated_option_is_stated_and_does_not_refuse():
-    (one,) = problems(recipe(flags={"mamba-cache-mode": "align"}), release(), ParsedCommand(), {})
+    (one,) = problems(recipe(flags={"mamba-cache-mode": "align"}), release(), ParsedCommand())
     assert (one.kind, one.refuses, one.because) == ("deprecated", False, "it has no effect")
 
 

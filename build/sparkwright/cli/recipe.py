@@ -173,7 +173,7 @@ def to_builtins_of(result: CheckedRecipe) -> dict[str, Any]:
         "series": result.series,
         "version": result.version,
         "problems": [
-            {"kind": one.kind, "name": one.name, "because": one.because, "exists-in": list(one.exists_in),
+            {"kind": one.kind, "name": one.name, "because": one.because,
              "nearest": one.nearest, "instead": one.instead, "refuses": one.refuses}
             for one in result.problems
         ],

@@ -231,7 +231,7 @@ def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
     if answer is None:
         return [""] * len(recipes)
     return [
-        "; ".join(str(one) for one in problems(recipe, answer.options, parsed, {}) if one.refuses)
+        "; ".join(str(one) for one in problems(recipe, answer.options, parsed) if one.refuses)
         for recipe, parsed in zip(recipes, answer.parsed, strict=True)
     ]
 

@@ -6,9 +6,9 @@ Nothing here runs vLLM: `sparkwright.serve.ask` asks a release, and the answer i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import field
 
@@ -39,18 +39,12 @@ class ReleaseFlag(Model, frozen=True):
 
     Attributes:
         names: every spelling, with dashes.
-        type: name of the function that reads its value; empty where there is none.
         choices: the values it takes; empty for any.
-        many: it takes several values.
-        switch: it takes none.
         deprecated: what the release says of its end; empty for a current one.
     """
 
     names: tuple[str, ...]
-    type: str = ""
     choices: tuple[str, ...] = ()
-    many: bool = False
-    switch: bool = False
     deprecated: str = ""
 
 
@@ -65,10 +59,7 @@ class ReleaseOptions(Model, frozen=True):
     """The options of one release with its carries.
 
     Attributes:
-        flags: options of ``vllm serve``.
         speculative: keys of ``--speculative-config``, each with the values it is limited to.
-        quantizations: names of quantizations.
-        tool_parsers: names of parsers of tool calls.
     """
 
     flags: tuple[ReleaseFlag, ...]
@@ -96,7 +87,7 @@ class ReleaseOptions(Model, frozen=True):
         return frozenset({*self.variables.declared, *self.variables.read})
 
     def values(self, name: str) -> tuple[str, ...]:
-        """Return the values that the option *name* takes; none for any."""
+        """Return the values that the option *name* takes, a flag or a speculative key; none for any."""
         registries = {
             "attention-backend": self.attention_backends,
             "kv-cache-dtype": self.kv_types,
@@ -104,17 +95,12 @@ class ReleaseOptions(Model, frozen=True):
             "tool-call-parser": self.tool_parsers,
             "reasoning-parser": self.reasoning_parsers,
         }
+        if registered := registries.get(name.replace("_", "-")):
+            return registered
+        if limited := self.speculative.get(name):
+            return limited
         flag = self.flag(name)
-        return registries.get(name) or (flag.choices if flag is not None and "." not in name else ())
-
-    def speculative_values(self, key: str) -> tuple[str, ...]:
-        """Return the values that a key of the speculative configuration takes; none for any."""
-        registries = {
-            "attention_backend": self.attention_backends,
-            "kv_cache_dtype": self.kv_types,
-            "quantization": self.quantizations,
-        }
-        return registries.get(key) or self.speculative.get(key, ())
+        return flag.choices if flag is not None and "." not in name else ()
 
 
 class ParsedCommand(Model, frozen=True):
@@ -137,14 +123,12 @@ class Problem:
         kind: the kind of option; ``parser`` for an error of the release's parser on the whole command
             line, and ``deprecated`` for an option that a later release will lack.
         name: the option; for a value, the option and the value.
-        exists_in: other series that have it.
         nearest: the nearest name of this release; empty where none is near.
     """
 
     kind: Kind
     name: str
     because: str
-    exists_in: tuple[str, ...] = ()
     nearest: str = ""
 
     @property
@@ -159,45 +143,30 @@ class Problem:
 
     def __str__(self) -> str:
         """Return one line."""
-        there = f"; series {', '.join(self.exists_in)} has it" if self.exists_in else ""
         near = f"; the nearest name is {self.nearest}" if self.nearest else ""
-        place = f"; use {self.instead}" if self.instead else near
-        return f"{self.kind} {self.name}: {self.because}{there}{place}"
+        return f"{self.kind} {self.name}: {self.because}{f'; use {self.instead}' if self.instead else near}"
 
 
-def problems(
-    recipe: Recipe,
-    release: ReleaseOptions,
-    parsed: ParsedCommand,
-    others: Mapping[str, ReleaseOptions],
-) -> tuple[Problem, ...]:
-    """Return what *recipe* asks that *release* does not have.
+def problems(recipe: Recipe, release: ReleaseOptions, parsed: ParsedCommand) -> tuple[Problem, ...]:
+    """Return what *recipe*, with its use applied, asks that *release* does not have.
 
     Args:
-        recipe: the recipe, with its use applied.
+        recipe: the recipe.
         release: the options of the release.
         parsed: the outcome of parsing the recipe's command line there.
-        others: options of other series by their names, to say where an option exists.
     """
-    found = [
-        *_flags(recipe, release, others),
-        *_speculative(recipe.speculative, release, others),
-        *_variables(recipe.environment, release, others),
-    ]
+    found = [*_flags(recipe, release), *_speculative(recipe, release), *_variables(recipe, release)]
     if parsed.error and not any(one.refuses for one in found):
         found.append(Problem("parser", "vllm serve", parsed.error))
     return tuple(found)
 
 
-def _flags(
-    recipe: Recipe, release: ReleaseOptions, others: Mapping[str, ReleaseOptions]
-) -> Iterator[Problem]:
+def _flags(recipe: Recipe, release: ReleaseOptions) -> Iterator[Problem]:
     for name, value in recipe.flags.items():
         spelled = f"no-{name}" if value is False else name
         flag = release.flag(spelled)
         if flag is None:
-            there = [series for series, other in others.items() if other.flag(spelled) is not None]
-            yield _unknown("flag", f"--{spelled}", spelled, release.flag_names, there)
+            yield _unknown("flag", f"--{spelled}", spelled, release.flag_names)
             continue
         if flag.deprecated:
             yield Problem("deprecated", f"--{name}", flag.deprecated)
@@ -205,60 +174,37 @@ def _flags(
             continue
         for one in value if isinstance(value, list) else [value]:
             if not isinstance(one, (bool, dict)):
-                yield from _value(f"--{name}", one, release.values(name), _taking(others, name, one))
+                yield from _value(f"--{name}", str(one), release.values(name))
 
 
-def _taking(others: Mapping[str, ReleaseOptions], name: str, value: Any) -> list[str]:
-    return [series for series, other in others.items() if _fits(name, str(value), other.values(name))]
-
-
-def _speculative(
-    config: Mapping[str, Any], release: ReleaseOptions, others: Mapping[str, ReleaseOptions]
-) -> Iterator[Problem]:
-    for key, value in config.items():
+def _speculative(recipe: Recipe, release: ReleaseOptions) -> Iterator[Problem]:
+    for key, value in recipe.speculative.items():
         if key not in release.speculative:
-            there = [series for series, other in others.items() if key in other.speculative]
-            yield _unknown("speculative key", key, key, tuple(release.speculative), there)
-            continue
-        if isinstance(value, str):
-            there = [
-                series
-                for series, other in others.items()
-                if _fits(key, value, other.speculative_values(key)) and other.speculative_values(key)
-            ]
-            yield from _value(f"speculative {key}", value, release.speculative_values(key), there)
+            yield _unknown("speculative key", key, key, tuple(release.speculative))
+        elif isinstance(value, str):
+            yield from _value(f"speculative {key}", value, release.values(key))
 
 
-def _variables(
-    environment: Mapping[str, str], release: ReleaseOptions, others: Mapping[str, ReleaseOptions]
-) -> Iterator[Problem]:
+def _variables(recipe: Recipe, release: ReleaseOptions) -> Iterator[Problem]:
     """Yield the variables of vLLM's that nothing reads; other programs' variables are not judged."""
-    for name in environment:
+    for name in recipe.environment:
         if name.startswith("VLLM_") and name not in release.variable_names:
-            there = [series for series, other in others.items() if name in other.variable_names]
-            yield _unknown("variable", name, name, sorted(release.variable_names), there)
+            yield _unknown("variable", name, name, sorted(release.variable_names))
 
 
-def _unknown(kind: Kind, shown: str, name: str, known: Sequence[str], there: Collection[str]) -> Problem:
+def _unknown(kind: Kind, shown: str, name: str, known: Sequence[str]) -> Problem:
     because = "this release has none of that name"
     if kind == "variable":
         because = "no code of this release reads it: it would change nothing"
-    return Problem(kind, shown, because, tuple(there), _nearest(name, known))
+    return Problem(kind, shown, because, _nearest(name, known))
 
 
-def _value(shown: str, value: Any, known: Sequence[str], there: Collection[str]) -> Iterator[Problem]:
-    if known and not _fits(shown, str(value), known):
-        near = _nearest(str(value), known)
-        yield Problem(
-            "value", f"{shown} {value}", "this release does not take that value", tuple(there), near
-        )
-
-
-def _fits(name: str, value: str, known: Sequence[str]) -> bool:
-    """Tell if *value* is among *known*; names of backends are read in any case, and ``auto`` names none."""
-    if "attention" in name and "backend" in name:
-        return value.upper() in {*known, "AUTO"}
-    return value in known
+def _value(shown: str, value: str, known: Sequence[str]) -> Iterator[Problem]:
+    # Names of backends are read in any case, and `auto` names none.
+    backend = "attention" in shown and "backend" in shown
+    if known and not (value.upper() in {*known, "AUTO"} if backend else value in known):
+        because = "this release does not take that value"
+        yield Problem("value", f"{shown} {value}", because, _nearest(value, known))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

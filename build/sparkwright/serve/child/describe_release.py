@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def flags(parser: argparse.ArgumentParser) -> list[dict[str, object]]:
-    """Return every option with its names, the name of its type, its choices and its deprecation."""
+    """Return every option with its names, its choices and its deprecation."""
     dropped = getattr(parser, "_deprecated", set())
     # Spellings that help leaves out are still accepted.
     spelled: dict[int, list[str]] = {}
@@ -89,10 +89,7 @@ def flags(parser: argparse.ArgumentParser) -> list[dict[str, object]]:
         found.append(
             {
                 "names": names,
-                "type": getattr(action.type, "__name__", "") if action.type is not None else "",
                 "choices": [str(choice) for choice in action.choices or ()],
-                "many": action.nargs in {"*", "+"},
-                "switch": action.nargs == 0,
                 "deprecated": " ".join(text.split())[:300] if old else "",
             }
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.recipes import Recipe
-from sparkwright.recipes.rule import before
+from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.facts import StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding

@@ -16,7 +16,7 @@ from sparkwright.engine.installed import COMPANION, LOADERS, EngineFacts, runs_o
 from sparkwright.publish.series import series_of
 from sparkwright.recipes import Recipe, incompatibilities, serve_arguments
 from sparkwright.recipes.release_options import Problem, problems
-from sparkwright.recipes.rule import ServerOptions, before
+from sparkwright.recipes.rules import ServerOptions, before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.facts import StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -119,7 +119,7 @@ def check_options(facts: StartFacts) -> Iterator[Finding]:
         return
     if answer is None:
         return
-    for problem in problems(recipe, answer.options, answer.parsed[0], {}):
+    for problem in problems(recipe, answer.options, answer.parsed[0]):
         yield _of_problem(problem, answer.version)
     for name in sorted(
         request.environment.keys() - recipe.environment.keys() - answer.options.variable_names

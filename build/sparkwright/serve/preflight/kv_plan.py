@@ -22,7 +22,7 @@ from math import lcm
 
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.recipes import Recipe
-from sparkwright.recipes.rule import before
+from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.machine import HostFacts
 from sparkwright.serve.preflight.shape import (

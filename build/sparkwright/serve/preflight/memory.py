@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sparkwright.recipes import Recipe
-from sparkwright.recipes.rule import before
+from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.drafter import drafter_layers
 from sparkwright.serve.preflight.facts import StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
