@@ -70,9 +70,9 @@ def command(
         return
     report = inspect_start(request)
     if as_json:
-        print_json(described(report))
+        print_json(_described(report))
     else:
-        show_report(report)
+        _show_report(report)
     require_clear(report.findings, force=request.force)
 
 
@@ -85,31 +85,25 @@ def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
     return ()
 
 
-def described(report: PreflightReport) -> dict[str, Any]:
-    """Return *report* as JSON-ready data."""
+def _described(report: PreflightReport) -> dict[str, Any]:
     return {
         "findings": [asdict(finding) for finding in report.findings],
         "memory": [asdict(row) for row in report.rows],
     }
 
 
-def show_report(report: PreflightReport) -> None:
+def _show_report(report: PreflightReport) -> None:
     """Print the memory budget and the findings of *report* as tables."""
-    show_budget(report)
+    show_table(
+        ("part", "GiB", "from"),
+        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
+    )
     if not report.findings:
         click.echo("nothing speaks against a start")
         return
     show_table(
         ("level", "check", "found", "because", "next"),
         [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
-    )
-
-
-def show_budget(report: PreflightReport) -> None:
-    """Print the memory budget of *report* as a table."""
-    show_table(
-        ("part", "GiB", "from"),
-        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
     )
 
 

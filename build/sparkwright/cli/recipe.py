@@ -107,7 +107,7 @@ def _shown(value: Any) -> str:
 
 def _show_known(recipe: Recipe) -> None:
     """Print notes, evidence, lowest scores and published figures."""
-    from sparkwright.recipes.reference import references
+    from sparkwright.recipes.evidence import references
 
     for note in recipe.limits:
         click.echo(f"note     {printable(note)}")
@@ -118,7 +118,7 @@ def _show_known(recipe: Recipe) -> None:
         )
     for bound in recipe.evaluation:
         click.echo(printable(f"scores   {bound}"))
-    for figures in references(recipe):
+    for figures in references(recipe.name, recipe.reference):
         click.echo(printable(f"figures  {figures.grade}: {figures}"))
 
 

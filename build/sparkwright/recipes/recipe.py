@@ -13,8 +13,7 @@ from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes.evaluation import EvalBound, require_usable_bounds
-from sparkwright.recipes.evidence import Evidence, Grade, best_grade
+from sparkwright.recipes.evidence import EvalBound, Evidence, Grade, best_grade, require_usable_bounds
 from sparkwright.recipes.shared import reasons, use_title
 
 FORMAT = 1

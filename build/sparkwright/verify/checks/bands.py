@@ -20,7 +20,7 @@ from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.recipes.reference import ReferenceFigures, load_references
+from sparkwright.recipes.evidence import ReferenceFigures, load_references
 from sparkwright.verify.check import Context, RegisteredCheck
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
