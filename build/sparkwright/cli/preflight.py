@@ -48,6 +48,7 @@ def command(
     nodes: int | None,
     link_only: bool,
     peer: Path | None,
+    force: bool,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -73,7 +74,7 @@ def command(
         print_json(_described(report))
     else:
         _show_report(report)
-    require_clear(report.findings, force=request.force)
+    require_clear(report.findings, force=force)
 
 
 def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ class Evidence(Model, frozen=True):
     """One occasion on which a recipe, or one close to it, was served.
 
     Attributes:
-        grade: how much it says; see `GRADES`.
         where: the machine, and the software where it is known.
         source: public address of the card, thread or repository.
         date: as the source has it: a year, a month or a day in ISO 8601; empty where it states none.
@@ -60,7 +59,6 @@ class EvalBound(Model, frozen=True):
     """The lowest score of one task.
 
     Attributes:
-        task: name of a task of lm-evaluation-harness.
         least: the lowest score in the harness's own unit; the highest, of metrics of which less is better.
         source: public address or record that the bound comes from.
         metric: the metric with its filter, as reports name it, such as ``exact_match (strict-match)``; every
@@ -87,10 +85,6 @@ class EvalBound(Model, frozen=True):
 def require_usable_bounds(path: Path, bounds: Sequence[EvalBound]) -> None:
     """Refuse bounds that judge nothing, or whose source is not stated.
 
-    Args:
-        path: of the recipe.
-        bounds: all of it.
-
     Raises:
         ConfigError: one has no task, no source or no finite score, or two are of the same score.
     """
@@ -113,11 +107,8 @@ class ReferenceFigures(Model, frozen=True):
     """Figures of one source for one configuration.
 
     Attributes:
-        model: what was served, and in which precision.
         settings: software, speculation, type of the KV cache and load.
-        grade: ``A``, ``A-``, ``B`` or ``C``, as for bands.
         values: figures by load, such as ``c=8``.
-        speculative: tokens were drafted.
     """
 
     key: str

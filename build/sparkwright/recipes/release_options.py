@@ -38,7 +38,6 @@ class ReleaseFlag(Model, frozen=True):
     """One option of ``vllm serve``.
 
     Attributes:
-        names: every spelling, with dashes.
         choices: the values it takes; empty for any.
         deprecated: what the release says of its end; empty for a current one.
     """
@@ -108,7 +107,6 @@ class ParsedCommand(Model, frozen=True):
 
     Attributes:
         error: the reason why it was refused; empty if it was accepted.
-        warnings: deprecations that it stated.
     """
 
     error: str = ""
@@ -148,13 +146,7 @@ class Problem:
 
 
 def problems(recipe: Recipe, release: ReleaseOptions, parsed: ParsedCommand) -> tuple[Problem, ...]:
-    """Return what *recipe*, with its use applied, asks that *release* does not have.
-
-    Args:
-        recipe: the recipe.
-        release: the options of the release.
-        parsed: the outcome of parsing the recipe's command line there.
-    """
+    """Return what *recipe*, with its use applied, asks that *release* does not have."""
     found = [*_flags(recipe, release), *_speculative(recipe, release), *_variables(recipe, release)]
     if parsed.error and not any(one.refuses for one in found):
         found.append(Problem("parser", "vllm serve", parsed.error))

@@ -46,9 +46,6 @@ class ServerOptions:
     """The options of a recipe, as rules read them.
 
     Attributes:
-        flags: flags of ``vllm serve``, with dashes.
-        weights: quantization of the checkpoint.
-        traits: properties of the model.
         capability: compute capability of the card, major and minor; `None` where it is not known.
         carries: names of the wheel's carries; none in a wheel that this project did not build.
     """

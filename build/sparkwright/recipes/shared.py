@@ -22,6 +22,7 @@ class _SharedUse(Model, frozen=True):
 class _Shared(Model, frozen=True):
     format: Literal[1]
     why: dict[str, str]
+    notes: dict[str, str]
     uses: dict[str, _SharedUse] = field(default_factory=dict)
 
 
@@ -56,3 +57,8 @@ def shared_reason(name: str) -> str:
 def use_title(name: str) -> str:
     """Return the title of the use *name*; empty for a use that is not shared."""
     return _shared().uses[name].title if name in _shared().uses else ""
+
+
+def shared_note(name: str) -> str:
+    """Return a known failure or limit of several recipes."""
+    return _shared().notes[name]

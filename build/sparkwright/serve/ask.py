@@ -46,7 +46,6 @@ class ReleaseAnswer:
     """The answer of one release.
 
     Attributes:
-        options: its options.
         parsed: outcome of each command line, in the order of the question.
     """
 
@@ -67,8 +66,6 @@ class AskedRelease:
     """One release to ask.
 
     Attributes:
-        store: where answers are recorded.
-        version: the release that it calls itself.
         identity: digests that determine its answers; empty records nothing.
         start: returns the command that starts the child without its request, from a folder for scratch files.
     """
@@ -159,10 +156,6 @@ def child() -> Path:
 
 def ask_release(job: Job, commands: Sequence[Sequence[str]]) -> ReleaseAnswer:
     """Return the options of the job's merged tree, and the outcome of parsing each of *commands* by it.
-
-    Args:
-        job: the release with its carries.
-        commands: arguments of ``vllm``, from ``serve`` on.
 
     Raises:
         CarryConflictError: the patchset does not merge.

@@ -53,12 +53,7 @@ class PresentSpecs:
 
 
 def present_specs(start: Path, machine: str) -> PresentSpecs:
-    """Return the build specs of the checkout around *start*; none outside of one.
-
-    Args:
-        start: a folder.
-        machine: the machine that wheels are for.
-    """
+    """Return the build specs of the checkout around *start*; none outside of one."""
     found: dict[str, tuple[str, ...]] = {}
     names: Sequence[str] = ()
     with contextlib.suppress(SparkwrightError):

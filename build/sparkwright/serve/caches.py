@@ -51,11 +51,6 @@ def cache_key(identity: str, recipe: Recipe, card: str) -> str:
     """Return the name of the folder for a wheel, a recipe and a card.
 
     Titles, notes and reasons do not count: they change nothing that is compiled.
-
-    Args:
-        identity: digest of the wheel, or of the installed tree.
-        recipe: the recipe, with its use and settings applied.
-        card: compute capability of the card; empty without one.
     """
     parts = [recipe.model, recipe.drafter, recipe.flags, recipe.speculative, recipe.environment]
     return digest_of([identity, to_builtins(parts), card])[:16]

@@ -53,15 +53,7 @@ def check_recipes(
     *,
     offline: bool = False,
 ) -> tuple[CheckedRecipe, ...]:
-    """Return the outcome of each of *recipes*, by each of its uses, in each series that it is for.
-
-    Args:
-        checkout: the clone of the project.
-        store: the store.
-        repository: its git repository.
-        recipes: the recipes.
-        series: check by this one alone, whatever recipes are for; by all of a recipe's if empty.
-        offline: use no network.
+    """Return the outcome of each of *recipes*, by each of its uses, in *series*, or in each that it is for.
 
     Raises:
         UnknownNameError: there is no such series.

@@ -21,6 +21,7 @@ import msgspec
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, served_recipe
+from sparkwright.serve.settings import value_of
 
 _OFF = frozenset({"off", "none", "no", "false", "0", "disabled"})
 _ON = frozenset({"1", "on", "true", "yes"})
@@ -240,20 +241,3 @@ def _closest(name: str) -> str:
 
     close = difflib.get_close_matches(name, sorted(known_names()), n=1)
     return f"did you mean {close[0]}?" if close else "leave it out"
-
-
-def value_of(text: str) -> Any:
-    """Return a flag's value: a number, truth value or JSON object where the text is one, else the text."""
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    if text.startswith("{"):
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-    return text

@@ -48,11 +48,7 @@ class ServedEngine:
         return () if self.server.pid is None else (self.server.pid,)
 
     async def canary(self, seconds: float) -> str:
-        """Request a few tokens; return empty once they came, else the failure after *seconds* at most.
-
-        Args:
-            seconds: limit, of the server's clock.
-        """
+        """Request a few tokens; return empty once they came, else the failure after *seconds* at most."""
         deadlines = msgspec.structs.replace(self.server.launch.deadlines, canary_s=seconds)
         try:
             return await canary(self._session, self.server.endpoint, deadlines, self.server.launch.speed)
@@ -105,9 +101,6 @@ class Status(Model, frozen=True):
     """The state of a server. Numbers that cannot be read are -1.
 
     Attributes:
-        running: requests that run.
-        tokens_per_s: generated tokens a second since the last look.
-        prompt_tokens_per_s: prefilled tokens a second since then.
         acceptance_length: tokens of a step and request since then, 1 where no draft was accepted; -1 without
             drafts.
         kv_usage: share of the KV cache in use, 0 to 1.
@@ -143,12 +136,7 @@ def status_between(
 
 
 def memory_pressure(kind: Literal["some", "full"] = "some", path: Path = _PRESSURE) -> float:
-    """Return the percentage of the last ten seconds in which memory was waited for (PSI); -1 if unread.
-
-    Args:
-        kind: waited for by some program, or by all.
-        path: the kernel's file.
-    """
+    """Return the percentage of the last ten seconds in which memory was waited for (PSI); -1 if unread."""
     with contextlib.suppress(OSError, ValueError):
         if found := re.search(rf"^{kind} avg10=([\d.]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
             return float(found.group(1))

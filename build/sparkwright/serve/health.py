@@ -21,12 +21,7 @@ VARIABLE = "SPARKWRIGHT_STATE"
 
 
 def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
-    """Send *message*, such as ``READY=1``, to systemd; return false where it does not listen.
-
-    Args:
-        message: assignments, one a line.
-        environment: variables with ``NOTIFY_SOCKET``; this process's by default.
-    """
+    """Send *message*, such as ``READY=1``, to systemd; return false where it does not listen."""
     address = (os.environ if environment is None else environment).get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -42,14 +37,7 @@ def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
 
 
 def write_state(path: Path, verdict: str, because: str, **more: Any) -> None:
-    """Write the engine's state to *path*, in one step.
-
-    Args:
-        path: the file.
-        verdict: the state, as `WatchVerdict` has it, or ``starting`` or ``restarting``.
-        because: the cause in words.
-        more: further facts, JSON-ready.
-    """
+    """Write the engine's state to *path*, in one step: a `WatchVerdict`, ``starting`` or ``restarting``."""
     state = {"at": time.time(), "verdict": verdict, "because": because, **more}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,12 +46,7 @@ def write_state(path: Path, verdict: str, because: str, **more: Any) -> None:
 
 
 def read_state(path: Path, *, now: float | None = None) -> tuple[bool, str]:
-    """Return whether the engine whose state is in *path* brings tokens, and a line that says so.
-
-    Args:
-        path: a file of `write_state`.
-        now: seconds since the epoch; the present by default.
-    """
+    """Return whether the engine whose state is in *path* brings tokens, and a line that says so."""
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         age = (time.time() if now is None else now) - float(state["at"])

@@ -66,11 +66,6 @@ def keep_incident(place: Path, pids: Sequence[int], samples: Iterable[EngineSamp
 
     Stacks are those of py-spy, where it is installed and may look at the processes.
 
-    Args:
-        place: an existing folder with the other evidence.
-        pids: the engine's first processes.
-        samples: the samples that led to the judgement, oldest first.
-
     Returns:
         The names of the files that were written.
     """
@@ -107,11 +102,6 @@ def rotate(log: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> bool:
     """Copy *log* to ``LOG.1`` and empty it if it has grown beyond *most* bytes; return true if it had.
 
     Its writer goes on: it appends. What it writes between the copy and the cut is lost, at most some lines.
-
-    Args:
-        log: the file.
-        most: in bytes.
-        kept: number of older pieces, ``LOG.1`` being the newest.
     """
     try:
         size = log.stat().st_size

@@ -38,11 +38,7 @@ class Plan:
     """A server that would be started.
 
     Attributes:
-        command: program and arguments, for a shell.
         variables: each variable with its reason; a key's value is not among them.
-        wheel: the wheel's name; empty without one.
-        made: true if the environment is there already.
-        notes: the recipe's known limits.
         companion: file name of the companion that is installed with it; empty without one.
         compiled: kernels that FlashInfer would compile while the engine starts or serves.
         next_step: what would spare that; empty where nothing is compiled.

@@ -48,17 +48,10 @@ class ServeOptions:
     """The user's choices of a server.
 
     Attributes:
-        host: address to listen at.
         port: port to listen at; 0 chooses a free one.
-        api_key: key that clients must send; empty for none.
         key_file: the file that it is in.
-        warm_up: send a warm-up before the server is announced.
         warm_up_s: seconds after which no further round of it begins.
-        offline: fetch nothing.
-        interval_s: seconds between two states.
         compiled_s: seconds between two searches for what was compiled while serving.
-        boot_s: limit of the boot, in seconds.
-        environment: variables on top of the recipe's.
     """
 
     host: str = "127.0.0.1"
@@ -84,9 +77,6 @@ class Serving:
     """What is served: a recipe by an environment, with the user's choices.
 
     Attributes:
-        recipe: the recipe, with its use and settings applied.
-        environment: the installed vLLM.
-        options: the user's choices.
         folder: folder for logs and evidence.
         caches: the folder of all servers' caches.
     """
@@ -101,14 +91,7 @@ class Serving:
 def server_variables(
     recipe: Recipe, options: ServeOptions, caches: Path, environment: Environment | None = None
 ) -> dict[str, str]:
-    """Return the variables of the server on top of the recipe's and this process's, but for the key.
-
-    Args:
-        recipe: the recipe.
-        options: the user's choices.
-        caches: the folder of this server's caches.
-        environment: what serves; `None` if it is not made yet.
-    """
+    """Return the variables of the server on top of the recipe's and this process's, but for the key."""
     asked = {**recipe.environment, **options.environment}
     taken = {**os.environ, **asked}
     path = environment_path(environment.python, taken) if environment else {}
@@ -145,11 +128,9 @@ def make_server(serving: Serving, folder: Path) -> ServerProcess:
 async def serve(serving: Serving, watching: WatchOptions | None = None) -> None:
     """Serve until a signal or an error ends it; afterwards none of the server's processes runs.
 
-    The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
+    With *watching*, it is started again where it wedges or ends by itself.
 
-    Args:
-        serving: what is served.
-        watching: watch it, and start it again where it wedges or ends by itself; `None` serves it once.
+    The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
 
     Raises:
         ServerFailedError: it did not start.

@@ -33,9 +33,7 @@ class RestartPolicy:
     """The delays between starts, and the number of starts.
 
     Attributes:
-        first_s: delay before the first restart.
         factor: each further one within an hour waits so many times as long.
-        most_s: the longest delay.
         per_hour: restarts in an hour after which the engine is given up.
     """
 
@@ -57,10 +55,6 @@ class WatchOptions:
     """The settings of a watch.
 
     Attributes:
-        limits: limits of an engine that does nothing.
-        policy: delays and number of restarts.
-        interval_s: seconds between two samples.
-        canary_s: seconds between two canaries.
         state: file for the state; see `read_state`.
         speed: seconds of the engine's clock in a real one; above 1 only for a simulator.
     """
@@ -76,14 +70,10 @@ class WatchOptions:
 async def supervise(
     start: Callable[[], AbstractAsyncContextManager[ServedEngine]], options: WatchOptions
 ) -> None:
-    """Run engines from *start*, one after the other, until this task is cancelled.
+    """Run engines from *start*, each for its block of ``async with``, until this task is cancelled.
 
     An engine that is wedged, dead or does not start is ended, and another one is started after a delay that
     grows. Ends only by an error; the caller cancels it for an ordinary stop.
-
-    Args:
-        start: returns the next engine, which runs while its block of ``async with`` does.
-        options: the settings.
 
     Raises:
         ServerEndedError: it had to be started again too often, or ended in its first warm-up.

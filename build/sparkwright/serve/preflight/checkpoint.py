@@ -41,7 +41,6 @@ class Tensor:
 
     Attributes:
         dtype: the format's name of its type, such as ``BF16``.
-        bytes: bytes in the file.
     """
 
     name: str
@@ -67,7 +66,6 @@ class Shard:
     """One file of weights.
 
     Attributes:
-        size: its bytes.
         expected: the bytes that its header promises; -1 where that could not be read.
         problem: the reason for which it cannot be read; empty if it can.
         pointer: true if it is a Git LFS pointer and not the file.
@@ -105,13 +103,7 @@ def read_shard(path: Path) -> Shard:
 
 
 def parse_shard(name: str, size: int, stream: Readable) -> Shard:
-    """Return what the header says at the beginning of *stream*; a damaged one has a `Shard.problem`.
-
-    Args:
-        name: of the file.
-        size: its bytes.
-        stream: the file from its beginning on.
-    """
+    """Return what the header says at the beginning of *stream*; a damaged one has a `Shard.problem`."""
     try:
         length = int.from_bytes(stream.read(_LENGTH), "little")
         if size < _LENGTH or length > min(_LONGEST_HEADER, size):
@@ -151,18 +143,10 @@ class Checkpoint:
 
     Attributes:
         folder: its folder; links are not resolved.
-        generation: ``generation_config.json``; empty without one.
-        modelopt: ``hf_quant_config.json``; empty without one.
-        shards: the safetensors files, by name.
         index: file of each tensor by ``model.safetensors.index.json``; empty without one.
         index_bytes: bytes of all tensors by that; -1 where it does not say.
-        tokenizer: names of the tokenizer's files.
         pointers: names of small files that are Git LFS pointers.
-        links: links that cannot be followed, or lead out.
-        gguf: names of GGUF files.
-        other_weights: names of weights in other formats.
         mistral: true if it has Mistral's own configuration, ``params.json``, which is not read here.
-        unreadable: what could not be read, by file name.
     """
 
     name: str
@@ -217,13 +201,7 @@ class Checkpoint:
 
 
 def find_folder(name: str, environment: Mapping[str, str], revision: str = "") -> Path | None:
-    """Return the folder of the model *name*, or `None` where it is not on this machine.
-
-    Args:
-        name: a folder, or a Hugging Face id.
-        environment: variables, which place the cache.
-        revision: branch, tag or commit; by default ``main``.
-    """
+    """Return the folder of the model *name*, or `None` where it is not on this machine."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder

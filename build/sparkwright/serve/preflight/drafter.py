@@ -49,11 +49,8 @@ class Drafting:
         taken: the target's layers whose hidden states it takes, counted from 0.
         target_layers: the target's number of layers, where it says so; else 0.
         target_hidden: values of the target's hidden states.
-        vocabulary: tokens that it was made for.
         drafted: tokens that it can draft, where that is a subset; else 0.
-        mask: the mask's token; 0 without one.
         block: tokens of a block that it was trained to draft; 0 where it does not say.
-        shape: its own sizes.
     """
 
     form: str

@@ -140,12 +140,7 @@ def _of_problem(problem: Problem, version: str) -> Finding:
 
 
 def part_tokens(longest: int, requests: int) -> int:
-    """Return the tokens of a context that one part holds when *requests* prompts have one.
-
-    Args:
-        longest: tokens of the longest request.
-        requests: that may run at once.
-    """
+    """Return the tokens of a context that one part holds when *requests* prompts have one."""
     workspace = min(max(_PROMPTS * longest, _BLOCKS * requests * _BLOCK), _MOST)
     return max(workspace, requests * _BLOCK) // requests
 
@@ -217,7 +212,6 @@ class _Missing:
 
     Attributes:
         kernels: the subject of a sentence about them.
-        sampling: the sampler's is among them.
         loaded: FlashInfer loads the kernels of another card in their place.
         attention: attention, the drafter's too, is among them.
     """

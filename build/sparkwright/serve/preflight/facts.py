@@ -28,15 +28,11 @@ class PreflightRequest:
     """A start that is asked for.
 
     Attributes:
-        recipe: the recipe, with the variant that was chosen.
         python: interpreter of the environment that has vLLM; `None` where there is none yet.
         wheel: the wheel that will be installed; read where `python` is `None`.
-        host: facts about the machine; read here where `None`.
         engine: facts about vLLM; read from `python` or `wheel` where `None`.
         environment: variables of the server under the recipe's; this process's by default.
         sidecars_gib: memory that other programs will take beside the server.
-        port: port to listen at; 0 for any.
-        force: start in spite of predictions; nothing here depends on it but `require_clear`.
         ask: asks the release for its options; `None` leaves flags and variables to the engine.
         nodes: machines that serve together; 0 takes the recipe's.
         link: facts of this end of the link between two machines; read here where `None`.
@@ -54,7 +50,6 @@ class PreflightRequest:
     sidecars_gib: float = 0.0
     address: str = "127.0.0.1"
     port: int = 0
-    force: bool = False
     ask: AskOptions | None = None
     nodes: int = 0
     link: LinkFacts | None = None
@@ -74,9 +69,7 @@ class StartFacts:
 
     Attributes:
         engine: facts about vLLM; `None` where it is not known.
-        problems: what is wrong with the vLLM itself.
         target: the model, here or on the hub.
-        options: of the KV cache.
         remote: the models that are not on this machine, by name; what the hub says of them, if it was asked.
     """
 

@@ -45,9 +45,7 @@ class Finding:
     """One thing that is wrong, or worth knowing, before a server is started.
 
     Attributes:
-        check: short name of the check.
         level: ``refuse`` stops the start, ``warn`` costs speed or reliability, ``note`` informs.
-        because: the facts that it rests on.
         liftable: true where the finding is a prediction or a judgement, which ``--force`` overrules.
     """
 

@@ -46,7 +46,6 @@ class RemoteModel:
     Attributes:
         checkpoint: its facts, with tensors by the headers of its files; `None` where they could not be read.
         download: bytes of the files that vLLM fetches; -1 where they are not known.
-        files: how many these are.
         refused: the reason for which the hub does not hand it out, such as a licence; empty if it does.
         unread: the reason for which it could not be read, such as no network; empty if it was.
     """

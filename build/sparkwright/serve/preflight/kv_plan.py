@@ -68,9 +68,7 @@ class KvOptions:
     Attributes:
         dtype: type of the target's cache, as ``--kv-cache-dtype`` spells it.
         model_dtype: of the model's values, which ``auto`` stands for.
-        block: tokens of a block.
         batch: tokens of the largest batch, which windows hold on top.
-        drafts: tokens drafted in a step.
         prefix_caching: true if prefixes are cached, for which a state is held twice.
         ranks: cards that share the heads.
         saves: true with the carry kv-page-nvfp4, which chooses pages at which NVFP4 saves beside others.
@@ -176,8 +174,6 @@ class KvGroup:
     """Layers of one kind, as the pool sees them.
 
     Attributes:
-        what: the kind, in words.
-        layers: how many layers there are of the kind.
         page: bytes of one layer's block.
         values: bytes of it that hold values.
         block: tokens of a block; 0 for states.
@@ -213,7 +209,6 @@ class KvPlan:
     """The layout of a KV cache.
 
     Attributes:
-        groups: the kinds of layers.
         block_bytes: bytes of one block of the pool, which serves all layers of one group.
         batch: tokens of the largest batch.
     """

@@ -23,9 +23,7 @@ class Interface(Model, frozen=True):
     """A network interface.
 
     Attributes:
-        name: such as ``enp1s0f0np0``.
         mbps: speed in Mb/s; -1 where the driver does not say, as without a cable.
-        physical: true if hardware is behind it.
     """
 
     name: str
@@ -39,24 +37,19 @@ class RdmaPort(Model, frozen=True):
 
     Attributes:
         device: such as ``rocep1s0f0`` or ``mlx5_0``.
-        state: such as ``ACTIVE``.
         mbps: rate in Mb/s; -1 where it is not known.
-        interfaces: network interfaces of the device.
     """
 
     device: str
     port: int
     state: str = ""
     mbps: int = -1
-    interfaces: tuple[str, ...] = ()
 
 
 class LinkFacts(Model, frozen=True):
     """One end.
 
     Attributes:
-        interfaces: its network interfaces, sorted.
-        rdma: ports of its RDMA devices, sorted.
         variables: NCCL's and Gloo's variables, as far as they are set.
         nccl: version of NCCL in the environment; empty where it is not known.
         wheel: digest of the files of the vLLM that it serves with; empty where it is not known.
@@ -107,8 +100,6 @@ class SysFs:
         folder = self.root / "class" / "infiniband"
         found = []
         for device in sorted(folder.iterdir()) if folder.is_dir() else ():
-            net = device / "device" / "net"
-            interfaces = tuple(sorted(path.name for path in net.iterdir())) if net.is_dir() else ()
             ports = device / "ports"
             for port in sorted(ports.iterdir()) if ports.is_dir() else ():
                 # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
@@ -116,9 +107,7 @@ class SysFs:
                 rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
                 speed = int(float(rate.group(1)) * 1000) if rate else -1
                 number = int(port.name) if port.name.isdecimal() else 0
-                found.append(
-                    RdmaPort(device=device.name, port=number, state=state, mbps=speed, interfaces=interfaces)
-                )
+                found.append(RdmaPort(device=device.name, port=number, state=state, mbps=speed))
         return tuple(found)
 
 
@@ -144,16 +133,7 @@ def read_link(
     wheel: str = "",
     version: str = "",
 ) -> LinkFacts:
-    """Return the facts of this end.
-
-    Args:
-        environment: variables of the server.
-        sysfs: the kernel's description; that of this machine by default.
-        host: a name for this end.
-        nccl: version of NCCL in the environment.
-        wheel: digest of the files of vLLM.
-        version: version of vLLM.
-    """
+    """Return the facts of this end."""
     sysfs = sysfs or SysFs()
     return LinkFacts(
         host=host,

@@ -44,11 +44,8 @@ class CardFacts:
     """A card as ``nvidia-smi`` describes it.
 
     Attributes:
-        capability: compute capability, such as ``12.1``.
         total: bytes of its own memory; -1 where it shares the machine's.
         free: free bytes of it; -1 where it shares the machine's.
-        mode: compute mode; empty where it has none.
-        persistence: ``Enabled`` or ``Disabled``; empty where it has none.
     """
 
     name: str
@@ -68,7 +65,6 @@ class Memory:
         kind: ``unified`` for a card that shares the host's, ``card`` for one with its own, ``host`` without.
         available: what a program can have now; -1 where it is not known.
         free: what is free without dropping the page cache; -1 where it is not known.
-        cached: the page cache.
         sidecars: what other programs will take on top, as the user says.
     """
 
@@ -93,9 +89,6 @@ class HostFacts:
     """A machine at one moment.
 
     Attributes:
-        machine: ``aarch64`` or ``x86_64``.
-        meminfo: ``/proc/meminfo``, in bytes.
-        card: its first card, or `None`.
         processes: lines of ``nvidia-smi`` about programs on the card: process id, name, memory.
         disk_free: free bytes where models are cached; -1 where unknown.
         taken: ports of those asked about that something listens at.
@@ -139,14 +132,7 @@ class HostFacts:
 def read_host(
     environment: Mapping[str, str], *, models: Path, ports: Iterable[int] = (), address: str = "127.0.0.1"
 ) -> HostFacts:
-    """Return the facts about this machine.
-
-    Args:
-        environment: variables of the server, which place caches and compilers.
-        models: the folder that models are cached in, or would be.
-        ports: ports that will be listened at.
-        address: the address to listen at.
-    """
+    """Return the facts about this machine."""
     meminfo, tools, free = Path("/proc/meminfo"), _tools(environment), -1
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(_nearest(models)).free

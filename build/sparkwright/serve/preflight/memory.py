@@ -46,15 +46,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """One row of the table.
-
-    Attributes:
-        part: what takes memory.
-        gib: how much; `None` where it is not known.
-        source: what the figure rests on.
-        low: lower end of an estimate; `None` for an exact figure.
-        high: upper end.
-    """
+    """One row of the table."""
 
     part: str
     gib: float | None
@@ -68,14 +60,11 @@ class Demand:
     """The demand of a recipe. Bytes that are not known are -1.
 
     Attributes:
-        weights: bytes of the target's weights.
         weights_source: the files and types that they were counted from.
         drafter: bytes of the drafter's; 0 without one.
         plan: layout of the KV cache; `None` where it is not known.
         length: tokens of the longest request; 0 where vLLM fits it to the memory, or it is not known.
         stretched: true if the recipe changes how long a context may be.
-        eager: true without CUDA graphs.
-        vision: true if images or sound can be sent.
         utilization: share of the memory that vLLM may take.
         pool: bytes of the KV cache, where the recipe fixes them; else -1.
     """

@@ -102,12 +102,7 @@ def _link(facts: StartFacts) -> Iterator[Finding]:
 
 
 def this_end(request: PreflightRequest, engine: EngineFacts | None = None) -> LinkFacts:
-    """Return the facts of this end of the link between two machines.
-
-    Args:
-        request: the start.
-        engine: the vLLM that would serve; read from the request's wheel or interpreter where `None`.
-    """
+    """Return the facts of this end of the link between two machines."""
     engine = engine or read_engine(request)[0] or EngineFacts()
     return read_link(
         request.variables,

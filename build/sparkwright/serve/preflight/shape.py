@@ -42,7 +42,6 @@ class Attention:
     """Layers of attention of one kind.
 
     Attributes:
-        kv_heads: heads of keys and values.
         window: tokens of a sliding window; 0 for all.
         latent: values of a token's compressed keys and values (MLA); 0 where there are heads.
     """
@@ -60,7 +59,6 @@ class States:
 
     Attributes:
         taps: earlier inputs that it keeps.
-        temporal: values of the recurrent state.
         temporal_bytes: bytes of each; 0 for the model's own type.
         mamba: true for Mamba 2, false for a gated delta net.
     """
@@ -89,9 +87,7 @@ class ModelShape:
     """The sizes of a model.
 
     Attributes:
-        hidden: values of a hidden state.
         inner: values between the two halves of the widest dense layer that a token passes.
-        vocabulary: tokens.
         attention: layers of attention by kind; the first has the heads that vLLM plans with.
         longest: the longest context that the configuration allows; 0 where it does not say.
         unknown: what it could not read, in words; then attention and states are empty.
@@ -291,13 +287,7 @@ def model_dtype(recipe: Recipe, checkpoint: Checkpoint) -> str:
 
 
 def loaded_weights(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool = False) -> LoadedWeights:
-    """Return what *checkpoint* takes in memory.
-
-    Args:
-        recipe: decides type, parallelism, and what is left out.
-        checkpoint: the target, or the drafter.
-        draft: true for the drafter, which is loaded whole.
-    """
+    """Return what *checkpoint* takes in memory."""
     value = value_bytes(model_dtype(recipe, checkpoint))
     plain = find_quantization(checkpoint).method == NONE
     online = not draft and plain and str(recipe.flags.get("quantization", "")) == "fp8"

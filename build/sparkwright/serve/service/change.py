@@ -170,15 +170,8 @@ def upgrade(
 ) -> ServiceRecord:
     """Serve with the environment *name*; where it does not answer, start the old one again.
 
-    One card holds one model, so that the old server is stopped before the new one is started.
-
-    Args:
-        slots: the environments.
-        record: the service's record.
-        name: the environment.
-        manager: starts and stops the service.
-        wheel: file name of its wheel.
-        preflight: raises if the environment's interpreter is not to be served with; nothing changes then.
+    One card holds one model, so that the old server is stopped before the new one is started. Nothing changes
+    where *preflight* raises over the environment's interpreter.
 
     Returns:
         The record after the change.

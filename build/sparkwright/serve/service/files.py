@@ -42,7 +42,6 @@ class InstallPlan:
     Attributes:
         commands: commands to run then, where systemd runs; for a removal, before it.
         afterwards: commands to run once the service has answered; for a removal, after it.
-        removed: files to remove.
     """
 
     files: tuple[PlannedFile, ...] = ()

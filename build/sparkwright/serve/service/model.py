@@ -30,16 +30,9 @@ class ServiceOptions:
     Attributes:
         name: of the service, without ``sparkwright-``.
         recipe: name of a recipe that ships, or the path of the service's own copy of another one.
-        scope: a unit of the system, or of one user.
         program: absolute path of the command ``sparkwright``.
-        settings: flags on top of the recipe's, each ``FLAG=VALUE``.
-        host: address to listen at.
         run_as: user of a system's unit.
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
-        offline: serve without a network.
-        force: start in spite of preflight's predictions.
-        image: image of the compose file.
-        uid: user id in its container.
         recipe_text: content of that copy; empty for a recipe that ships.
     """
 
@@ -78,9 +71,7 @@ class ServicePlaces:
     """The files and folders of one service.
 
     Attributes:
-        scope: of its unit.
         root: put before every path, for images and tests; ``/`` otherwise.
-        home: the user's home folder.
     """
 
     name: str
@@ -177,14 +168,10 @@ class ServiceRecord(Model, frozen=True):
     """The record of an installed service.
 
     Attributes:
-        scope: of its unit.
-        host: address that it listens at.
-        port: port that it listens at.
         models: folder of downloaded models; empty for the service's own.
         channel: place of the channel that its wheels come from; empty for wheels that were named.
         current: the environment that it serves with, a folder's name.
         previous: the one before; empty if there is none.
-        wheels: file names of wheels, by environment.
     """
 
     name: str
