@@ -14,6 +14,7 @@ import click
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.runtime import USE
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
@@ -22,7 +23,7 @@ from sparkwright.verify.options import VerifyOptions
 
 @click.command("preflight")
 @click.argument("recipe")
-@click.option("--use", default="", help="The recipe's use, such as shared or many; single by default.")
+@USE
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."

@@ -1,14 +1,55 @@
-"""The wheel that is taken, where one is named and where none is, and the command that installs one."""
+"""The wheel that is taken, where one is named and where none is; the options of what serves recipes."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+import click
 
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
 from sparkwright.serve.built import BuiltWheel
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+USE = click.option(
+    "--use", default="", help="A use of the recipe, such as shared or many; single by default."
+)
+SET = click.option(
+    "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
+)
+HOST = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+_OFFERED = (
+    click.option(
+        "--wheel",
+        type=_FILE,
+        help="Serve with this wheel; by default the present build spec's in dist/, else the highest revision.",
+    ),
+    click.option(
+        "--channel", default="", metavar="URL|FOLDER", help="Take the newest wheel of this channel."
+    ),
+    click.option(
+        "--series",
+        default="",
+        envvar="SPARKWRIGHT_SERIES",
+        help="Take a wheel of this series only; by default of those that the recipe is meant for.",
+    ),
+    click.option(
+        "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
+    ),
+)
+
+
+def wheel_options(function: F) -> F:
+    """Add ``--wheel``, ``--channel``, ``--series`` and ``--unlocked``, by which the wheel is chosen."""
+    for option in reversed(_OFFERED):
+        function = option(function)
+    return function
 
 
 def newest_wheel(series: Sequence[str]) -> BuiltWheel:

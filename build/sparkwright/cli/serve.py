@@ -16,7 +16,7 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import offered_wheel
+from sparkwright.cli.runtime import FORCE, HOST, SET, USE, offered_wheel, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
@@ -34,28 +34,15 @@ _SOURCES = ("wheel", "channel", "python")
 
 @click.command("serve")
 @click.argument("recipe", metavar="RECIPE")
-@click.option(
-    "--wheel",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Serve with this wheel; by default the present build spec's in dist/, else the highest revision.",
-)
-@click.option("--channel", default="", metavar="URL|FOLDER", help="Serve with the newest wheel of a channel.")
+@wheel_options
 @click.option(
     "--python",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Serve with this interpreter's vLLM instead of a wheel.",
 )
-@click.option(
-    "--series",
-    default="",
-    envvar="SPARKWRIGHT_SERIES",
-    help="Take a wheel of this series only; by default of those that the recipe is meant for.",
-)
-@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@USE
+@SET
+@HOST
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
 )
@@ -80,9 +67,8 @@ _SOURCES = ("wheel", "channel", "python")
     "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
 )
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
-@click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
-@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+@FORCE
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option(
     "--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot, without its download."

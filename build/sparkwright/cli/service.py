@@ -6,16 +6,16 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.runtime import offered_wheel
+from sparkwright.cli.runtime import FORCE, HOST, SET, USE, F, offered_wheel, wheel_options
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.recipes import Recipe
@@ -30,21 +30,6 @@ from sparkwright.serve.settings import read_key, shell_key, with_settings
 _LIBRARIES = ("aiohttp",)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-_WHEEL = (
-    click.option(
-        "--wheel",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Serve with this wheel; by default the newest of the channel, or in dist/.",
-    ),
-    click.option("--channel", default="", metavar="URL|FOLDER", help="Take wheels from this channel."),
-    click.option(
-        "--series", default="", envvar="SPARKWRIGHT_SERIES", help="Take a wheel of this series only."
-    ),
-    click.option(
-        "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
-    ),
-)
 _SCOPE = (
     click.option(
         "--user/--system",
@@ -61,18 +46,11 @@ _SCOPE = (
 )
 
 
-_SHARED = {"wheel": _WHEEL, "scope": _SCOPE}
-
-
-def _options(*groups: Literal["wheel", "scope"]) -> Callable[[F], F]:
-    """Add the options by which a wheel is chosen, or those of the scope: ``of_user`` and ``root``."""
-
-    def decorated(function: F) -> F:
-        for option in reversed([option for group in groups for option in _SHARED[group]]):
-            function = option(function)
-        return function
-
-    return decorated
+def _scope_options(function: F) -> F:
+    """Add ``--user/--system``, which *function* gets as ``of_user``, and ``--root``."""
+    for option in reversed(_SCOPE):
+        function = option(function)
+    return function
 
 
 @click.group("service")
@@ -83,17 +61,18 @@ def command() -> None:
 @command.command("install")
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
-@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
-@click.option("--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@USE
+@SET
+@HOST
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
 @click.option(
     "--image", default="localhost/sparkwright:latest", show_default=True, help="Of the compose file."
 )
-@_options("wheel", "scope")
-@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+@wheel_options
+@_scope_options
+@FORCE
 @click.option("--no-start", is_flag=True, help="Write the files alone: install no wheel and start nothing.")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
 @reading_options
@@ -136,7 +115,7 @@ def install(
 
 @command.command("status")
 @click.argument("name", required=False, default="")
-@_options("scope")
+@_scope_options
 @reading_options
 def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
@@ -165,7 +144,8 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
 @command.command("upgrade")
 @click.argument("name")
-@_options("wheel", "scope")
+@wheel_options
+@_scope_options
 @reading_options
 def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with another wheel: the newest of the service's channel, or the one named.
@@ -187,7 +167,7 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
 @command.command("rollback")
 @click.argument("name")
-@_options("scope")
+@_scope_options
 @reading_options
 def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with the wheel before the present one."""
@@ -201,7 +181,7 @@ def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
 @command.command("uninstall")
 @click.argument("name")
-@_options("scope")
+@_scope_options
 @click.option("--purge", is_flag=True, help="Remove its key, variables and environments too.")
 @reading_options
 def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: Any) -> None:
