@@ -58,7 +58,7 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 def of(words: str) -> dict[str, Any]:
-    """Return a recipe's fields: words as `--flag=value`, `draft.key=value`, `VARIABLE=text`, or of `WORDS`."""
+    """Return a recipe's fields: words as `--flag=value`, `draft.key=value`, `VARIABLE=text`, or `WORDS`."""
     found: dict[str, Any] = {"flags": {}, "speculative": {}, "environment": {}}
     for word in words.split():
         name, given, text = word.partition("=")
