@@ -28,7 +28,7 @@ _OFFERED = (
     click.option(
         "--wheel",
         type=_FILE,
-        help="Serve with this wheel; by default the present build spec's in dist/, else the highest revision.",
+        help="Serve with this wheel; by default the present build spec's in dist/, or the highest revision.",
     ),
     click.option(
         "--channel", default="", metavar="URL|FOLDER", help="Take the newest wheel of this channel."

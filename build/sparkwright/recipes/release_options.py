@@ -1,23 +1,18 @@
-"""The options of one release of vLLM, as its own parser states them, and what a recipe asks beyond them.
+"""What a recipe asks of one release of vLLM, and what that does not have, as its own parser states it.
 
-Nothing here runs vLLM: `sparkwright.serve.ask` asks a release, and the answer is read here.
+Nothing here runs vLLM: `sparkwright.serve.ask` asks a release.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-from msgspec import field
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from sparkwright.base.config import Model
-from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe, serve_arguments
 
-Kind = Literal["flag", "value", "variable", "speculative key", "parser", "deprecated"]
-
-
+Kind = Literal["flag", "value", "variable", "shell variable", "speculative key", "parser", "deprecated"]
+_OURS = "VLLM_"  # other programs' variables are not judged
 _MOE, _LINEAR = "the flag moe-backend", "the flag linear-backend"
 _INSTEAD = {
     "enable-mamba-fine-grained-prefix-cache": "enable-mamba-shared-prefix-checkpoint (vllm#57382)",
@@ -34,87 +29,32 @@ _INSTEAD = {
 """Replacements of options that releases dropped and guides still name."""
 
 
-class ReleaseFlag(Model, frozen=True):
-    """One option of ``vllm serve``.
+class Question(Model, frozen=True):
+    """The options of a recipe, of which a release is asked.
 
     Attributes:
-        choices: the values it takes; empty for any.
-        deprecated: what the release says of its end; empty for a current one.
+        line: arguments of ``vllm serve``.
+        variables: names of the recipe's variables that are vLLM's.
+        shell: those of the user's beside them.
     """
 
-    names: tuple[str, ...]
-    choices: tuple[str, ...] = ()
-    deprecated: str = ""
+    line: tuple[str, ...]
+    flags: dict[str, Any]
+    speculative: dict[str, Any]
+    variables: tuple[str, ...] = ()
+    shell: tuple[str, ...] = ()
 
 
-class ReleaseVariables(Model, frozen=True):
-    """Environment variables: those that ``vllm.envs`` declares, and others that the code reads by name."""
-
-    declared: tuple[str, ...]
-    read: tuple[str, ...]
-
-
-class ReleaseOptions(Model, frozen=True):
-    """The options of one release with its carries.
-
-    Attributes:
-        speculative: keys of ``--speculative-config``, each with the values it is limited to.
-    """
-
-    flags: tuple[ReleaseFlag, ...]
-    variables: ReleaseVariables
-    speculative: dict[str, tuple[str, ...]]
-    attention_backends: tuple[str, ...]
-    kv_types: tuple[str, ...]
-    tool_parsers: tuple[str, ...]
-    reasoning_parsers: tuple[str, ...]
-    quantizations: tuple[str, ...] = ()
-
-    def flag(self, name: str) -> ReleaseFlag | None:
-        """Return the option that is spelled ``--name``; of ``--config.key`` the option ``--config``."""
-        wanted = {f"--{name}", f"--{name.partition('.')[0]}"}
-        return next((flag for flag in self.flags if wanted.intersection(flag.names)), None)
-
-    @property
-    def flag_names(self) -> tuple[str, ...]:
-        """Return every spelling of every option, without dashes."""
-        return tuple(name.removeprefix("--") for flag in self.flags for name in flag.names)
-
-    @property
-    def variable_names(self) -> frozenset[str]:
-        """Return the names of every variable that has an effect."""
-        return frozenset({*self.variables.declared, *self.variables.read})
-
-    def values(self, name: str) -> tuple[str, ...]:
-        """Return the values that the option *name* takes, a flag or a speculative key; none for any."""
-        registries = {
-            "attention-backend": self.attention_backends,
-            "kv-cache-dtype": self.kv_types,
-            "quantization": self.quantizations,
-            "tool-call-parser": self.tool_parsers,
-            "reasoning-parser": self.reasoning_parsers,
-        }
-        if registered := registries.get(name.replace("_", "-")):
-            return registered
-        if limited := self.speculative.get(name):
-            return limited
-        flag = self.flag(name)
-        return flag.choices if flag is not None and "." not in name else ()
+def question_of(recipe: Recipe, environment: Iterable[str] = (), more: tuple[str, ...] = ()) -> Question:
+    """Return the question of *recipe*, with its use applied, in a shell with the variables *environment*."""
+    # Address and port change from start to start, and the answer does not depend on them.
+    line = (*serve_arguments(recipe, host="localhost", port=8000)[1:], *more)
+    own = tuple(name for name in recipe.environment if name.startswith(_OURS))
+    shell = tuple(sorted(name for name in {*environment} - {*own} if name.startswith(_OURS)))
+    return Question(line, recipe.flags, recipe.speculative, own, shell)
 
 
-class ParsedCommand(Model, frozen=True):
-    """The outcome of parsing one command line by a release's own parser.
-
-    Attributes:
-        error: the reason why it was refused; empty if it was accepted.
-    """
-
-    error: str = ""
-    warnings: tuple[str, ...] = field(default_factory=tuple)
-
-
-@dataclass(frozen=True)
-class Problem:
+class Problem(Model, frozen=True):
     """One option of a recipe that a release does not have, or refuses.
 
     Attributes:
@@ -131,8 +71,8 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """True unless the option still works."""
-        return self.kind != "deprecated"
+        """True unless the option still works, or is not the recipe's."""
+        return self.kind not in {"deprecated", "shell variable"}
 
     @property
     def instead(self) -> str:
@@ -143,63 +83,3 @@ class Problem:
         """Return one line."""
         near = f"; the nearest name is {self.nearest}" if self.nearest else ""
         return f"{self.kind} {self.name}: {self.because}{f'; use {self.instead}' if self.instead else near}"
-
-
-def problems(recipe: Recipe, release: ReleaseOptions, parsed: ParsedCommand) -> tuple[Problem, ...]:
-    """Return what *recipe*, with its use applied, asks that *release* does not have."""
-    found = [*_flags(recipe, release), *_speculative(recipe, release), *_variables(recipe, release)]
-    if parsed.error and not any(one.refuses for one in found):
-        found.append(Problem("parser", "vllm serve", parsed.error))
-    return tuple(found)
-
-
-def _flags(recipe: Recipe, release: ReleaseOptions) -> Iterator[Problem]:
-    for name, value in recipe.flags.items():
-        spelled = f"no-{name}" if value is False else name
-        flag = release.flag(spelled)
-        if flag is None:
-            yield _unknown("flag", f"--{spelled}", spelled, release.flag_names)
-            continue
-        if flag.deprecated:
-            yield Problem("deprecated", f"--{name}", flag.deprecated)
-        if name == "tool-call-parser" and "tool-parser-plugin" in recipe.flags:
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            if not isinstance(one, (bool, dict)):
-                yield from _value(f"--{name}", str(one), release.values(name))
-
-
-def _speculative(recipe: Recipe, release: ReleaseOptions) -> Iterator[Problem]:
-    for key, value in recipe.speculative.items():
-        if key not in release.speculative:
-            yield _unknown("speculative key", key, key, tuple(release.speculative))
-        elif isinstance(value, str):
-            yield from _value(f"speculative {key}", value, release.values(key))
-
-
-def _variables(recipe: Recipe, release: ReleaseOptions) -> Iterator[Problem]:
-    """Yield the variables of vLLM's that nothing reads; other programs' variables are not judged."""
-    for name in recipe.environment:
-        if name.startswith("VLLM_") and name not in release.variable_names:
-            yield _unknown("variable", name, name, sorted(release.variable_names))
-
-
-def _unknown(kind: Kind, shown: str, name: str, known: Sequence[str]) -> Problem:
-    because = "this release has none of that name"
-    if kind == "variable":
-        because = "no code of this release reads it: it would change nothing"
-    return Problem(kind, shown, because, _nearest(name, known))
-
-
-def _value(shown: str, value: str, known: Sequence[str]) -> Iterator[Problem]:
-    # Names of backends are read in any case, and `auto` names none.
-    backend = "attention" in shown and "backend" in shown
-    if known and not (value.upper() in {*known, "AUTO"} if backend else value in known):
-        because = "this release does not take that value"
-        yield Problem("value", f"{shown} {value}", because, _nearest(value, known))
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    folded = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
-    return folded[close[0]] if close else ""

@@ -1,4 +1,4 @@
-"""Ask a release for its options, and if its own parser takes command lines; answers are recorded.
+"""Ask a release, by its own parser, what it does not take of recipes; answers are recorded.
 
 `ask_release` asks the merged tree, in the environment for probes, and `ask_installed` the vLLM that will
 serve, in its own. A child process imports vLLM and builds its parser: six seconds with bytecode and files in
@@ -29,36 +29,34 @@ from sparkwright.pipeline.trees import Merge, PristineTree
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.pool import environment, interpreter
 from sparkwright.probe.trees import tree_folder
-from sparkwright.recipes.release_options import ParsedCommand, ReleaseOptions
+from sparkwright.recipes.release_options import Problem, Question
 from sparkwright.store import Store
 
-_INSTALLED, _PACKAGE = "installed", "vllm"
-_OPTIONS = "release-options"
-_COMMAND = "parsed-command"
+_INSTALLED, _PACKAGE, _PROBLEMS = "installed", "vllm", "option-problems"
 # A minute where nothing is in the page cache, and minutes on a machine that compiles.
 _LIMITS = ProcessLimits(900.0, 6144)
 _SAID = 2000
 _MOST_READ = 16 << 20
 
 
+class Problems(Model, frozen=True):
+    """What a release does not take of one question."""
+
+    problems: tuple[Problem, ...]
+
+
 @dataclass(frozen=True)
 class ReleaseAnswer:
-    """The answer of one release.
-
-    Attributes:
-        parsed: outcome of each command line, in the order of the question.
-    """
+    """The answer of the release *version*: what it does not take of each question."""
 
     version: str
-    options: ReleaseOptions
-    parsed: tuple[ParsedCommand, ...]
+    problems: tuple[tuple[Problem, ...], ...]
 
 
 class _Report(Model, frozen=True):
-    """The report that the child writes; `options` only if they were asked for."""
+    """The report that the child writes."""
 
-    parsed: tuple[ParsedCommand, ...]
-    options: ReleaseOptions | None = None
+    problems: tuple[tuple[Problem, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -75,55 +73,45 @@ class AskedRelease:
     identity: tuple[str, ...]
     start: Callable[[Path], list[str | Path]]
 
-    def recorded(self, lines: Sequence[tuple[str, ...]]) -> ReleaseAnswer | None:
+    def recorded(self, questions: Sequence[Question]) -> ReleaseAnswer | None:
         """Return the answer by records alone; `None` if any of it is not recorded."""
-        options, known = self._recorded(lines)
-        if options is None or any(line not in known for line in lines):
-            return None
-        return ReleaseAnswer(self.version, options, tuple(known[line] for line in lines))
+        known = [self._recorded(one) for one in questions]
+        found = tuple(one.problems for one in known if one is not None)
+        return ReleaseAnswer(self.version, found) if len(found) == len(known) else None
 
-    def ask(self, lines: Sequence[tuple[str, ...]]) -> ReleaseAnswer:
-        """Return the answer; the child is started only for what is not recorded, once for all *lines*.
+    def ask(self, questions: Sequence[Question]) -> ReleaseAnswer:
+        """Return the answer; the child is started only for what is not recorded, once for all *questions*.
 
         Raises:
             ToolError: the release could not be asked.
         """
-        options, known = self._recorded(lines)
-        missing = [line for line in dict.fromkeys(lines) if line not in known]
-        if options is None or missing:
-            report = self._child(missing, describe=options is None)
-            options = report.options or options
-            for line, parsed in zip(missing, report.parsed, strict=True):
-                known[line] = parsed
-                self._record(_COMMAND, line, parsed)
-            if report.options is not None:
-                self._record(_OPTIONS, (), report.options)
-        return ReleaseAnswer(self.version, require(options), tuple(known[line] for line in lines))
+        known = [self._recorded(one) for one in questions]
+        missing = [number for number, one in enumerate(known) if one is None]
+        if missing:
+            report = self._child([questions[number] for number in missing])
+            for number, problems in zip(missing, report.problems, strict=True):
+                known[number] = Problems(problems)
+                if self.identity:
+                    told = to_builtins(known[number])
+                    self.store.put_record(_PROBLEMS, self._key(questions[number]), told)
+        return ReleaseAnswer(self.version, tuple(require(one).problems for one in known))
 
-    def _recorded(
-        self, lines: Sequence[tuple[str, ...]]
-    ) -> tuple[ReleaseOptions | None, dict[tuple[str, ...], ParsedCommand]]:
+    def _recorded(self, question: Question) -> Problems | None:
         if not self.identity:
-            return None, {}
-        found = {line: self.store.find_record_as(ParsedCommand, _COMMAND, self._key(line)) for line in lines}
-        known = {line: parsed for line, parsed in found.items() if parsed is not None}
-        return self.store.find_record_as(ReleaseOptions, _OPTIONS, self._key()), known
+            return None
+        return self.store.find_record_as(Problems, _PROBLEMS, self._key(question))
 
-    def _record(self, kind: str, line: tuple[str, ...], answer: ParsedCommand | ReleaseOptions) -> None:
-        if self.identity:
-            self.store.put_record(kind, self._key(line), to_builtins(answer))
-
-    def _key(self, line: tuple[str, ...] = ()) -> str:
+    def _key(self, question: Question) -> str:
         first, *rest = self.identity
         # The parser reads the files that are named, such as templates; a relative name finds none there.
-        files = {word: sha256 for word in line if word.startswith("/") and (sha256 := _digest(Path(word)))}
-        read = [files] if files else []
-        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, list(line), *read])
+        named = (word for word in question.line if word.startswith("/"))
+        files = {word: sha256 for word in named if (sha256 := _digest(Path(word)))}
+        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, to_builtins(question), files])
 
-    def _child(self, lines: Sequence[tuple[str, ...]], *, describe: bool) -> _Report:
+    def _child(self, questions: Sequence[Question]) -> _Report:
         with task(f"ask vllm {self.version} for its options"), self.store.scratch() as scratch:
             request, report, log = (scratch / name for name in ("request.json", "report.json", "log"))
-            request.write_text(json.dumps({"commands": lines, "describe": describe}), encoding="utf-8")
+            request.write_text(json.dumps(to_builtins(questions)), encoding="utf-8")
             argv = [*self.start(scratch), "--request", request, "--report", report]
             # Without a network, vLLM looks for the model's files while it reads the arguments.
             variables = {
@@ -151,11 +139,11 @@ def _digest(path: Path) -> str:
 
 def child() -> Path:
     """Return the program that runs inside the environment that is asked."""
-    return Path(str(resources.files("sparkwright.serve").joinpath("child", "describe_release.py")))
+    return Path(str(resources.files("sparkwright.serve").joinpath("child", "check_options.py")))
 
 
-def ask_release(job: Job, commands: Sequence[Sequence[str]]) -> ReleaseAnswer:
-    """Return the options of the job's merged tree, and the outcome of parsing each of *commands* by it.
+def ask_release(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
+    """Return what the job's merged tree, the release with its carries, does not take of each question.
 
     Raises:
         CarryConflictError: the patchset does not merge.
@@ -177,7 +165,7 @@ def ask_release(job: Job, commands: Sequence[Sequence[str]]) -> ReleaseAnswer:
         return [*interpreter(store, python), child(), *named]
 
     asked = AskedRelease(store, report.version, (report.tree, environment_key()), start)
-    return asked.ask([tuple(command[1:]) for command in commands])
+    return asked.ask(questions)
 
 
 def _metadata(scratch: Path, version: str) -> Path:
@@ -194,11 +182,11 @@ def ask_installed(
     store: Store,
     python: Path | None,
     engine: EngineFacts,
-    commands: Sequence[Sequence[str]],
+    questions: Sequence[Question],
     *,
     identity: str = "",
 ) -> ReleaseAnswer | None:
-    """Return the options of an installed vLLM, and the outcome of parsing each of *commands* by it.
+    """Return what an installed vLLM does not take of each question.
 
     Answers are recorded under the digest of its files, which a wheel has as well before it is installed.
 
@@ -206,7 +194,7 @@ def ask_installed(
         store: where answers are recorded.
         python: its interpreter; `None` for a wheel that is not installed, which only records answer for.
         engine: facts about it.
-        commands: arguments of ``vllm``, from ``serve`` on.
+        questions: the questions.
         identity: digest of its content, for one that has no list of its files; without either, nothing is
             recorded.
 
@@ -214,10 +202,9 @@ def ask_installed(
         ToolError: it could not be asked.
     """
     content = engine.files or identity
-    lines = [tuple(command[1:]) for command in commands]
     key = (content, _INSTALLED, engine.version) if content else ()
     if python is None:
-        return AskedRelease(store, engine.version, key, lambda _: []).recorded(lines)
+        return AskedRelease(store, engine.version, key, lambda _: []).recorded(questions)
     # Bytecode stays beside the modules, where the engine looks for it next.
     start: list[str | Path] = [python, "-I", child()]
-    return AskedRelease(store, engine.version, key, lambda _: start).ask(lines)
+    return AskedRelease(store, engine.version, key, lambda _: start).ask(questions)

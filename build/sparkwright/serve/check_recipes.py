@@ -10,8 +10,8 @@ from sparkwright.git import Repository
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, serve_arguments
-from sparkwright.recipes.release_options import Problem, problems
+from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments
+from sparkwright.recipes.release_options import Problem, question_of
 from sparkwright.serve.ask import ask_release
 from sparkwright.store import Store
 
@@ -78,17 +78,15 @@ def check_recipes(
         if cases:
             options = BuildOptions(series=name, offline=offline)
             job = make_job(open_checkout(checkout.root, name), store, repository, options)
-            answer = ask_release(job, [_command(served) for *_, served in cases])
+            answer = ask_release(job, [question_of(served, (), _of_second(served)) for *_, served in cases])
             carries = frozenset(carry.name for carry in job.spec.carries)
-            for (recipe, use, served), parsed in zip(cases, answer.parsed, strict=True):
+            for (recipe, use, served), wrong in zip(cases, answer.problems, strict=True):
                 broken = incompatibilities(served, answer.version, carries=carries)
                 rules = tuple(f"{rule.name}: {rule.reason}" for rule in broken)
-                wrong = problems(served, answer.options, parsed)
                 found.append(CheckedRecipe(recipe.name, use, name, answer.version, wrong, rules))
     return tuple(found)
 
 
-def _command(recipe: Recipe) -> tuple[str, ...]:
-    """Return the arguments of ``vllm``; of two machines those of the second one, which are more."""
-    arguments = serve_arguments(recipe, host="localhost", port=8000)
-    return arguments if recipe.nodes == 1 else (*arguments, *node_arguments(1, "localhost"))
+def _of_second(recipe: Recipe) -> tuple[str, ...]:
+    """Return what the second of two machines is given besides: its command has more options."""
+    return node_arguments(1, "localhost") if recipe.nodes > 1 else ()

@@ -14,8 +14,8 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.companions import build_command
 from sparkwright.engine.installed import COMPANION, LOADERS, EngineFacts, runs_on
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import Recipe, incompatibilities, serve_arguments
-from sparkwright.recipes.release_options import Problem, problems
+from sparkwright.recipes import Recipe, incompatibilities
+from sparkwright.recipes.release_options import question_of
 from sparkwright.recipes.rules import ServerOptions, before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.facts import StartFacts
@@ -26,7 +26,12 @@ from sparkwright.serve.preflight.shape import model_shape, whole_number
 _RELEASE = re.compile(r"\d+\.\d+")
 # Other rules about a model's traits have checks that read its sizes.
 _BY_CHECKPOINT = {"hybrid-steps-without-drafts", "mla-drafts", "mla-runner-v2"}
-_OURS = "VLLM_"
+_OPTION_ROWS = {
+    "deprecated": "deprecated-flag",
+    "variable": "dead-variable",
+    "shell variable": "dead-variable/shell",
+    "parser": "options/parser",
+}
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}
 _FIRST_THAT_LOOKS = Version("0.7")
@@ -110,30 +115,16 @@ def check_options(facts: StartFacts) -> Iterator[Finding]:
     recipe, request, engine = facts.recipe, facts.request, facts.engine
     if request.ask is None or engine is None:
         return
-    # Address and port change from start to start, and the parser's answer does not depend on them.
-    line = serve_arguments(recipe, host="localhost", port=8000)
     try:
-        answer = request.ask(request.python, engine, [line])
+        answer = request.ask(request.python, engine, [question_of(recipe, request.environment)])
     except SparkwrightError as error:
         yield finding("options/unasked", because=error.because or error.what)
         return
-    if answer is None:
-        return
-    for problem in problems(recipe, answer.options, answer.parsed[0]):
-        yield _of_problem(problem, answer.version)
-    for name in sorted(
-        request.environment.keys() - recipe.environment.keys() - answer.options.variable_names
-    ):
-        if name.startswith(_OURS):
-            yield finding("dead-variable/shell", name=name, version=answer.version)
-
-
-def _of_problem(problem: Problem, version: str) -> Finding:
-    nearest = f"; the nearest name is {problem.nearest}" if problem.nearest else ""
-    rows = {"deprecated": "deprecated-flag", "variable": "dead-variable", "parser": "options/parser"}
-    because = f"{problem.because}{nearest}" if problem.refuses else problem.because
-    row = rows.get(problem.kind, "options")
-    return finding(row, name=problem.name, version=version, because=because, nearest=nearest)
+    for problem in answer.problems[0] if answer is not None else ():
+        nearest = f"; the nearest name is {problem.nearest}" if problem.nearest else ""
+        because = f"{problem.because}{nearest}" if problem.refuses else problem.because
+        facts = {"name": problem.name, "because": because, "nearest": nearest}
+        yield finding(_OPTION_ROWS.get(problem.kind, "options"), version=answer.version, **facts)
 
 
 # Latent attention ------------------------------------------------------------------------------------------

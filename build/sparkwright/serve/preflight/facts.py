@@ -12,6 +12,7 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.installed import EngineFacts, read_installed, read_wheel
 from sparkwright.engine.server.download import cache_folder
 from sparkwright.recipes import TINY, Recipe
+from sparkwright.recipes.release_options import Question
 from sparkwright.serve.ask import ReleaseAnswer
 from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -20,7 +21,7 @@ from sparkwright.serve.preflight.kv_plan import KvOptions, kv_options
 from sparkwright.serve.preflight.link import LinkFacts
 from sparkwright.serve.preflight.machine import HostFacts, read_host
 
-AskOptions = Callable[[Path | None, EngineFacts, Sequence[Sequence[str]]], ReleaseAnswer | None]
+AskOptions = Callable[[Path | None, EngineFacts, Sequence[Question]], ReleaseAnswer | None]
 
 
 @dataclass(frozen=True)
