@@ -205,14 +205,12 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
 
 def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
     of_user = os.geteuid() != 0 if asked["of_user"] is None else asked["of_user"]
-    return ServicePlaces(name, "user" if of_user else "system", Path(asked["root"]).absolute())
+    return ServicePlaces.of(name, "user" if of_user else "system", Path(asked["root"]).absolute())
 
 
 def _described(
     recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
-    from dataclasses import replace
-
     from sparkwright.recipes import REHEARSAL, served_recipe
 
     chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
@@ -235,7 +233,7 @@ def _described(
     own = path.read_text(encoding="utf-8") if path.suffix == ".toml" and path.exists() else ""
     options = ServiceOptions(
         name=name,
-        recipe=str(replace(places, root=Path("/")).recipe) if own else recipe,
+        recipe=str(places.inside.recipe) if own else recipe,
         recipe_text=own,
         scope=places.scope,
         program=program if program.exists() else Path(shutil.which("sparkwright") or program),

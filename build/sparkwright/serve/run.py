@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from sparkwright.recipes import Recipe
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine, memory_pressure, status_between
 from sparkwright.serve.supervise import WatchOptions, supervise
-from sparkwright.serve.warmup import LIMIT_S, Limits, WarmUp, warm_up
+from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
 if TYPE_CHECKING:
     import aiohttp
@@ -49,8 +49,7 @@ class ServeOptions:
 
     Attributes:
         port: port to listen at; 0 chooses a free one.
-        key_file: the file that it is in.
-        warm_up_s: seconds after which no further round of it begins.
+        key_file: the file of the key, if it is in one.
         compiled_s: seconds between two searches for what was compiled while serving.
     """
 
@@ -59,12 +58,10 @@ class ServeOptions:
     api_key: str = field(default="", repr=False)
     key_file: Path | None = None
     warm_up: bool = True
-    warm_up_s: float = LIMIT_S
     offline: bool = False
     interval_s: float = 10.0
     compiled_s: float = 30.0
     boot_s: float = BOOT_S
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reachable_host(self) -> str:
@@ -92,14 +89,13 @@ def server_variables(
     recipe: Recipe, options: ServeOptions, caches: Path, environment: Environment | None = None
 ) -> dict[str, str]:
     """Return the variables of the server on top of the recipe's and this process's, but for the key."""
-    asked = {**recipe.environment, **options.environment}
-    taken = {**os.environ, **asked}
+    taken = {**os.environ, **recipe.environment}
     path = environment_path(environment.python, taken) if environment else {}
     installed = environment.variables if environment else {}
     whole = {**path, **installed, **jobs_variable(recipe, taken)}
-    found = {name: value for name, value in whole.items() if name not in asked}
+    found = {name: value for name, value in whole.items() if name not in recipe.environment}
     offline = _OFFLINE if options.offline else {}
-    return {**cache_variables(caches, taken), **found, **offline, **options.environment}
+    return {**cache_variables(caches, taken), **found, **offline}
 
 
 def make_server(serving: Serving, folder: Path) -> ServerProcess:
@@ -215,7 +211,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
             await stack.enter_async_context(server)
         warn_of_fallbacks(server.facts)
         session = await stack.enter_async_context(open_session(server.endpoint))
-        warmed = await _warmed(server, session, recipe, options) if options.warm_up else None
+        warmed = await _warmed(server, session, recipe) if options.warm_up else None
         emit(
             "serve.ready",
             url=f"http://{options.reachable_host}:{server.launch.port}/v1",
@@ -229,9 +225,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
         yield session
 
 
-async def _warmed(
-    server: ServerProcess, session: aiohttp.ClientSession, recipe: Recipe, options: ServeOptions
-) -> WarmUp:
+async def _warmed(server: ServerProcess, session: aiohttp.ClientSession, recipe: Recipe) -> WarmUp:
     """Warm the server up; an engine that ends meanwhile is reported as such.
 
     Raises:
@@ -239,9 +233,7 @@ async def _warmed(
         ServerEndedError: the server ended by itself.
     """
     limits = Limits.of(recipe, server.facts)
-    warming = asyncio.create_task(
-        warm_up(session, server.endpoint, limits, server.launch.deadlines, limit_s=options.warm_up_s)
-    )
+    warming = asyncio.create_task(warm_up(session, server.endpoint, limits, server.launch.deadlines))
     try:
         while not warming.done():
             await asyncio.wait({warming}, timeout=_POLL_S)

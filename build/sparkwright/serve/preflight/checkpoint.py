@@ -152,7 +152,6 @@ class Checkpoint:
     name: str
     folder: Path
     config: Mapping[str, Any] = field(default_factory=dict)
-    generation: Mapping[str, Any] = field(default_factory=dict)
     modelopt: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
     index: Mapping[str, str] = field(default_factory=dict)
@@ -229,6 +228,7 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
         with contextlib.suppress(OSError), (folder / file).open("rb") as tokenizer:
             if why := _mark(tokenizer.read(3)):
                 unreadable[file] = why
+    load("generation_config.json")  # transformers reads it, and refuses what cannot be read
     index = load(INDEX)
     weights = index.get("weight_map")
     metadata = index.get("metadata")
@@ -237,7 +237,6 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
         name=name,
         folder=folder,
         config=load("config.json"),
-        generation=load("generation_config.json"),
         modelopt=load("hf_quant_config.json"),
         shards=tuple(read_shard(path) for path in present if path.suffix == ".safetensors"),
         index={str(key): str(value) for key, value in weights.items()} if isinstance(weights, dict) else {},

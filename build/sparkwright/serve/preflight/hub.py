@@ -144,7 +144,6 @@ class _Source:
             name=self.name,
             folder=Path(self.name),
             config=config,
-            generation=load("generation_config.json"),
             modelopt=load("hf_quant_config.json"),
             shards=shards,
             index=named,

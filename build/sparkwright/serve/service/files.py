@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.errors import ProcessError
@@ -52,7 +52,7 @@ class InstallPlan:
 
 def plan_install(options: ServiceOptions, places: ServicePlaces) -> InstallPlan:
     """Return the files and commands of an installation; the key, which is made apart, is not among them."""
-    inside = replace(places, root=Path("/"))  # what is written for an image names the image's own paths
+    inside = places.inside
     files = [
         PlannedFile(places.unit, unit_text(options, inside)),
         PlannedFile(places.compose, compose_text(options, inside)),
