@@ -23,7 +23,7 @@ request, report = sys.argv[2], sys.argv[4]
 none = {"kind": "parser", "name": "vllm serve", "because": "no template"}
 problems = [[none] if "--chat-template" in one["line"] and not os.path.exists(one["line"][-1]) else []
             for one in json.load(open(request))]
-json.dump({"problems": problems}, open(report, "w"))
+json.dump(problems, open(report, "w"))
 """
 PLAIN = (
     "max-num-seqs", "kv-cache-dtype", "quantization", "attention-backend", "attention-config",

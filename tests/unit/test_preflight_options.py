@@ -65,7 +65,7 @@ def installed(tmp_path: Path) -> Path:
     python = tmp_path / "python"
     python.write_text(
         f"#!/bin/sh\necho once >> {tmp_path}/starts\nwhile [ $# -gt 1 ]; do shift; done\n"
-        f'cat > "$1" <<\'END\'\n{{"problems": [[]]}}\nEND\n'
+        f"cat > \"$1\" <<'END'\n[[]]\nEND\n"
     )
     python.chmod(0o755)
     return python

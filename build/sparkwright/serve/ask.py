@@ -53,12 +53,6 @@ class ReleaseAnswer:
     problems: tuple[tuple[Problem, ...], ...]
 
 
-class _Report(Model, frozen=True):
-    """The report that the child writes."""
-
-    problems: tuple[tuple[Problem, ...], ...]
-
-
 @dataclass(frozen=True)
 class AskedRelease:
     """One release to ask.
@@ -88,12 +82,11 @@ class AskedRelease:
         known = [self._recorded(one) for one in questions]
         missing = [number for number, one in enumerate(known) if one is None]
         if missing:
-            report = self._child([questions[number] for number in missing])
-            for number, problems in zip(missing, report.problems, strict=True):
-                known[number] = Problems(problems)
+            told = self._child([questions[number] for number in missing])
+            for number, problems in zip(missing, told, strict=True):
+                known[number] = one = Problems(problems)
                 if self.identity:
-                    told = to_builtins(known[number])
-                    self.store.put_record(_PROBLEMS, self._key(questions[number]), told)
+                    self.store.put_record(_PROBLEMS, self._key(questions[number]), to_builtins(one))
         return ReleaseAnswer(self.version, tuple(require(one).problems for one in known))
 
     def _recorded(self, question: Question) -> Problems | None:
@@ -108,7 +101,7 @@ class AskedRelease:
         files = {word: sha256 for word in named if (sha256 := _digest(Path(word)))}
         return digest_of([first, sha256_bytes(child().read_bytes()), *rest, to_builtins(question), files])
 
-    def _child(self, questions: Sequence[Question]) -> _Report:
+    def _child(self, questions: Sequence[Question]) -> tuple[tuple[Problem, ...], ...]:
         with task(f"ask vllm {self.version} for its options"), self.store.scratch() as scratch:
             request, report, log = (scratch / name for name in ("request.json", "report.json", "log"))
             request.write_text(json.dumps(to_builtins(questions)), encoding="utf-8")
@@ -119,7 +112,7 @@ class AskedRelease:
             }
             try:
                 run_limited(argv, limits=_LIMITS, cwd=scratch, env=variables, log=log)
-                return decode_json(report.read_bytes(), _Report)
+                return decode_json(report.read_bytes(), tuple[tuple[Problem, ...], ...])
             except (LimitsExceeded, FileNotFoundError, msgspec.MsgspecError) as error:
                 said = log.read_bytes()[-_SAID:].decode(errors="replace").strip() if log.exists() else ""
                 raise ToolError(

@@ -10,13 +10,17 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import emit
 from sparkwright.serve.watchdog import EngineSample
+
+if TYPE_CHECKING:
+    import psutil
 
 MOST_BYTES = 64 << 20
 KEPT = 4
@@ -25,26 +29,33 @@ _MOST_DUMPED = 16
 _COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "fatbinary", "ninja", "cc1plus", "cudafe++", "nvlink"})
 
 
+def _family(pids: Sequence[int]) -> Iterator[psutil.Process]:
+    """Yield the processes *pids* and their descendants."""
+    import psutil
+
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            yield from (root, *root.children(recursive=True))
+
+
 def family(pids: Sequence[int]) -> list[dict[str, object]]:
     """Return the processes *pids* and their descendants: id, parent, name, state, CPU seconds and memory."""
     import psutil
 
     found: dict[int, dict[str, object]] = {}
-    for pid in pids:
+    for process in _family(pids):
         with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
-            for process in (root, *root.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    times = process.cpu_times()
-                    found[process.pid] = {
-                        "pid": process.pid,
-                        "parent": process.ppid(),
-                        "name": process.name(),
-                        "state": process.status(),
-                        "threads": process.num_threads(),
-                        "cpu_s": round(times.user + times.system, 2),
-                        "rss_mib": process.memory_info().rss >> 20,
-                    }
+            times = process.cpu_times()
+            found[process.pid] = {
+                "pid": process.pid,
+                "parent": process.ppid(),
+                "name": process.name(),
+                "state": process.status(),
+                "threads": process.num_threads(),
+                "cpu_s": round(times.user + times.system, 2),
+                "rss_mib": process.memory_info().rss >> 20,
+            }
     return list(found.values())
 
 
@@ -53,11 +64,9 @@ def compilers(pids: Sequence[int]) -> int:
     import psutil
 
     count = 0
-    for pid in pids:
+    for process in _family(pids):
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    count += process.name() in _COMPILERS
+            count += process.name() in _COMPILERS
     return count
 
 

@@ -301,7 +301,7 @@ def main() -> int:
     tree = given.tree or Path(importlib.import_module("vllm").__file__).parent
     release = describe(parser, tree)
     report = [problems(release, one, parse(parser, one["line"])) for one in request]
-    given.report.write_text(json.dumps({"problems": report}), encoding="utf-8")
+    given.report.write_text(json.dumps(report), encoding="utf-8")
     return 0
 
 

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -64,23 +63,6 @@ class Slots:
         return tuple(path.name for path in gone)
 
 
-class ServiceManager(Protocol):
-    """Starts and stops one service."""
-
-    def start(self) -> None:
-        """Start it and wait until it is ready.
-
-        Raises:
-            ServerEndedError: it did not become ready.
-        """
-
-    def stop(self) -> None:
-        """Stop it and wait until it has ended."""
-
-    def answers(self) -> str:
-        """Return empty if a request gets tokens, else the failure."""
-
-
 @dataclass(frozen=True)
 class SystemdManager:
     """A unit of systemd, whose server has the root *url*."""
@@ -90,8 +72,8 @@ class SystemdManager:
     url: str
     api_key: str
 
-    def call(self, *words: str, accept: tuple[int, ...] = (0,)) -> tuple[int, str]:
-        """Run ``systemctl`` and return its exit status and output.
+    def _call(self, *words: str, accept: tuple[int, ...] = (0,)) -> None:
+        """Run ``systemctl``.
 
         Raises:
             ProcessError: it failed with a status that is not in *accept*.
@@ -102,14 +84,17 @@ class SystemdManager:
         scope = ("--user",) if self.scope == "user" else ()
         # A start has the unit's limit, which grows while a model is fetched.
         limit = None if words[0] == "start" else _STOP_S
-        done = run(["systemctl", *scope, *words], timeout=limit, accept=accept)
-        return done.status, done.text
+        run(["systemctl", *scope, *words], timeout=limit, accept=accept)
 
     def start(self) -> None:
-        """Start it and wait until it is ready; a unit of type notify is, once a request got tokens."""
+        """Start it and wait until it is ready; a unit of type notify is, once a request got tokens.
+
+        Raises:
+            ServerEndedError: it did not become ready.
+        """
         try:
-            self.call("reset-failed", self.unit, accept=tuple(range(256)))
-            self.call("start", self.unit)
+            self._call("reset-failed", self.unit, accept=tuple(range(256)))
+            self._call("start", self.unit)
         except ProcessError as error:
             flag = " --user" if self.scope == "user" else ""
             raise ServerEndedError(
@@ -120,7 +105,7 @@ class SystemdManager:
 
     def stop(self) -> None:
         """Stop it and wait until it has ended."""
-        self.call("stop", self.unit)
+        self._call("stop", self.unit)
 
     def answers(self) -> str:
         """Return empty if a request gets tokens, else the failure."""
@@ -163,7 +148,7 @@ def upgrade(
     slots: Slots,
     record: ServiceRecord,
     name: str,
-    manager: ServiceManager,
+    manager: SystemdManager,
     *,
     wheel: str,
     preflight: Callable[[Path], None],
@@ -201,7 +186,7 @@ def _recorded(record: ServiceRecord, name: str, old: str, wheel: str) -> Service
     )
 
 
-def roll_back(slots: Slots, record: ServiceRecord, manager: ServiceManager) -> ServiceRecord:
+def roll_back(slots: Slots, record: ServiceRecord, manager: SystemdManager) -> ServiceRecord:
     """Serve with the previous environment; where it does not answer, start the present one again.
 
     Raises:
@@ -223,7 +208,7 @@ def roll_back(slots: Slots, record: ServiceRecord, manager: ServiceManager) -> S
     return msgspec.structs.replace(record, current=name, previous=record.current)
 
 
-def _switch(slots: Slots, name: str, manager: ServiceManager) -> str:
+def _switch(slots: Slots, name: str, manager: SystemdManager) -> str:
     """Stop the service, point it to the environment *name* and start it; return the failure, or empty."""
     manager.stop()  # before the link moves: a server reads modules of its environment as it needs them
     slots.point(name)
@@ -235,7 +220,7 @@ def _switch(slots: Slots, name: str, manager: ServiceManager) -> str:
         return str(error)
 
 
-def _put_back(slots: Slots, old: str, manager: ServiceManager, failure: str, wheel: str) -> ServerEndedError:
+def _put_back(slots: Slots, old: str, manager: SystemdManager, failure: str, wheel: str) -> ServerEndedError:
     """Start the environment *old* again and return the error to raise."""
     what = f"{wheel} did not answer"
     if not old:
