@@ -120,11 +120,13 @@ def check_options(facts: StartFacts) -> Iterator[Finding]:
     except SparkwrightError as error:
         yield finding("options/unasked", because=error.because or error.what)
         return
-    for problem in answer.problems[0] if answer is not None else ():
+    if answer is None:
+        return
+    for problem in answer.problems[0]:
         nearest = f"; the nearest name is {problem.nearest}" if problem.nearest else ""
         because = f"{problem.because}{nearest}" if problem.refuses else problem.because
-        facts = {"name": problem.name, "because": because, "nearest": nearest}
-        yield finding(_OPTION_ROWS.get(problem.kind, "options"), version=answer.version, **facts)
+        texts = {"name": problem.name, "because": because, "nearest": nearest}
+        yield finding(_OPTION_ROWS.get(problem.kind, "options"), version=answer.version, **texts)
 
 
 # Latent attention ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -86,6 +86,7 @@ class ServicePlaces:
     name: str
     scope: Scope
     root: Path
+    home: Path
     unit: Path
     config: Path
     key: Path
@@ -117,6 +118,7 @@ class ServicePlaces:
             name=name,
             scope=scope,
             root=root,
+            home=home,
             unit=units / f"sparkwright-{name}.service",
             config=config,
             key=config / f"{name}.key",
@@ -134,12 +136,7 @@ class ServicePlaces:
     @property
     def inside(self) -> ServicePlaces:
         """Return those that an image itself has: what is written below a root names the image's own paths."""
-        moved = {
-            one.name: Path("/") / value.relative_to(self.root)
-            for one in fields(self)
-            if isinstance(value := getattr(self, one.name), Path)
-        }
-        return replace(self, **moved)
+        return ServicePlaces.of(self.name, self.scope, home=self.home)
 
     @property
     def unit_name(self) -> str:
