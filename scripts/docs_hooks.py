@@ -1,32 +1,30 @@
-"""Hooks of mkdocs: generated tables, and links that leave docs/ as plain paths."""
+"""Hooks of mkdocs: generated tables, and links that leave docs/ as plain paths.
+
+A page has the place of a table as ``<!-- table of NAME -->``, NAME being one of `TABLES`.
+"""
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparkwright.carries import Carry, load_carries
+from sparkwright.carries import load_carries
+from sparkwright.recipes import GRADES, recipes
 from sparkwright.serve.container_env import variables
 from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]
-_TABLE_MARK = "<!-- table of carries -->"
-_FINDINGS_MARK = "<!-- table of findings -->"
-_VARIABLES_MARK = "<!-- table of variables -->"
+_MARK = re.compile(r"<!-- table of ([a-z]+) -->")
 _FACT = re.compile(r"\{[^}]*\}")
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>\.\./[^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return *markdown* as the site shows it."""
-    if _TABLE_MARK in markdown:
-        markdown = markdown.replace(_TABLE_MARK, table_of_carries(load_carries(ROOT / "carries")))
-    if _FINDINGS_MARK in markdown:
-        markdown = markdown.replace(_FINDINGS_MARK, table_of_findings())
-    if _VARIABLES_MARK in markdown:
-        markdown = markdown.replace(_VARIABLES_MARK, table_of_variables())
+    markdown = _MARK.sub(lambda mark: table(mark[1]), markdown)
     return link_outside_as_path(markdown, page.file.src_uri)
 
 
@@ -40,30 +38,63 @@ def link_outside_as_path(markdown: str, source: str) -> str:
     return _LINK.sub(replaced, markdown)
 
 
-def table_of_carries(carries: dict[str, Carry]) -> str:
-    """Return a Markdown table with each carry's title, upstream pull requests and level of evidence."""
-    rows = ["| carry | what it does | upstream | shown on |", "|---|---|---|---|"]
-    for name, carry in sorted(carries.items()):
+def table(name: str) -> str:
+    """Return the table *name* in Markdown."""
+    headings, rows = TABLES[name]
+    lines = [headings, ["---"] * len(headings), *rows()]
+    escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
+
+
+def _carries() -> Iterator[list[str]]:
+    for name, carry in sorted(load_carries(ROOT / "carries").items()):
         spec = carry.spec
         pulls = ", ".join(f"#{entry.pull}" for entry in spec.upstream)
-        rows.append(f"| `{name}` | {spec.title} | {pulls} | {spec.evidence.level} |")
-    return "\n".join(rows)
+        yield [f"`{name}`", spec.title, pulls, spec.evidence.level]
 
 
-def table_of_findings() -> str:
-    """Return a Markdown table of preflight's findings: facts, which differ from start to start, are dots."""
-    rows = ["| finding | level | what | remedy |", "|---|---|---|---|"]
+def _findings() -> Iterator[list[str]]:
+    """Yield preflight's findings: facts, which differ from start to start, are dots."""
     for name, row in finding_rows().items():
         level = f"{row.level}, liftable" if row.liftable else row.level
-        what, remedy = (_FACT.sub("…", text).replace("|", "\\|") for text in (row.what, row.next))
-        rows.append(f"| `{name.partition('/')[0]}` | {level} | {what} | {remedy} |")
-    return "\n".join(rows)
+        what, remedy = (_FACT.sub("…", text) for text in (row.what, row.next))
+        yield [f"`{name.partition('/')[0]}`", level, what, remedy]
 
 
-def table_of_variables() -> str:
-    """Return a Markdown table of a container's variables."""
-    rows = ["| variable | sets |", "|---|---|"]
+def _variables() -> Iterator[list[str]]:
+    """Yield the variables of a container."""
     for first, one in variables().items():
         names = " or ".join(f"`{name}`" for name in (first, *one.names))
-        rows.append(f"| {names} | {one.means or f'the flag `{one.flag}`'} |")
-    return "\n".join(rows)
+        yield [names, one.means or f"the flag `{one.flag}`"]
+
+
+def _recipes() -> Iterator[list[str]]:
+    for recipe in recipes().values():
+        page = recipe.about.page if recipe.about is not None else ""
+        yield [
+            f"`{recipe.name}`",
+            f"[{recipe.model}]({page})" if page else recipe.model,
+            recipe.drafter or str(recipe.speculative.get("method", "none")),
+            str(recipe.flags.get("kv-cache-dtype", "auto")),
+            str(recipe.nodes),
+            ", ".join(recipe.uses) or "none",
+            ", ".join(recipe.series) or "any",
+            recipe.standing,
+        ]
+
+
+def _grades() -> Iterator[list[str]]:
+    for grade, said in GRADES.items():
+        yield [f"`{grade}`", said]
+
+
+TABLES = {
+    "carries": (["carry", "what it does", "upstream", "shown on"], _carries),
+    "findings": (["finding", "level", "what", "remedy"], _findings),
+    "variables": (["variable", "sets"], _variables),
+    "recipes": (
+        ["recipe", "model", "drafter", "KV cache", "machines", "uses", "series", "evidence"],
+        _recipes,
+    ),
+    "grades": (["grade", "what it says"], _grades),
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,10 +36,14 @@ def test_a_fact_that_is_missing_is_an_error_and_a_brace_in_one_is_not():
     assert finding("port", port=1, address="{x}").what == "port 1 of {x} is taken"
 
 
-def test_the_documentation_has_every_row(monkeypatch):
+def test_pages_have_a_place_for_every_table_and_none_for_others(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "scripts")])
-    from docs_hooks import table_of_findings
+    from docs_hooks import TABLES, on_page_markdown, table
 
-    rows = table_of_findings().splitlines()[2:]
+    rows = table("findings").splitlines()[2:]
     assert len(rows) == len(finding_rows())
     assert all(len(re.split(r"(?<!\\)\|", row)) == 6 for row in rows)
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    assert {name for text in pages for name in re.findall("<!-- table of ([a-z]+) -->", text)} == set(TABLES)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="recipes.md"))
+    assert "| `smoke` |" in on_page_markdown("<!-- table of recipes -->", page=page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -67,14 +68,14 @@ def as_head(recipe: Recipe, address: str) -> Recipe:
 
 
 def value_of(text: str) -> Any:
-    """Return a flag's value: a truth value, or what *text* is as JSON, else the text."""
+    """Return a flag's value: a truth value, a number, or what *text* is as JSON, else the text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return text if value is None else value
+    for read in (int, float, json.loads):
+        with contextlib.suppress(ValueError):
+            value = read(text)
+            return text if value is None else value
+    return text
 
 
 def read_key(path: Path) -> str:
