@@ -11,7 +11,6 @@ import click
 
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
-from sparkwright.serve.built import BuiltWheel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,7 +51,7 @@ def wheel_options(function: F) -> F:
     return function
 
 
-def newest_wheel(series: Sequence[str]) -> BuiltWheel:
+def newest_wheel(series: Sequence[str]) -> OfferedWheel:
     """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
 
     Args:
@@ -98,8 +97,7 @@ def offered_wheel(
             memory=default_memory(), now=now(), offline=offline,
         )  # fmt: skip
         return OfferedWheel(offer.wheel, offer)
-    chosen = newest_wheel(series)
-    return OfferedWheel(chosen.path, why=chosen.why)
+    return newest_wheel(series)
 
 
 def install_command(wheel: Path) -> str:

@@ -10,23 +10,10 @@ from typing import Any, Literal
 
 from sparkwright.base.config import Model
 from sparkwright.recipes.recipe import Recipe, serve_arguments
+from sparkwright.recipes.shared import shared_instead
 
 Kind = Literal["flag", "value", "variable", "shell variable", "speculative key", "parser", "deprecated"]
 _OURS = "VLLM_"  # other programs' variables are not judged
-_MOE, _LINEAR = "the flag moe-backend", "the flag linear-backend"
-_INSTEAD = {
-    "enable-mamba-fine-grained-prefix-cache": "enable-mamba-shared-prefix-checkpoint (vllm#57382)",
-    "log-config-file": "logging-config.pylogging_config_file",
-    "mamba-cache-mode all": "nothing: states are cached by enable-prefix-caching (vllm#60838)",
-    "speculative-disable-by-batch-size": "num_speculative_tokens_per_batch_size in [speculative]",
-    "VLLM_PLE_CPU_OFFLOAD": "the flag engram-config",
-    "VLLM_FP8_MOE_BACKEND": _MOE,
-    "VLLM_FLASHINFER_MOE_BACKEND": _MOE,
-    "VLLM_USE_FLASHINFER_MOE_FP4": _MOE,
-    "VLLM_USE_FLASHINFER_MOE_FP8": _MOE,
-    "VLLM_NVFP4_GEMM_BACKEND": _LINEAR,
-}
-"""Replacements of options that releases dropped and guides still name."""
 
 
 class Question(Model, frozen=True):
@@ -77,7 +64,7 @@ class Problem(Model, frozen=True):
     @property
     def instead(self) -> str:
         """Return the replacement of an option that releases dropped; empty for others."""
-        return _INSTEAD.get(self.name.removeprefix("--"), "") if self.refuses else ""
+        return shared_instead(self.name.removeprefix("--")) if self.refuses else ""
 
     def __str__(self) -> str:
         """Return one line."""

@@ -23,6 +23,7 @@ class _Shared(Model, frozen=True):
     format: Literal[1]
     why: dict[str, str]
     notes: dict[str, str]
+    instead: dict[str, str]
     uses: dict[str, _SharedUse] = field(default_factory=dict)
 
 
@@ -62,3 +63,8 @@ def use_title(name: str) -> str:
 def shared_note(name: str) -> str:
     """Return a known failure or limit of several recipes."""
     return _shared().notes[name]
+
+
+def shared_instead(option: str) -> str:
+    """Return the replacement of an *option* that releases dropped; empty for another."""
+    return _shared().instead.get(option, "")

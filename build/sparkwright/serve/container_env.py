@@ -29,14 +29,6 @@ _OURS = re.compile(
     r"(?:DFLASH|SPEC|MTP|DRAFTER|DRAFT|TQ|MAX_NUM|MAX_MODEL|GPU_MEMORY|KV_CACHE|TENSOR_PARALLEL)_?"
 )
 _MOST_TOKENS = 64
-_RESERVED: Mapping[str, str] = {
-    "model": "set MODEL_PATH",
-    "served-model-name": "set SERVED_MODEL_NAME",
-    "host": "set HOST",
-    "port": "set PORT",
-    "api-key": "anyone on the host can read arguments: set API_KEY_FILE",
-    "speculative-config": "set DRAFTER and SPEC_TOKENS, or name a recipe",
-}
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -52,14 +44,19 @@ class Variable(Model, frozen=True):
 
 class _Table(Model, frozen=True):
     format: Literal[1]
+    reserved: dict[str, str]
     variables: dict[str, Variable]
 
 
 @functools.cache
+def _table() -> _Table:
+    data = (resources.files("sparkwright.serve") / "variables.toml").read_bytes()
+    return parse_toml(data, _Table, newest_format=1, name="variables.toml")
+
+
 def variables() -> Mapping[str, Variable]:
     """Return every variable by its first name."""
-    data = (resources.files("sparkwright.serve") / "variables.toml").read_bytes()
-    return parse_toml(data, _Table, newest_format=1, name="variables.toml").variables
+    return _table().variables
 
 
 @functools.cache
@@ -197,8 +194,8 @@ class _Container:
             name, equals, value = word[2:].partition("=")
             name = name.replace("_", "-")
             plain = name.removeprefix("no-")
-            if plain in _RESERVED:
-                self.wrong.append(f"EXTRA_ARGS has --{name}: {_RESERVED[plain]}")
+            if instead := _table().reserved.get(plain):
+                self.wrong.append(f"EXTRA_ARGS has --{name}: {instead}")
             off = name.startswith("no-") and not equals
             found.append((plain if off else name, value_of(value) if equals else not off))
         return found
