@@ -152,4 +152,4 @@ def test_a_shared_reason_of_another_value_is_not_taken(tmp_path: Path) -> None:
     path.write_text(
         'format = 1\nname = "own"\ntitle = "Own"\nmodel = "a/b"\n[flags]\nkv-cache-dtype = "nvfp4"\n'
     )
-    assert load_recipe(path).why == {}
+    assert load_recipe(path).why == {"kv-cache-dtype": "type of the KV cache: fewer bytes hold more tokens"}
