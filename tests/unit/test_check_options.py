@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from sparkwright.cli.recipe import _described
 from sparkwright.recipes import Recipe
 from sparkwright.recipes.release_options import Problem, Question, question_of
 from sparkwright.serve.ask import AskedRelease
+from sparkwright.serve.check_recipes import CheckedRecipe
 from sparkwright.serve.child import check_options
 from sparkwright.store import Store
 
@@ -205,3 +207,10 @@ def test_an_answer_is_recorded_by_the_files_that_it_names(store: Store, tmp_path
     assert asked.ask([line]).problems == ((),)
     template.write_text("{{ y }}")
     assert asked.recorded([line]) is None
+
+
+def test_a_problem_is_told_with_what_stands_in_its_place() -> None:
+    wrong = Problem("variable", "VLLM_FP8_MOE_BACKEND", DEAD)
+    (told,) = _described(CheckedRecipe("r", "", "0.24", "0.24.0", (wrong,)))["problems"]
+    assert (told["instead"], told["refuses"]) == ("the flag moe-backend", True)
+    assert {"kind", "name", "because", "nearest"} < told.keys()

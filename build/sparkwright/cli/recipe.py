@@ -167,7 +167,7 @@ def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
 
 
 def _described(result: CheckedRecipe) -> dict[str, Any]:
-    told = [{**asdict(one), "instead": one.instead, "refuses": one.refuses} for one in result.problems]
+    told = [{**to_builtins(one), "instead": one.instead, "refuses": one.refuses} for one in result.problems]
     return {**asdict(result), "problems": told}
 
 
