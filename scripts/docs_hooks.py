@@ -1,26 +1,31 @@
-"""Hooks of mkdocs: generate the tables of carries and checks, and turn links that leave docs/ into paths."""
+"""Hooks of mkdocs: generated tables, and links that leave docs/ as plain paths.
+
+A page has the place of a table as ``<!-- table of NAME -->``, NAME being one of `TABLES`.
+"""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparkwright.carries import Carry, load_carries
+from sparkwright.carries import load_carries
+from sparkwright.recipes import GRADES, recipes
+from sparkwright.serve.container_env import variables
+from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]
-_TABLE_MARK, _CHECKS_MARK = "<!-- table of carries -->", "<!-- table of checks -->"
+_MARK = re.compile(r"<!-- table of ([a-z]+) -->")
+_FACT = re.compile(r"\{[^}]*\}")
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>\.\./[^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return *markdown* as the site shows it."""
-    if _TABLE_MARK in markdown:
-        markdown = markdown.replace(_TABLE_MARK, table_of_carries(load_carries(ROOT / "carries")))
-    if _CHECKS_MARK in markdown:
-        markdown = markdown.replace(_CHECKS_MARK, table_of_checks())
+    markdown = _MARK.sub(lambda mark: table(mark[1]), markdown)
     return link_outside_as_path(markdown, page.file.src_uri)
 
 
@@ -34,24 +39,71 @@ def link_outside_as_path(markdown: str, source: str) -> str:
     return _LINK.sub(replaced, markdown)
 
 
-def table_of_checks() -> str:
-    """Return a Markdown table with what each check of `verify` measures, and when it fails."""
-    path = ROOT / "build" / "sparkwright" / "verify" / "checks" / "findings.toml"
-    texts = tomllib.loads(path.read_text(encoding="utf-8"))
-    rows = ["| check | measurement | fails when |", "|---|---|---|"]
-    rows += [
-        f"| `{name}` | {one['measures']} | {one['fails']} |"
-        for name, one in texts.items()
-        if "measures" in one
-    ]
-    return "\n".join(rows)
+def table(name: str) -> str:
+    """Return the table *name* in Markdown."""
+    headings, rows = TABLES[name]
+    lines = [headings, ["---"] * len(headings), *rows()]
+    escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
 
-def table_of_carries(carries: dict[str, Carry]) -> str:
-    """Return a Markdown table with each carry's title, upstream pull requests and level of evidence."""
-    rows = ["| carry | what it does | upstream | shown on |", "|---|---|---|---|"]
-    for name, carry in sorted(carries.items()):
+def _carries() -> Iterator[list[str]]:
+    for name, carry in sorted(load_carries(ROOT / "carries").items()):
         spec = carry.spec
         pulls = ", ".join(f"#{entry.pull}" for entry in spec.upstream)
-        rows.append(f"| `{name}` | {spec.title} | {pulls} | {spec.evidence.level} |")
-    return "\n".join(rows)
+        yield [f"`{name}`", spec.title, pulls, spec.evidence.level]
+
+
+def _findings() -> Iterator[list[str]]:
+    """Yield preflight's findings: facts, which differ from start to start, are dots."""
+    for name, row in finding_rows().items():
+        level = f"{row.level}, liftable" if row.liftable else row.level
+        what, remedy = (_FACT.sub("…", text) for text in (row.what, row.next))
+        yield [f"`{name.partition('/')[0]}`", level, what, remedy]
+
+
+def _variables() -> Iterator[list[str]]:
+    """Yield the variables of a container."""
+    for first, one in variables().items():
+        names = " or ".join(f"`{name}`" for name in (first, *one.names))
+        yield [names, one.means or f"the flag `{one.flag}`"]
+
+
+def _recipes() -> Iterator[list[str]]:
+    for recipe in recipes().values():
+        page = recipe.about.page if recipe.about is not None else ""
+        yield [
+            f"`{recipe.name}`",
+            f"[{recipe.model}]({page})" if page else recipe.model,
+            recipe.drafter or str(recipe.speculative.get("method", "none")),
+            str(recipe.flags.get("kv-cache-dtype", "auto")),
+            str(recipe.nodes),
+            ", ".join(recipe.uses) or "none",
+            ", ".join(recipe.series) or "any",
+            recipe.standing,
+        ]
+
+
+def _grades() -> Iterator[list[str]]:
+    for grade, said in GRADES.items():
+        yield [f"`{grade}`", said]
+
+
+def _checks() -> Iterator[list[str]]:
+    path = ROOT / "build" / "sparkwright" / "verify" / "checks" / "findings.toml"
+    for name, one in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        if "measures" in one:
+            yield [f"`{name}`", one["measures"], one["fails"]]
+
+
+TABLES = {
+    "carries": (["carry", "what it does", "upstream", "shown on"], _carries),
+    "findings": (["finding", "level", "what", "remedy"], _findings),
+    "variables": (["variable", "sets"], _variables),
+    "recipes": (
+        ["recipe", "model", "drafter", "KV cache", "machines", "uses", "series", "evidence"],
+        _recipes,
+    ),
+    "grades": (["grade", "what it says"], _grades),
+    "checks": (["check", "measurement", "fails when"], _checks),
+}

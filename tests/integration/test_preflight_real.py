@@ -20,8 +20,8 @@ from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.rehearsal.tree import prepare
-from sparkwright.serve.ask_installed import ask_installed
-from sparkwright.serve.preflight import PreflightRequest, read_host, run_preflight
+from sparkwright.serve.ask import ask_installed
+from sparkwright.serve.preflight import EngineFacts, PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
 from sparkwright.serve.preflight.kv_plan import KvOptions, KvPlan, plan_kv
 from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape
@@ -200,7 +200,7 @@ def test_what_upstream_refuses_is_refused_before_loading(opened: tuple[Job, Merg
     for case, answer in zip(cases, found, strict=True):
         config, drafter, options = case
         shape = model_shape(config.get("text_config", config))
-        findings = check_draft_cache(shape, drafter, options, version=report.version)
+        findings = check_draft_cache(shape, drafter, options, EngineFacts(version=report.version))
         assert any(one.check == "draft-kv-pages" and one.level == "refuse" for one in findings) is (
             answer == {}
         )

@@ -17,7 +17,7 @@ from serve_kit import SECRET, TOOL, Serving, all_files, key_file
 from world import wait_until
 
 from sparkwright.base.errors import ServerEndedError
-from sparkwright.serve.sd_notify import read_state
+from sparkwright.serve.health import read_state
 
 ROOT = Path(__file__).parents[2]
 

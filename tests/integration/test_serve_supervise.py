@@ -22,9 +22,9 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.client import open_session
 from sparkwright.engine.server import ServerProcess, start_server
 from sparkwright.serve.engine import ServedEngine
-from sparkwright.serve.sd_notify import read_state
-from sparkwright.serve.supervise import WatchOptions, supervise
-from sparkwright.serve.watchdog import RestartPolicy, WatchLimits
+from sparkwright.serve.health import read_state
+from sparkwright.serve.supervise import RestartPolicy, WatchOptions, supervise
+from sparkwright.serve.watchdog import WatchLimits
 
 SPEED = 20.0
 PATIENCE_S = 240.0

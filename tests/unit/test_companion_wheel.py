@@ -27,7 +27,7 @@ from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.companion_provenance import BUILD_TYPE, provenance_of
 from sparkwright.publish.series import series_pages
-from sparkwright.serve.built import PresentSpecs, built_wheel
+from sparkwright.serve.built import built_wheel
 from sparkwright.store import Store
 from sparkwright.wheel.names import parse_name
 
@@ -106,10 +106,10 @@ def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> Non
 def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:
     folder = made(store, tmp_path).parent
     with pytest.raises(ConfigError, match="holds no wheel for this machine"):
-        built_wheel(folder, kit.TARGET.machine, (), PresentSpecs({}))
+        built_wheel(folder, kit.TARGET.machine, (), {})
     (folder / f"vllm-1.0-py3-none-linux_{kit.TARGET.machine}.whl").write_bytes(b"")
-    chosen = built_wheel(folder, kit.TARGET.machine, (), PresentSpecs({}))
-    assert chosen.path.name.startswith("vllm-1.0")
+    chosen = built_wheel(folder, kit.TARGET.machine, (), {})
+    assert chosen.wheel.name.startswith("vllm-1.0")
 
 
 def test_a_healthy_companion_passes_its_audit(store: Store, tmp_path: Path) -> None:

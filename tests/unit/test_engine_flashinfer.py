@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from sparkwright.engine import flashinfer
+from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import CUBIN, cubin_variables, environment_path, installed_variables
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.recipes import Recipe
-from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.preflight import EngineFacts
-from sparkwright.serve.run import server_variables
+from sparkwright.serve.run import ServeOptions, server_variables
 
 WITHOUT = ExactRequirements("flashinfer-python==0.7.2 --hash=sha256:0\n")
 WITH = ExactRequirements(f"{WITHOUT.text}flashinfer-cubin==0.6.12 --hash=sha256:0\n")
@@ -108,7 +108,8 @@ def test_the_environments_ninja_is_found(tmp_path: Path) -> None:
 def test_the_recipes_variable_counts_before_it(tmp_path: Path) -> None:
     def told(**environment: str) -> str | None:
         recipe = Recipe(format=1, name="r", title="R", model="m", environment=environment)
-        return server_variables(recipe, ServeOptions(), tmp_path, installed={CUBIN: "1"}).get(CUBIN)
+        made = Environment(Path("python"), "", "", {CUBIN: "1"})
+        return server_variables(recipe, ServeOptions(), tmp_path, made).get(CUBIN)
 
     assert told() == "1"
     assert told(**{CUBIN: "0"}) is None

@@ -10,11 +10,9 @@ from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, SMALL, nvfp4_27b, write_ch
 
 from sparkwright.engine.server.download import cache_folder
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight.checkpoint import find_folder, read_checkpoint
-from sparkwright.serve.preflight.completeness import check_files, missing_shards
-from sparkwright.serve.preflight.quantization import check_quantization, find_quantization
-from sparkwright.serve.preflight.safetensors import read_shard
-from sparkwright.serve.preflight.weights import loaded_weights
+from sparkwright.serve.preflight.checkpoint import find_folder, find_quantization, read_checkpoint, read_shard
+from sparkwright.serve.preflight.files import check_files, check_quantization
+from sparkwright.serve.preflight.shape import loaded_weights
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4993448960\n"
 TWO = [{"a": ("BF16", (8, 8))}, {"b": ("BF16", (8, 8)), "c": ("F32", (4,))}]
@@ -45,63 +43,70 @@ def test_a_whole_checkpoint_is_silent(folder, tmp_path):
     assert [tensor.name for tensor in checkpoint.tensors] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json", "config.json"])
-def test_a_git_lfs_pointer_is_found(folder, name):
-    (folder / name).write_text(POINTER)
-    assert found(folder)["lfs-pointer"] == "refuse"
-    assert "shard-size" not in found(folder)
+FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+INDEX = "model.safetensors.index.json"
+HEADERS = (b"", b"\1\0\0", b"\xff" * 8, b"\5\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{]",
+           b"\7\0\0\0\0\0\0\0" + b'{"a":1}')  # fmt: skip
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_a_missing_shard_is_found(folder, indexed):
-    (folder / "model-00002-of-00002.safetensors").unlink()
-    if not indexed:
-        (folder / "model.safetensors.index.json").unlink()
-    assert found(folder) == {"shard-missing": "refuse"}
-    assert missing_shards(read_checkpoint("m", folder)) == ("model-00002-of-00002.safetensors",)
+def gone(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
 
 
-@pytest.mark.parametrize("missing", [1, 100])
-def test_a_shard_that_was_cut_off_is_found(folder, missing):
-    write_shard(folder / "model-00002-of-00002.safetensors", TWO[1], missing=missing)
-    (finding,) = check_files(read_checkpoint("m", folder))
-    assert (finding.check, finding.level, finding.liftable) == ("shard-size", "refuse", False)
-    assert "cut off" in finding.what
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
 
 
-def test_a_shard_that_is_too_long_is_found(folder):
-    with (folder / "model-00001-of-00002.safetensors").open("ab") as stream:
+def named(old, new):
+    return lambda folder: (folder / old).rename(folder / new)
+
+
+def too_long(folder):
+    with (folder / FIRST).open("ab") as stream:
         stream.write(b"\0")
+
+
+def of_another_revision(folder):
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["gone"] = FIRST
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+# What is done to a whole checkpoint, what is found, and a word of what is said of it.
+FAULTS = [
+    (text(FIRST, POINTER), {"lfs-pointer": "refuse"}, FIRST),
+    (text("tokenizer.json", POINTER), {"lfs-pointer": "refuse"}, "tokenizer.json"),
+    (text("config.json", POINTER), {"lfs-pointer": "refuse"}, "config.json"),
+    (gone(SECOND), {"shard-missing": "refuse"}, SECOND),
+    (gone(SECOND, INDEX), {"shard-missing": "refuse"}, SECOND),
+    (lambda folder: write_shard(folder / SECOND, TWO[1], missing=1), {"shard-size": "refuse"}, "cut off"),
+    (lambda folder: write_shard(folder / SECOND, TWO[1], missing=100), {"shard-size": "refuse"}, "cut off"),
+    (too_long, {"shard-size": "refuse"}, "longer"),
+    (of_another_revision, {"index": "refuse"}, "gone"),
+    (text("config.json", "[1, 2]"), {"unreadable": "refuse"}, "config.json"),
+    (text(INDEX, "[1, 2]"), {"unreadable": "refuse"}, INDEX),
+    (gone("config.json"), {"no-config": "refuse"}, "holds none"),
+    (gone("tokenizer.json"), {"tokenizer": "refuse"}, "no file of one"),
+    # It names a class, and has no vocabulary.
+    (named("tokenizer.json", "tokenizer_config.json"), {"tokenizer": "refuse"}, "tokenizer_config.json"),
+    (named("config.json", "params.json"), {"mistral-format": "note"}, "params.json"),
+]
+
+
+@pytest.mark.parametrize(("plant", "expected", "said"), FAULTS)
+def test_a_planted_fault_is_found_and_nothing_else(folder, plant, expected, said):
+    plant(folder)
     (finding,) = check_files(read_checkpoint("m", folder))
-    assert "longer" in finding.what
+    assert {finding.check: finding.level} == expected
+    assert said in f"{finding.what} {finding.because}"
+    assert not finding.liftable
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\1\0\0",
-        b"\xff" * 8,
-        b"\5\0\0\0\0\0\0\0[1,2]",
-        b"\2\0\0\0\0\0\0\0{]",
-        b"\7\0\0\0\0\0\0\0" + b'{"a":1}',
-    ],
-)
+@pytest.mark.parametrize("content", HEADERS)
 def test_a_damaged_header_is_found(folder, content):
-    path = folder / "model-00001-of-00002.safetensors"
-    path.write_bytes(content)
-    assert read_shard(path).problem
+    (folder / FIRST).write_bytes(content)
+    assert read_shard(folder / FIRST).problem
     assert found(folder)["shard-damaged"] == "refuse"
-
-
-def test_an_index_of_another_revision_is_found(folder):
-    path = folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["gone"] = "model-00001-of-00002.safetensors"
-    path.write_text(json.dumps(index))
-    (finding,) = check_files(read_checkpoint("m", folder))
-    assert (finding.check, finding.level) == ("index", "refuse")
-    assert "gone" in finding.because
 
 
 def test_a_file_outside_the_index_is_not_counted(folder):
@@ -110,31 +115,16 @@ def test_a_file_outside_the_index_is_not_counted(folder):
     assert read_checkpoint("m", folder).bytes == 272
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-def test_json_that_cannot_be_read_is_found(folder, name):
-    (folder / name).write_text("[1, 2]")
-    assert found(folder)["unreadable"] == "refuse"
-    assert "no-config" not in found(folder)
-
-
-def test_a_folder_without_a_configuration_weights_or_tokenizer(folder, tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).unlink()
-    assert found(folder) == {"no-config": "refuse", "tokenizer": "refuse"}
-    assert found(folder, tokenizer=False) == {"no-config": "refuse"}
+def test_what_is_not_needed_is_not_missed(folder, tmp_path):
+    (folder / "tokenizer.json").unlink()
+    assert found(folder, tokenizer=False) == {}
     empty = write_checkpoint(tmp_path / "empty", DENSE, [])
     assert found(empty) == {"no-weights": "refuse"}
     assert found(empty, weights=False) == {}
 
 
-def test_a_tokenizers_configuration_alone_is_no_tokenizer(folder):
-    (folder / "tokenizer.json").rename(folder / "tokenizer_config.json")
-    assert found(folder) == {"tokenizer": "refuse"}
-
-
-def test_mistrals_own_configuration(folder):
+def test_mistrals_own_configuration_is_not_judged(folder):
     (folder / "config.json").rename(folder / "params.json")
-    assert found(folder) == {"mistral-format": "note"}
     assert judged(folder, weights="compressed-tensors") == {}
 
 

@@ -170,7 +170,7 @@ def test_an_mtp_head(tmp_path):
 
 def cached(dtype, draft, *, target=HYBRID, version="0.24.0+spark.1", carries=frozenset()):
     options = KvOptions(dtype=dtype, draft_dtype=draft)
-    found = check_draft_cache(target, DRAFT, options, version=version, carries=carries)
+    found = check_draft_cache(target, DRAFT, options, EngineFacts(version=version, carries=carries))
     return {one.check: one.level for one in found}
 
 
@@ -199,7 +199,7 @@ def test_pages_of_a_drafter_in_a_hybrid_model(dtype, draft, version, carries, ex
 def test_the_remedy_is_another(draft, remedy):
     wide = (Attention(5, 16, 128),)
     options = KvOptions(dtype="fp8", draft_dtype=draft)
-    (finding,) = check_draft_cache(HYBRID, wide, options, version="0.24.0")
+    (finding,) = check_draft_cache(HYBRID, wide, options, EngineFacts(version="0.24.0"))
     assert remedy in finding.next_step
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from preflight_kit import recipe, start
 
 from sparkwright.serve.preflight import inspect_start
-from sparkwright.serve.preflight.safetensors import read_shard
+from sparkwright.serve.preflight.checkpoint import read_shard
 
 KEYS = sorted(
     {*DENSE, *QWEN_27B, *QWEN_27B["text_config"], *QWEN_27B_DFLASH, *GPT_OSS}

@@ -11,11 +11,11 @@ from preflight_kit import GB10, H200, recipe, spark
 
 from sparkwright.serve.preflight import CardFacts, EngineFacts
 from sparkwright.serve.preflight.checkpoint import Checkpoint
-from sparkwright.serve.preflight.demand import kv_options
 from sparkwright.serve.preflight.kv_plan import (
     CPU_BLOCK,
     KvOptions,
     UnknownFormatError,
+    kv_options,
     plan_kv,
     token_bytes,
 )

@@ -63,12 +63,57 @@ def test_a_27b_with_its_drafter_fits_a_spark(model, drafter):
     assert pool.low < pool.gib < pool.high
 
 
-@pytest.mark.parametrize(("gib", "check"), [(60, None), (85, "weights"), (130, "weights")])
-def test_weights(tmp_path, gib, check):
-    request = start(recipe(heavy(tmp_path, gib)))
-    assert levels(request) == ({} if check is None else {check: "refuse"})
-    if check:
-        assert found(request, "weights").liftable == (gib < 121)
+ONE = {"max-num-seqs": 1}
+
+
+# GiB of weights, flags, the machine and what others take, and what is found.
+@pytest.mark.parametrize(
+    ("gib", "flags", "host", "sidecars", "expected"),
+    [
+        (60, {}, {}, 0, {}),
+        (85, {}, {}, 0, {"weights": "refuse"}),
+        (130, {}, {}, 0, {"weights": "refuse"}),
+        (40, {"max-model-len": 65_536, **ONE}, {}, 0, {}),
+        (40, {"max-model-len": 8_000_000, **ONE}, {}, 0, {"kv-cache": "refuse"}),
+        (40, {"max-model-len": 1_000_000, "max-num-seqs": 64}, {}, 0, {"kv-requests": "note"}),
+        (20, {"gpu-memory-utilization": 0.88}, {"available": 121}, 0, {}),
+        (20, {"gpu-memory-utilization": 0.9}, {"available": 121}, 0, {"host-reserve": "refuse"}),
+        (20, {"gpu-memory-utilization": 0.98}, {"available": 121}, 0, {"host-reserve": "refuse"}),
+        (20, {}, {"available": 121}, 30, {"host-reserve": "refuse"}),
+        (20, {"gpu-memory-utilization": 0.6}, {"available": 121}, 30, {}),
+        (20, {}, {"available": 80}, 0, {"available": "refuse"}),
+        (20, {}, {"available": 90}, 0, {}),
+        (20, {}, {"cached": 60}, 0, {"page-cache": "warn"}),
+        (20, {}, {"cached": 20}, 0, {}),  # what is free is enough
+        (20, {}, {"swap": 3}, 0, {"swap": "warn"}),
+        (20, {}, {"swap": 0.5}, 0, {}),
+    ],
+)
+def test_what_does_not_fit_is_found(tmp_path, gib, flags, host, sidecars, expected):
+    request = start(recipe(heavy(tmp_path, gib), flags=flags), spark(**host), sidecars_gib=sidecars)
+    assert levels(request) == expected
+
+
+@pytest.mark.parametrize(("utilization", "sidecars"), [(0.9, 0), (0.98, 0), (0.7, 30)])
+def test_what_is_advised_leaves_the_host_enough(tmp_path, utilization, sidecars):
+    def started(share):
+        served = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": share})
+        return start(served, spark(available=121), sidecars_gib=sidecars)
+
+    finding = found(started(utilization), "host-reserve")
+    assert finding.liftable
+    assert levels(started(float(finding.next_step.split()[3]))) == {}
+
+
+def test_the_longest_context_that_is_advised_fits(tmp_path):
+    advised = found(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": 8_000_000, **ONE})), "kv-cache")
+    longest = int(advised.next_step.split()[3].replace(",", ""))
+    assert levels(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": longest, **ONE}))) == {}
+
+
+def test_weights_that_do_not_fit_at_all_are_no_prediction(tmp_path):
+    assert found(start(recipe(heavy(tmp_path, 85))), "weights").liftable
+    assert not found(start(recipe(heavy(tmp_path, 130))), "weights").liftable
 
 
 @pytest.mark.parametrize(
@@ -94,18 +139,6 @@ def test_a_context_that_the_model_has_not(tmp_path, length, config, fires):
     assert levels(start(recipe(folder, flags={**flags, "hf-overrides": {}}))) == {}
 
 
-@pytest.mark.parametrize(("length", "level"), [(65536, None), (8_000_000, "refuse")])
-def test_a_context_that_one_request_does_not_fit(tmp_path, length, level):
-    request = start(recipe(heavy(tmp_path, 40), flags={"max-model-len": length, "max-num-seqs": 1}))
-    assert levels(request) == ({} if level is None else {"kv-cache": level})
-    if level:
-        longest = int(found(request, "kv-cache").next_step.split()[3].replace(",", ""))
-        assert (
-            levels(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": longest, "max-num-seqs": 1})))
-            == {}
-        )
-
-
 def test_where_no_context_at_all_would_fit_none_is_advised(tmp_path):
     flags = {"max-model-len": 65536, "max-num-seqs": 1, "kv-cache-memory-bytes": 1}
     request = start(recipe(heavy(tmp_path, 40), flags=flags))
@@ -121,11 +154,6 @@ def test_a_context_within_the_error_of_the_estimates_is_a_warning(tmp_path):
     assert levels(start(recipe(folder, flags=flags))) == {"kv-cache": "warn"}
 
 
-def test_requests_that_wait_are_noted(tmp_path):
-    request = start(recipe(heavy(tmp_path, 40), flags={"max-model-len": 1_000_000, "max-num-seqs": 64}))
-    assert levels(request) == {"kv-requests": "note"}
-
-
 def test_states_of_too_many_requests(model):
     flags = {"max-num-seqs": 64, "enable-prefix-caching": True, "max-model-len": 32768}
     request = start(recipe(model, weights="modelopt", flags=flags))
@@ -135,22 +163,6 @@ def test_states_of_too_many_requests(model):
     assert levels(more)["kv-states"] == "warn"
 
 
-@pytest.mark.parametrize(
-    ("utilization", "sidecars", "refused"),
-    [(0.7, 0, False), (0.88, 0, False), (0.9, 0, True), (0.98, 0, True), (0.7, 30, True), (0.6, 30, False)],
-)
-def test_a_utilization_that_the_host_does_not_survive(tmp_path, utilization, sidecars, refused):
-    served = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": utilization})
-    request = start(served, spark(available=121), sidecars_gib=sidecars)
-    assert levels(request) == ({"host-reserve": "refuse"} if refused else {})
-    if refused:
-        finding = found(request, "host-reserve")
-        assert finding.liftable
-        most = float(finding.next_step.split()[3])
-        lower = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": most})
-        assert levels(start(lower, spark(available=121), sidecars_gib=sidecars)) == {}
-
-
 def test_a_card_of_its_own_needs_no_reserve(tmp_path):
     served = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": 0.95})
     engine = start(served).engine
@@ -158,21 +170,6 @@ def test_a_card_of_its_own_needs_no_reserve(tmp_path):
     assert levels(request) == {}
     budget = inspect_start(request).budget
     assert (budget.memory.kind, budget.limit) == ("card", int(0.95 * 140 * GIB))
-
-
-def test_less_memory_than_the_server_may_take(tmp_path):
-    folder = heavy(tmp_path, 20)
-    assert levels(start(recipe(folder), spark(available=80))) == {"available": "refuse"}
-    assert levels(start(recipe(folder), spark(available=90))) == {}
-
-
-def test_the_page_cache_and_swap(tmp_path):
-    folder = heavy(tmp_path, 20)
-    assert levels(start(recipe(folder), spark(cached=60))) == {"page-cache": "warn"}
-    assert "drop_caches" in found(start(recipe(folder), spark(cached=60)), "page-cache").next_step
-    assert levels(start(recipe(folder), spark(cached=20))) == {}  # what is free is enough
-    assert levels(start(recipe(folder), spark(swap=3))) == {"swap": "warn"}
-    assert levels(start(recipe(folder), spark(swap=0.5))) == {}
 
 
 def test_a_pool_that_the_recipe_fixes(tmp_path):
@@ -257,12 +254,8 @@ def test_the_recipes_that_ship_leave_a_spark_enough(name):
     for use in ("", *load_recipe(name).uses):
         served = load_recipe(name, use)
         engine = EngineFacts(packages={"flashinfer-jit-cache": "0.6"})
-        keys = {
-            "engine": engine,
-            "environment": {"HOME": "/nonexistent"},
-            "nodes": 1,
-        }  # the link has its own tests
-        report = inspect_start(start(served, **keys))
+        # The link has its own tests.
+        report = inspect_start(start(served, engine=engine, environment={"HOME": "/nonexistent"}, nodes=1))
         assert not refusals(report.findings), (name, use, report.findings)
 
 

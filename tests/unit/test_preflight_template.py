@@ -12,8 +12,7 @@ from checkpoint_kit import DENSE, write_checkpoint
 
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
-from sparkwright.serve.preflight.completeness import check_files
-from sparkwright.serve.preflight.template import check_template
+from sparkwright.serve.preflight.files import check_files, check_template
 
 WHOLE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 BROKEN = "{% for m in messages %}{{ m.content }}"

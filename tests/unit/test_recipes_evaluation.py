@@ -10,7 +10,7 @@ import pytest
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_eval import _limits, _tasks_of
 from sparkwright.recipes import load_recipe, recipes, shipped_path
-from sparkwright.recipes.evaluation import EvalBound
+from sparkwright.recipes.evidence import EvalBound
 from sparkwright.recipes.write import new_recipe, recipe_text
 
 NAME = "qwen3.6-27b-dflash"

@@ -22,6 +22,7 @@ from sparkwright.recipes import (
     serve_arguments,
     variant,
 )
+from sparkwright.serve.settings import value_of
 
 ROOT = Path(__file__).parents[2]
 OURS = "0.24.0+spark.0123abcd"
@@ -29,7 +30,6 @@ CARRIES = frozenset(tomllib.loads((ROOT / "patchsets" / "0.24.toml").read_text(e
 DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-SYNTHETIC = {**DFLASH, "num_speculative_tokens": 2, "rejection_sample_method": "synthetic"}
 
 
 def made(**changes: Any) -> Recipe:
@@ -47,227 +47,159 @@ def broken(recipe: Recipe, version: str = "0.24.0", carries: Collection[str] = (
     return {rule.name for rule in incompatibilities(recipe, version, carries=carries)}
 
 
+WORDS: dict[str, dict[str, Any]] = {
+    "dflash": {"speculative": DFLASH},
+    "mtp": {"speculative": MTP},
+    "ngram": {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
+    "v1": {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}},
+    "v2": {"environment": V2},
+    **{trait: {"traits": (trait,)} for trait in ("hybrid", "mla", "tied-embeddings")},
+}
+
+
+def of(words: str) -> dict[str, Any]:
+    """Return a recipe's fields: words as `--flag=value`, `draft.key=value`, `VARIABLE=text`, or `WORDS`."""
+    found: dict[str, Any] = {"flags": {}, "speculative": {}, "environment": {}}
+    for word in words.split():
+        name, given, text = word.partition("=")
+        if not given:
+            for field, value in WORDS[word].items():
+                found[field] = {**found[field], **value} if field in found else value
+        elif name in {"weights", "on"}:
+            found["capability" if name == "on" else name] = text
+        elif name.startswith(("--", "draft.")):
+            field, key = ("flags", name[2:]) if name[0] == "-" else ("speculative", name[6:])
+            found[field][key] = value_of(text)
+        else:
+            found["environment"][name] = text
+    return found
+
+
 # Each rule: what breaks it, and twins that differ in as little as possible and are healthy.
-TABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+SYNTHETIC_WORDS = "dflash draft.num_speculative_tokens=2 draft.rejection_sample_method=synthetic"
+BY_LOAD = "draft.num_speculative_tokens_per_batch_size=[[1,8,7]]"
+TABLE: dict[str, tuple[str, ...]] = {
     "dflash-nvfp4-kv": (
-        {"flags": {"kv-cache-dtype": "nvfp4"}, "speculative": DFLASH, "capability": "10.0"},
-        [
-            {"flags": {"kv-cache-dtype": "fp8_e4m3"}, "speculative": DFLASH, "capability": "10.0"},
-            {"flags": {"kv-cache-dtype": "nvfp4"}, "speculative": MTP, "capability": "10.0"},
-        ],
+        "--kv-cache-dtype=nvfp4 dflash on=10.0",
+        "--kv-cache-dtype=fp8_e4m3 dflash on=10.0",
+        "--kv-cache-dtype=nvfp4 mtp on=10.0",
     ),
     "dflash-nvfp4-kv-card": (
-        {"flags": {"kv-cache-dtype": "nvfp4"}, "speculative": DFLASH, "capability": "9.0"},
-        [
-            {"flags": {"kv-cache-dtype": "nvfp4"}, "speculative": DFLASH, "capability": "12.1"},
-            {"flags": {"kv-cache-dtype": "nvfp4"}, "speculative": DFLASH, "capability": ""},
-            {"flags": {"kv-cache-dtype": "fp8_e4m3"}, "speculative": DFLASH, "capability": "9.0"},
-            {
-                "flags": {"kv-cache-dtype": "nvfp4"},
-                "speculative": {**DFLASH, "kv_cache_dtype": "bfloat16"},
-                "capability": "9.0",
-            },
-        ],
+        "--kv-cache-dtype=nvfp4 dflash on=9.0",
+        "--kv-cache-dtype=nvfp4 dflash on=12.1",
+        "--kv-cache-dtype=nvfp4 dflash on=",
+        "--kv-cache-dtype=fp8_e4m3 dflash on=9.0",
+        "--kv-cache-dtype=nvfp4 dflash draft.kv_cache_dtype=bfloat16 on=9.0",
     ),
     "nvfp4-kv-card": (
-        {"flags": {"kv-cache-dtype": "nvfp4"}},
-        [
-            {"flags": {"kv-cache-dtype": "nvfp4"}, "capability": "10.3"},
-            {"flags": {"kv-cache-dtype": "nvfp4"}, "capability": ""},
-            {"flags": {"kv-cache-dtype": "fp8"}},
-        ],
+        "--kv-cache-dtype=nvfp4",
+        "--kv-cache-dtype=nvfp4 on=10.3",
+        "--kv-cache-dtype=nvfp4 on=",
+        "--kv-cache-dtype=fp8",
     ),
     "nvfp4-kv-backend": (
-        {"flags": {"kv-cache-dtype": "nvfp4", "attention-backend": "TRITON_ATTN"}, "capability": "10.0"},
-        [{"flags": {"kv-cache-dtype": "nvfp4", "attention-backend": "flashinfer"}, "capability": "10.0"}],
+        "--kv-cache-dtype=nvfp4 --attention-backend=TRITON_ATTN on=10.0",
+        "--kv-cache-dtype=nvfp4 --attention-backend=flashinfer on=10.0",
     ),
-    "draft-kv-type": (
-        {"speculative": {**DFLASH, "kv_cache_dtype": "bfloat16"}},
-        [{"speculative": DFLASH}],
-    ),
+    "draft-kv-type": ("dflash draft.kv_cache_dtype=bfloat16", "dflash"),
     "hybrid-draft-kv": (
-        {
-            "flags": {"kv-cache-dtype": "fp8_e4m3"},
-            "speculative": {**DFLASH, "kv_cache_dtype": "bfloat16"},
-            "traits": ("hybrid",),
-        },
-        [
-            {"flags": {"kv-cache-dtype": "fp8_e4m3"}, "speculative": DFLASH, "traits": ("hybrid",)},
-            {"speculative": DFLASH, "traits": ("hybrid",)},
-        ],
+        "--kv-cache-dtype=fp8_e4m3 dflash draft.kv_cache_dtype=bfloat16 hybrid",
+        "--kv-cache-dtype=fp8_e4m3 dflash hybrid",
+        "dflash hybrid",
     ),
-    "hybrid-steps-without-drafts": (
-        {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "traits": ("hybrid",)},
-        [
-            {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
-            {"speculative": MTP, "traits": ("hybrid",)},
-            {"traits": ("hybrid",)},
-        ],
-    ),
-    "mla-drafts": (
-        {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "traits": ("mla",)},
-        [
-            {"traits": ("mla",)},
-            {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
-            {"speculative": MTP, "traits": ("mla",), "capability": "9.0"},
-        ],
-    ),
-    "mla-runner-v2": (
-        {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "traits": ("mla",)},
-        [
-            {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "traits": ("mla",)},
-            {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
-            {"traits": ("mla",)},
-        ],
-    ),
-    "nvfp4-kv-mla": (
-        {"flags": {"kv-cache-dtype": "nvfp4"}, "traits": ("mla",), "capability": "10.0"},
-        [{"flags": {"kv-cache-dtype": "nvfp4"}, "capability": "10.0"}],
-    ),
+    "hybrid-steps-without-drafts": ("ngram hybrid", "ngram", "mtp hybrid", "hybrid"),
+    "mla-drafts": ("ngram mla", "mla", "ngram", "mtp mla on=9.0"),
+    "mla-runner-v2": ("v2 mla", "v1 mla", "v2", "mla"),
+    "nvfp4-kv-mla": ("--kv-cache-dtype=nvfp4 mla on=10.0", "--kv-cache-dtype=nvfp4 on=10.0"),
     "turboquant-nvfp4-kv": (
-        {
-            "flags": {"kv-cache-dtype": "nvfp4"},
-            "environment": {"VLLM_USE_TURBOQUANT": "1"},
-            "capability": "10.0",
-        },
-        [
-            {
-                "flags": {"kv-cache-dtype": "nvfp4"},
-                "environment": {"VLLM_USE_TURBOQUANT": "0"},
-                "capability": "10.0",
-            },
-            {"flags": {"kv-cache-dtype": "turboquant_k8v4", "attention-backend": "TURBOQUANT"}},
-        ],
+        "--kv-cache-dtype=nvfp4 VLLM_USE_TURBOQUANT=1 on=10.0",
+        "--kv-cache-dtype=nvfp4 VLLM_USE_TURBOQUANT=0 on=10.0",
+        "--kv-cache-dtype=turboquant_k8v4 --attention-backend=TURBOQUANT",
     ),
     "turboquant-dflash": (
-        {"flags": {"kv-cache-dtype": "turboquant_4bit_nc"}, "speculative": DFLASH},
-        [{"flags": {"kv-cache-dtype": "turboquant_4bit_nc"}, "speculative": MTP}],
+        "--kv-cache-dtype=turboquant_4bit_nc dflash",
+        "--kv-cache-dtype=turboquant_4bit_nc mtp",
     ),
     "turboquant-backend": (
-        {"flags": {"kv-cache-dtype": "turboquant_k8v4", "attention-backend": "TRITON_ATTN"}},
-        [{"flags": {"kv-cache-dtype": "turboquant_k8v4"}}],
+        "--kv-cache-dtype=turboquant_k8v4 --attention-backend=TRITON_ATTN",
+        "--kv-cache-dtype=turboquant_k8v4",
     ),
     "flash-attn-fp8-kv": (
-        {
-            "flags": {"kv-cache-dtype": "fp8"},
-            "speculative": {**DFLASH, "attention_backend": "FLASH_ATTN"},
-        },
-        [
-            {
-                "flags": {"kv-cache-dtype": "fp8"},
-                "speculative": {**DFLASH, "attention_backend": "FLASH_ATTN"},
-                "capability": "9.0",
-            },
-            {
-                "flags": {"kv-cache-dtype": "fp8"},
-                "speculative": {**DFLASH, "attention_backend": "TRITON_ATTN"},
-            },
-            {"speculative": {**DFLASH, "attention_backend": "FLASH_ATTN"}},
-        ],
+        "--kv-cache-dtype=fp8 dflash draft.attention_backend=FLASH_ATTN",
+        "--kv-cache-dtype=fp8 dflash draft.attention_backend=FLASH_ATTN on=9.0",
+        "--kv-cache-dtype=fp8 dflash draft.attention_backend=TRITON_ATTN",
+        "dflash draft.attention_backend=FLASH_ATTN",
     ),
     "flex-attention-fp8-kv": (
-        {"flags": {"kv-cache-dtype": "fp8", "attention-config": {"backend": "FLEX_ATTENTION"}}},
-        [{"flags": {"attention-config": {"backend": "FLEX_ATTENTION"}}}],
+        '--kv-cache-dtype=fp8 --attention-config={"backend":"FLEX_ATTENTION"}',
+        '--attention-config={"backend":"FLEX_ATTENTION"}',
     ),
     "dflash-causal-backend": (
-        {"speculative": {**DFLASH, "attention_backend": "TREE_ATTN"}},
-        [
-            {"speculative": {**DFLASH, "attention_backend": "flex_attention"}},
-            {"speculative": {**MTP, "attention_backend": "TREE_ATTN"}},
-        ],
+        "dflash draft.attention_backend=TREE_ATTN",
+        "dflash draft.attention_backend=flex_attention",
+        "mtp draft.attention_backend=TREE_ATTN",
     ),
     "quantization-other": (
-        {"flags": {"quantization": "modelopt"}, "weights": "compressed-tensors"},
-        [
-            {"flags": {"quantization": "compressed-tensors"}, "weights": "compressed-tensors"},
-            {"flags": {"quantization": "modelopt"}, "weights": "modelopt_fp4"},
-            {"flags": {"quantization": "modelopt"}},
-        ],
+        "--quantization=modelopt weights=compressed-tensors",
+        "--quantization=compressed-tensors weights=compressed-tensors",
+        "--quantization=modelopt weights=modelopt_fp4",
+        "--quantization=modelopt",
     ),
     "quantization-of-nothing": (
-        {"flags": {"quantization": "modelopt_fp4"}, "weights": "none"},
-        [{"flags": {"quantization": "fp8"}, "weights": "none"}, {"weights": "none"}],
+        "--quantization=modelopt_fp4 weights=none",
+        "--quantization=fp8 weights=none",
+        "weights=none",
     ),
     "tied-modelopt": (
-        {"weights": "modelopt", "traits": ("tied-embeddings",)},
-        [
-            {"weights": "compressed-tensors", "traits": ("tied-embeddings",)},
-            {"weights": "modelopt"},
-        ],
+        "weights=modelopt tied-embeddings",
+        "weights=compressed-tensors tied-embeddings",
+        "weights=modelopt",
     ),
     "v2-hybrid-prefix-cache": (
-        {"environment": V2, "traits": ("hybrid",), "flags": {"enable-prefix-caching": True}},
-        [
-            {"environment": V2, "traits": ("hybrid",), "flags": {"enable-prefix-caching": False}},
-            {"environment": V2, "flags": {"enable-prefix-caching": True}},
-            {"traits": ("hybrid",), "flags": {"enable-prefix-caching": True}},
-        ],
+        "v2 hybrid --enable-prefix-caching=true",
+        "v2 hybrid --enable-prefix-caching=false",
+        "v2 --enable-prefix-caching=true",
+        "hybrid --enable-prefix-caching=true",
     ),
-    "v2-method": (
-        {"environment": V2, "speculative": {"method": "ngram", "num_speculative_tokens": 3}},
-        [
-            {"environment": V2, "speculative": {"method": "qwen3_5_mtp", "num_speculative_tokens": 3}},
-            {
-                "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-                "speculative": {"method": "ngram", "num_speculative_tokens": 3},
-            },
-        ],
-    ),
-    "v2-dynamic-k": (
-        {
-            "environment": V2,
-            "speculative": {**DFLASH, "num_speculative_tokens_per_batch_size": [[1, 8, 7]]},
-        },
-        [{"speculative": {**DFLASH, "num_speculative_tokens_per_batch_size": [[1, 8, 7]]}}],
-    ),
+    "v2-method": ("v2 ngram", "v2 mtp draft.method=qwen3_5_mtp", "v1 ngram"),
+    "v2-dynamic-k": (f"v2 dflash {BY_LOAD}", f"dflash {BY_LOAD}"),
     "async-method": (
-        {
-            "flags": {"async-scheduling": True},
-            "speculative": {"method": "ngram", "num_speculative_tokens": 3},
-        },
-        [
-            {"flags": {"async-scheduling": True}, "speculative": DFLASH},
-            {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
-        ],
+        "--async-scheduling=true ngram",
+        "--async-scheduling=true dflash",
+        "ngram",
     ),
     "async-unpadded-drafts": (
-        {"flags": {"async-scheduling": True}, "speculative": {**MTP, "disable_padded_drafter_batch": True}},
-        [{"speculative": {**MTP, "disable_padded_drafter_batch": True}}],
+        "--async-scheduling=true mtp draft.disable_padded_drafter_batch=true",
+        "mtp draft.disable_padded_drafter_batch=true",
     ),
-    "drafter-missing": ({"speculative": {"method": "dflash"}}, [{"speculative": DFLASH}]),
+    "drafter-missing": ("draft.method=dflash", "dflash"),
     "drafter-parallelism": (
-        {"speculative": {**DFLASH, "tensor_parallel_size": 1}},
-        [{"speculative": {**DFLASH, "draft_tensor_parallel_size": 1}}],
+        "dflash draft.tensor_parallel_size=1",
+        "dflash draft.draft_tensor_parallel_size=1",
     ),
     "synthetic-acceptance": (
-        {"speculative": {**SYNTHETIC, "synthetic_acceptance_rates": [0.5, 0.7]}},
-        [
-            {"speculative": {**SYNTHETIC, "synthetic_acceptance_rates": [0.7, 0.5]}},
-            {"speculative": {**SYNTHETIC, "synthetic_acceptance_length": 3.0}},
-            {"speculative": DFLASH},
-        ],
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5,0.7]",
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.7,0.5]",
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_length=3.0",
+        "dflash",
     ),
     "draft-slots": (
-        {"speculative": DFLASH, "flags": {"max-num-seqs": 64, "max-num-batched-tokens": 384}},
-        [
-            {"speculative": DFLASH, "flags": {"max-num-seqs": 64, "max-num-batched-tokens": 385}},
-            {"speculative": MTP, "flags": {"max-num-seqs": 64, "max-num-batched-tokens": 384}},
-            {"speculative": DFLASH, "flags": {"max-num-seqs": 64}},
-        ],
+        "dflash --max-num-seqs=64 --max-num-batched-tokens=384",
+        "dflash --max-num-seqs=64 --max-num-batched-tokens=385",
+        "mtp --max-num-seqs=64 --max-num-batched-tokens=384",
+        "dflash --max-num-seqs=64",
     ),
     "capture-sizes": (
-        {"speculative": DFLASH, "flags": {"cudagraph-capture-sizes": [1, 2, 4]}},
-        [
-            {"speculative": DFLASH, "flags": {"cudagraph-capture-sizes": [1, 2, 4, 8]}},
-            {"speculative": DFLASH, "flags": {"cudagraph-capture-sizes": [1], "enforce-eager": True}},
-            {"flags": {"cudagraph-capture-sizes": [1]}},
-        ],
+        "dflash --cudagraph-capture-sizes=[1,2,4]",
+        "dflash --cudagraph-capture-sizes=[1,2,4,8]",
+        "dflash --cudagraph-capture-sizes=[1] --enforce-eager=true",
+        "--cudagraph-capture-sizes=[1]",
     ),
     "mamba-block-size": (
-        {"flags": {"mamba-block-size": 1024, "enable-prefix-caching": False}},
-        [{"flags": {"mamba-block-size": 1024, "enable-prefix-caching": True}}],
+        "--mamba-block-size=1024 --enable-prefix-caching=false",
+        "--mamba-block-size=1024 --enable-prefix-caching=true",
     ),
-    "download-dir": ({"flags": {"download-dir": "models"}}, [{"flags": {"download-dir": "/models"}}, {}]),
+    "download-dir": ("--download-dir=models", "--download-dir=/models", ""),
 }
 
 
@@ -286,11 +218,11 @@ def test_every_rule_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_rule_fires_alone_and_is_silent_on_its_twins(name: str) -> None:
-    ill, twins = TABLE[name]
+    ill, *twins = TABLE[name]
     version = release_of(next(rule for rule in RULES if rule.name == name))
-    assert broken(made(**ill), version) == {name, *TOGETHER.get(name, ())}
+    assert broken(made(**of(ill)), version) == {name, *TOGETHER.get(name, ())}
     for twin in twins:
-        assert broken(made(**twin), version) == set(), twin
+        assert broken(made(**of(twin)), version) == set(), twin
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -304,86 +236,92 @@ def test_a_rule_says_why_what_else_and_where_it_was_read(rule: Any) -> None:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.before], ids=lambda rule: rule.name)
 def test_a_rule_that_is_bound_to_releases_ends_with_them(rule: Any) -> None:
-    ill, _ = TABLE[rule.name]
-    assert rule.name in broken(made(**ill), "0.24.1.dev3+g0123abc")
-    assert rule.name not in broken(made(**ill), rule.before + ".0")
-    assert rule.name not in broken(made(**ill), "not a version")
+    ill = TABLE[rule.name][0]
+    assert rule.name in broken(made(**of(ill)), "0.24.1.dev3+g0123abc")
+    assert rule.name not in broken(made(**of(ill)), rule.before + ".0")
+    assert rule.name not in broken(made(**of(ill)), "not a version")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.since], ids=lambda rule: rule.name)
 def test_a_rule_that_began_with_a_release_is_silent_before_it(rule: Any) -> None:
-    ill, _ = TABLE[rule.name]
-    assert rule.name in broken(made(**ill), f"{rule.since}.0.dev3+g0123abc")
-    assert rule.name not in broken(made(**ill), "0.24.0")
-    assert rule.name not in broken(made(**ill), "not a version")
+    ill = TABLE[rule.name][0]
+    assert rule.name in broken(made(**of(ill)), f"{rule.since}.0.dev3+g0123abc")
+    assert rule.name not in broken(made(**of(ill)), "0.24.0")
+    assert rule.name not in broken(made(**of(ill)), "not a version")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.carry], ids=lambda rule: rule.name)
 def test_a_wheel_of_ours_serves_what_a_carry_mends_and_no_other_wheel_does(rule: Any) -> None:
-    ill, _ = TABLE[rule.name]
+    ill = TABLE[rule.name][0]
     ours = f"{release_of(rule)}+spark.0123abcd"
-    assert rule.name not in broken(made(**ill), ours, {rule.carry})
-    assert rule.name in broken(made(**ill), ours), "a wheel of ours without it"
-    assert rule.name in broken(made(**ill), ours, CARRIES - {rule.carry})
+    assert rule.name not in broken(made(**of(ill)), ours, {rule.carry})
+    assert rule.name in broken(made(**of(ill)), ours), "a wheel of ours without it"
+    assert rule.name in broken(made(**of(ill)), ours, CARRIES - {rule.carry})
     assert rule.carry in CARRIES
     assert f"carry {rule.carry}" in rule.instead
 
 
-NVFP4 = {"kv-cache-dtype": "nvfp4"}
+NVFP4, FP8, TURBO = (f"--kv-cache-dtype={kind}" for kind in ("nvfp4", "fp8", "turboquant_4bit_nc"))
+FLASH, SIXTEEN = "draft.attention_backend=FLASH_ATTN", "draft.kv_cache_dtype=bfloat16"
 
 
 @pytest.mark.parametrize(
-    ("flags", "speculative", "capability", "found"),
+    ("words", "found"),
     [
-        (NVFP4, MTP, "12.1", set()),
-        (NVFP4, DFLASH, "12.1", set()),
-        ({**NVFP4, "attention-backend": "TRITON_ATTN"}, DFLASH, "12.1", set()),
-        (NVFP4, {**DFLASH, "attention_backend": "TRITON_ATTN"}, "9.0", set()),
-        ({**NVFP4, "attention-backend": "FLASHINFER"}, MTP, "12.1", {"nvfp4-kv-card"}),
-        ({**NVFP4, "attention-backend": "FLASHINFER"}, MTP, "10.0", set()),
-        ({**NVFP4, "attention-backend": "FLASH_ATTN"}, MTP, "12.1", {"nvfp4-kv-backend"}),
-        (NVFP4, {**DFLASH, "attention_backend": "FLASH_ATTN"}, "12.1", {"nvfp4-kv-backend"}),
-        (NVFP4, {**DFLASH, "attention_backend": "FLASH_ATTN", "kv_cache_dtype": "bfloat16"}, "12.1", set()),
+        # Triton reads NVFP4 on every card, and FlashInfer where it could before.
+        (f"{NVFP4} mtp", ""),
+        (f"{NVFP4} dflash", ""),
+        (f"{NVFP4} --attention-backend=TRITON_ATTN dflash", ""),
+        (f"{NVFP4} dflash draft.attention_backend=TRITON_ATTN on=9.0", ""),
+        (f"{NVFP4} --attention-backend=FLASHINFER mtp", "nvfp4-kv-card"),
+        (f"{NVFP4} --attention-backend=FLASHINFER mtp on=10.0", ""),
+        (f"{NVFP4} --attention-backend=FLASH_ATTN mtp", "nvfp4-kv-backend"),
+        (f"{NVFP4} dflash {FLASH}", "nvfp4-kv-backend"),
+        (f"{NVFP4} dflash {FLASH} {SIXTEEN}", ""),
+        # A drafter with 16 bits may read them by FlashAttention.
+        (f"{FP8} dflash {FLASH}", "flash-attn-fp8-kv"),
+        (f"{FP8} dflash {FLASH} {SIXTEEN}", ""),
+        # One with a cache of its own needs not read the target's TurboQuant.
+        (f"{TURBO} dflash", "turboquant-dflash"),
+        (f"{TURBO} dflash {SIXTEEN}", ""),
+        (f"{TURBO} dflash draft.kv_cache_dtype=fp8", ""),
+        (f"{TURBO} dflash {SIXTEEN} {FLASH}", ""),
     ],
 )
-def test_with_the_carry_triton_reads_nvfp4_on_every_card_and_flashinfer_where_it_could_before(
-    flags: dict[str, Any], speculative: dict[str, Any], capability: str, found: set[str]
-) -> None:
-    recipe = made(flags=flags, speculative=speculative, capability=capability)
-    assert broken(recipe, OURS, CARRIES) == found
-
-
-def test_a_drafter_with_16_bits_may_read_them_by_flash_attention() -> None:
-    speculative = {**DFLASH, "attention_backend": "FLASH_ATTN"}
-    recipe = made(flags={"kv-cache-dtype": "fp8"}, speculative=speculative)
-    assert broken(recipe, OURS, CARRIES) == {"flash-attn-fp8-kv"}
-    recipe = made(flags={"kv-cache-dtype": "fp8"}, speculative={**speculative, "kv_cache_dtype": "bfloat16"})
-    assert broken(recipe, OURS, CARRIES) == set()
-
-
-def test_a_drafter_with_a_cache_of_its_own_needs_not_read_the_target_s_turboquant() -> None:
-    flags = {"kv-cache-dtype": "turboquant_4bit_nc"}
-    assert broken(made(flags=flags, speculative=DFLASH), OURS, CARRIES) == {"turboquant-dflash"}
-    for dtype in ("bfloat16", "fp8"):
-        recipe = made(flags=flags, speculative={**DFLASH, "kv_cache_dtype": dtype})
-        assert broken(recipe, OURS, CARRIES) == set()
-    by_flash = {**DFLASH, "kv_cache_dtype": "bfloat16", "attention_backend": "FLASH_ATTN"}
-    assert broken(made(flags=flags, speculative=by_flash), OURS, CARRIES) == set()
+def test_with_every_carry(words: str, found: str) -> None:
+    assert broken(made(**of(words)), OURS, CARRIES) == ({found} if found else set())
 
 
 @pytest.mark.parametrize(
-    "speculative",
+    "words",
     [
-        SYNTHETIC,
-        {**SYNTHETIC, "synthetic_acceptance_rates": [0.5]},
-        {**SYNTHETIC, "synthetic_acceptance_rates": [1.5, 0.1]},
-        {**SYNTHETIC, "synthetic_acceptance_rates": [0.5, 0.4], "synthetic_acceptance_length": 2.0},
-        {**SYNTHETIC, "synthetic_acceptance_length": 3.5},
-        {**DFLASH, "synthetic_acceptance_length": 2.0},
+        SYNTHETIC_WORDS,
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5]",
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[1.5,0.1]",
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5,0.4] draft.synthetic_acceptance_length=2.0",
+        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_length=3.5",
+        "dflash draft.synthetic_acceptance_length=2.0",
     ],
 )
-def test_synthetic_acceptance_is_checked_as_vllm_does(speculative: dict[str, Any]) -> None:
-    assert broken(made(speculative=speculative)) == {"synthetic-acceptance"}
+def test_synthetic_acceptance_is_checked_as_vllm_does(words: str) -> None:
+    assert broken(made(**of(words))) == {"synthetic-acceptance"}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("ngram mla on=9.0 --attention-backend=TRITON_MLA", "mla-drafts"),
+        ("ngram mla on=9.0", ""),
+        (
+            "mtp hybrid draft.num_speculative_tokens_per_batch_size=[[1,4,3],[5,64,0]]",
+            "hybrid-steps-without-drafts",
+        ),
+        ("mtp hybrid draft.num_speculative_tokens_per_batch_size=[[1,4,3],[5,64,1]]", ""),
+        ("mtp draft.num_speculative_tokens_per_batch_size=[[1,4,3],[5,64,0]]", ""),
+    ],
+)
+def test_other_ways_to_break_a_rule(words: str, found: str) -> None:
+    assert broken(made(**of(words))) == ({found} if found else set())
 
 
 def test_a_refusal_names_every_reason_and_what_works_instead() -> None:
@@ -490,22 +428,3 @@ def test_a_newer_format_and_an_unknown_name_say_so(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="no recipe 'nothing'") as caught:
         load_recipe("nothing")
     assert "smoke" in caught.value.because
-
-
-def test_drafts_over_latent_attention_are_refused_where_that_backend_is_asked_for_on_another_card() -> None:
-    ngram = {"method": "ngram", "num_speculative_tokens": 3}
-    asked = {"speculative": ngram, "traits": ("mla",), "capability": "9.0"}
-    assert broken(made(**asked, flags={"attention-backend": "TRITON_MLA"})) == {"mla-drafts"}
-    assert broken(made(**asked)) == set()
-
-
-def test_a_load_without_drafts_is_refused_for_hybrid_models() -> None:
-    def broken(drafts: int, *traits: str) -> set[str]:
-        by_load = {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, drafts]]}
-        keys: dict[str, Any] = {"format": 1, "name": "r", "title": "r", "model": "m", "traits": traits}
-        recipe = Recipe(**keys, speculative={**MTP, **by_load})
-        return {rule.name for rule in incompatibilities(recipe, "0.33.0")}
-
-    assert broken(0, "hybrid") == {"hybrid-steps-without-drafts"}
-    assert broken(1, "hybrid") == set()
-    assert broken(0) == set()

@@ -11,7 +11,7 @@ import pytest
 
 from sparkwright.pipeline import open_checkout
 from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, recipes
-from sparkwright.recipes.reference import load_references, references
+from sparkwright.recipes.evidence import load_references, references
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.drafter import check_drafter
 
@@ -64,7 +64,7 @@ def test_sources_are_public_addresses(name):
 
 
 def test_figures_exist_and_each_is_named_by_a_recipe():
-    named = {one.key for recipe in RECIPES.values() for one in references(recipe)}
+    named = {one.key for recipe in RECIPES.values() for one in references(recipe.name, recipe.reference)}
     assert named == set(load_references())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from sparkwright.serve.paths import caches_of, new_run_folder
+from sparkwright.serve.caches import caches_of, new_run_folder
 from sparkwright.store import Store
 from sparkwright.store.survey import survey
 

@@ -9,7 +9,7 @@ import pytest
 
 from sparkwright.recipes import Recipe, recipes, serve_arguments
 from sparkwright.serve.caches import CACHES, cache_key, cache_variables, compiled_results
-from sparkwright.serve.reasons import explain_flags, explain_variables
+from sparkwright.serve.plan import explain_flags, explain_variables
 
 RECIPE = Recipe(
     format=1,

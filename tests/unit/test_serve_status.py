@@ -9,8 +9,8 @@ import pytest
 from sparkwright.base.events import emit
 from sparkwright.cli.serve_show import Screen, example, state_line
 from sparkwright.engine.observations import HostSample, MetricsSnapshot
-from sparkwright.serve.model import ServeOptions
-from sparkwright.serve.status import Status, memory_pressure, status_between
+from sparkwright.serve.engine import Status, memory_pressure, status_between
+from sparkwright.serve.run import ServeOptions
 
 S = 1_000_000_000
 HOST = HostSample(at=0, memory_available_mib=20480)
@@ -55,8 +55,8 @@ def test_what_is_not_there_is_not_made_up() -> None:
 )
 def test_pressure_is_that_of_some_task(tmp_path: Path, text: str, percent: float) -> None:
     (tmp_path / "memory").write_text(text)
-    assert memory_pressure(tmp_path / "memory") == percent
-    assert memory_pressure(tmp_path / "none") == -1
+    assert memory_pressure(path=tmp_path / "memory") == percent
+    assert memory_pressure(path=tmp_path / "none") == -1
 
 
 def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from simulator_kit import Bench, settings
 
 from sparkwright.recipes import load_recipe
+from sparkwright.serve.supervise import RestartPolicy
 from sparkwright.serve.watchdog import (
     EngineSample,
-    RestartPolicy,
     Watchdog,
     WatchLimits,
     WatchVerdict,

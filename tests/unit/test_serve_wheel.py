@@ -14,10 +14,10 @@ from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.recipes import load_recipe
 from sparkwright.serve import built
-from sparkwright.serve.built import PresentSpecs, built_wheel, present_specs
+from sparkwright.serve.built import built_wheel, is_present, present_specs
 
 ROOT = Path(__file__).parents[2]
-NOWHERE = PresentSpecs({})
+NOWHERE = {}
 # In the order in which they were made; what was made last is what nobody means.
 MADE = (
     ("0.33.0+spark.1.aaaaaaaa", "aarch64"),
@@ -38,26 +38,26 @@ def dist(tmp_path: Path) -> Path:
 
 
 def test_the_present_build_spec_comes_before_a_higher_revision_and_a_younger_file(dist: Path) -> None:
-    present = PresentSpecs({"0.24": ("bbbbbbbb" * 8,)})
+    present = {"0.24": ("bbbbbbbb" * 8,)}
     chosen = built_wheel(dist, "aarch64", ("0.24",), present)
-    assert "spark.11." in chosen.path.name
+    assert "spark.11." in chosen.wheel.name
     assert chosen.why == "the present build spec of series 0.24"
 
 
 def test_without_it_the_highest_revision_comes_before_a_younger_file(dist: Path) -> None:
-    chosen = built_wheel(dist, "aarch64", ("0.24",), PresentSpecs({"0.24": ("f" * 64,)}))
-    assert "spark.12.dddddddd" in chosen.path.name
+    chosen = built_wheel(dist, "aarch64", ("0.24",), {"0.24": ("f" * 64,)})
+    assert "spark.12.dddddddd" in chosen.wheel.name
     assert chosen.why.startswith("the highest revision of series 0.24; 'make wheel SERIES=0.24'")
     assert built_wheel(dist, "aarch64", ("0.24",), NOWHERE).why == "the highest revision of series 0.24"
-    assert "x86_64" in built_wheel(dist, "x86_64", (), NOWHERE).path.name
+    assert "x86_64" in built_wheel(dist, "x86_64", (), NOWHERE).wheel.name
 
 
 def test_the_preferred_series_is_the_default_one_and_then_the_first(dist: Path) -> None:
-    specs = PresentSpecs({"0.33": ("f" * 64,), "0.24": ("f" * 64,)})
-    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), specs).path.name
-    assert "0.33.0" in built_wheel(dist, "aarch64", (), specs).path.name
-    assert "0.24.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), NOWHERE).path.name
-    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.33",), NOWHERE).path.name
+    specs = {"0.33": ("f" * 64,), "0.24": ("f" * 64,)}
+    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), specs).wheel.name
+    assert "0.33.0" in built_wheel(dist, "aarch64", (), specs).wheel.name
+    assert "0.24.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), NOWHERE).wheel.name
+    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.33",), NOWHERE).wheel.name
 
 
 def test_of_one_revision_kernels_for_the_card_come_first_and_then_the_youngest(tmp_path: Path) -> None:
@@ -66,25 +66,25 @@ def test_of_one_revision_kernels_for_the_card_come_first_and_then_the_youngest(t
     for age, path in enumerate(paths):
         os.utime(path, (1e9 + age, 1e9 + age))
     for expected in (paths[0], paths[1], paths[3], paths[2]):
-        assert built_wheel(tmp_path, "aarch64", ("0.24",), NOWHERE).path == expected
+        assert built_wheel(tmp_path, "aarch64", ("0.24",), NOWHERE).wheel == expected
         expected.unlink()
 
 
 def test_a_checkout_describes_a_wheel_of_each_series_with_and_without_own_kernels() -> None:
     present = present_specs(ROOT, "aarch64")
-    assert next(iter(present.digests)) == open_checkout(ROOT).series
-    for series, (stock, native) in present.digests.items():
+    assert next(iter(present)) == open_checkout(ROOT).series
+    for series, (stock, native) in present.items():
         checkout = open_checkout(ROOT, series)
         assert stock == checkout.build_spec().digest != native
         release = checkout.lock.release.version
-        assert present.has(f"{release}+spark.1.{stock[:12]}")
-        assert present.has(f"{release}+spark.1.sm121a.{native[:12]}")
-        assert not present.has(f"{release}+spark.1.{'a' * 12}")
-        assert not present.has("0.19.0")
+        assert is_present(f"{release}+spark.1.{stock[:12]}", present)
+        assert is_present(f"{release}+spark.1.sm121a.{native[:12]}", present)
+        assert not is_present(f"{release}+spark.1.{'a' * 12}", present)
+        assert not is_present("0.19.0", present)
 
 
 def test_outside_of_a_checkout_nothing_is_present(tmp_path: Path) -> None:
-    assert present_specs(tmp_path, "aarch64").digests == {}
+    assert present_specs(tmp_path, "aarch64") == {}
 
 
 def test_a_series_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_series_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyP
         return open_checkout(root, series)
 
     monkeypatch.setattr(built, "open_checkout", broken)
-    known = present_specs(ROOT, "aarch64").digests
+    known = present_specs(ROOT, "aarch64")
     assert "0.24" not in known
     assert "0.33" in known
 
@@ -109,7 +109,7 @@ def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> No
 
 
 def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(tmp_path: Path) -> None:
-    specs = PresentSpecs({"1.3": ("f" * 64,), "1.2": ("f" * 64,)})
+    specs = {"1.3": ("f" * 64,), "1.2": ("f" * 64,)}
     for wanted, named in ((("1.2", "1.3"), " SERIES=1.3"), (("1.2",), " SERIES=1.2"), ((), "")):
         with pytest.raises(ConfigError) as caught:
             built_wheel(tmp_path, "aarch64", wanted, specs)

@@ -18,7 +18,7 @@ from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.cli.service import command
 from sparkwright.recipes import recipes
-from sparkwright.serve.model import ServeOptions
+from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.service import (
     ServiceOptions,
     ServicePlaces,
@@ -30,10 +30,10 @@ from sparkwright.serve.service import (
     plan_install,
     plan_uninstall,
 )
-from sparkwright.serve.service.compose import compose_text
+from sparkwright.serve.service.files import command_line, compose_text, unit_text
 from sparkwright.serve.service.model import Scope
-from sparkwright.serve.service.unit import command_line, unit_text
 from sparkwright.serve.settings import read_key
+from sparkwright.serve.warmup import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "qwen3.6-27b-nvfp4-kv-dflash"
@@ -47,7 +47,7 @@ def options(scope: Scope = "system", **changes: Any) -> ServiceOptions:
 
 
 def places(root: Path, scope: Scope = "system") -> ServicePlaces:
-    return ServicePlaces("chat", scope, root, Path("/home/ada"))
+    return ServicePlaces.of("chat", scope, root, Path("/home/ada"))
 
 
 def directives(text: str) -> dict[str, list[str]]:
@@ -148,9 +148,7 @@ def test_a_key_that_is_given_is_the_services(tmp_path: Path) -> None:
 
 def test_units_and_images_give_a_boot_the_time_that_serve_gives_it(tmp_path: Path) -> None:
     (limit,) = directives(unit_text(options(), places(tmp_path)))["TimeoutStartSec"]
-    assert limit == f"{ServeOptions().boot_s + ServeOptions().warm_up_s:.0f}s", (
-        "and more while a model is fetched"
-    )
+    assert limit == f"{ServeOptions().boot_s + LIMIT_S:.0f}s", "and more while a model is fetched"
     for text in (compose_text(options(), places(tmp_path)), (ROOT / "ci/Containerfile").read_text()):
         (hours,) = re.findall(r"start[-_]period[:=] ?(\d+)h", text)
         assert int(hours) >= 12, "a health check has no way to wait for a download"

@@ -5,59 +5,37 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
-from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Literal
 
 import click
 
-from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
+from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.preflight import show_budget
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
-from sparkwright.native.doctor import MachineCheck, Verdict, check_gpu, find_gpu, native_checks
-from sparkwright.recipes import served_recipe
-from sparkwright.serve.preflight import (
-    Finding,
-    Hub,
-    PreflightReport,
-    PreflightRequest,
-    inspect_start,
-    require_clear,
-)
+from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @click.command("doctor")
-@click.option("--recipe", default="", help="Check too that this recipe, a name or file, would start here.")
-@click.option("--use", default="", help="With --recipe: a use of it; single by default.")
 @series_option
 @common_options
 @run_in_session
-def command(session: Session, *, recipe: str, use: str) -> None:
-    """Check that this machine has what is needed."""
-    if use and not recipe:
-        raise ConfigError(
-            f"--use {use} is of no recipe", because="--recipe is not given", next_step="name the recipe too"
-        )
-    report = _preflight(recipe, use)
+def command(session: Session) -> None:
+    """Check that this machine has what is needed; 'preflight' checks that a recipe would start on it."""
     findings = [
-        _python(),
+        MachineCheck("python", "pass", f"{platform.python_version()} (3.11 or newer)"),
         _git(),
         _disk(session),
         _index(session),
         MachineCheck("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
         *_native(session),
     ]
-    if report is not None:
-        findings += _as_checks(report.findings)
     if session.as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -65,46 +43,12 @@ def command(session: Session, *, recipe: str, use: str) -> None:
             ("what", "verdict", "found", "remedy"),
             [(finding.what, finding.verdict, finding.detail, finding.remedy) for finding in findings],
         )
-        if report is not None:
-            show_budget(report)
-    if report is not None:
-        require_clear(report.findings)
     if failed := [finding for finding in findings if finding.verdict == "fail"]:
         raise ToolError(
             f"{len(failed)} of {len(findings)} checks failed",
             because="; ".join(f"{finding.what}: {finding.detail}" for finding in failed),
             next_step="; ".join(finding.remedy for finding in failed if finding.remedy),
         )
-
-
-def _preflight(recipe: str, use: str) -> PreflightReport | None:
-    return (
-        inspect_start(PreflightRequest(recipe=served_recipe(recipe, use), hub=Hub(os.environ)))
-        if recipe
-        else None
-    )
-
-
-def _as_checks(found: Iterable[Finding]) -> list[MachineCheck]:
-    """Return findings of preflight as checks of the machine."""
-    verdicts: dict[str, Verdict] = {"refuse": "fail", "warn": "to do", "note": "pass"}
-    rows = [
-        MachineCheck(
-            f"recipe: {one.check}",
-            verdicts[one.level],
-            f"{one.what}: {one.because}" if one.because else one.what,
-            one.next_step,
-        )
-        for one in found
-    ]
-    return rows or [MachineCheck("recipe", "pass", "nothing speaks against a start")]
-
-
-def _python() -> MachineCheck:
-    good = sys.version_info >= (3, 11)
-    remedy = "" if good else "install Python 3.11 or newer, and create the environment again"
-    verdict: Literal["pass", "fail"] = "pass" if good else "fail"
-    return MachineCheck("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
 
 
 def _git() -> MachineCheck:
@@ -116,13 +60,10 @@ def _git() -> MachineCheck:
 
 def _disk(session: Session) -> MachineCheck:
     free = shutil.disk_usage(session.store.home).free
-    verdict: Literal["pass", "fail"] = "pass" if free >= _NEEDED_BYTES else "fail"
-    return MachineCheck(
-        "disk",
-        verdict,
-        f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)",
-        "" if verdict == "pass" else "free some space, or point SPARKWRIGHT_HOME to a larger disk",
-    )
+    found = f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)"
+    if free >= _NEEDED_BYTES:
+        return MachineCheck("disk", "pass", found)
+    return MachineCheck("disk", "fail", found, "free some space, or point SPARKWRIGHT_HOME to a larger disk")
 
 
 def _index(session: Session) -> MachineCheck:

@@ -66,7 +66,7 @@ def command(
     told = {}
     for machine in machines or tuple(sorted(checkout.lock.wheels)):
         specs = present_specs(checkout.root, machine)
-        wheel = built_wheel(dist, machine, (checkout.series,), specs).path
+        wheel = built_wheel(dist, machine, (checkout.series,), specs).wheel
         path = checkout.patchsets / runtime_name(checkout.series, machine)
         before = read_runtime(path) if path.is_file() else None
         runtime = resolve_runtime(

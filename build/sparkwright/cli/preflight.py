@@ -14,17 +14,16 @@ import click
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.runtime import USE
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import LinkFacts, PreflightReport
-from sparkwright.serve.preflight.finding import Finding
-from sparkwright.serve.preflight.options import AskOptions
+from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
 from sparkwright.verify.options import VerifyOptions
 
 
 @click.command("preflight")
 @click.argument("recipe")
-@click.option("--use", default="", help="The recipe's use, such as shared or many; single by default.")
+@USE
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."
@@ -50,6 +49,7 @@ def command(
     nodes: int | None,
     link_only: bool,
     peer: Path | None,
+    force: bool,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -72,10 +72,10 @@ def command(
         return
     report = inspect_start(request)
     if as_json:
-        print_json(described(report))
+        print_json(_described(report))
     else:
-        show_report(report)
-    require_clear(report.findings, force=request.force)
+        _show_report(report)
+    require_clear(report.findings, force=force)
 
 
 def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
@@ -87,31 +87,25 @@ def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
     return ()
 
 
-def described(report: PreflightReport) -> dict[str, Any]:
-    """Return *report* as JSON-ready data."""
+def _described(report: PreflightReport) -> dict[str, Any]:
     return {
         "findings": [asdict(finding) for finding in report.findings],
         "memory": [asdict(row) for row in report.rows],
     }
 
 
-def show_report(report: PreflightReport) -> None:
+def _show_report(report: PreflightReport) -> None:
     """Print the memory budget and the findings of *report* as tables."""
-    show_budget(report)
+    show_table(
+        ("part", "GiB", "from"),
+        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
+    )
     if not report.findings:
         click.echo("nothing speaks against a start")
         return
     show_table(
         ("level", "check", "found", "because", "next"),
         [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
-    )
-
-
-def show_budget(report: PreflightReport) -> None:
-    """Print the memory budget of *report* as a table."""
-    show_table(
-        ("part", "GiB", "from"),
-        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
     )
 
 
@@ -129,26 +123,16 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
         PreflightError: it would not start, or the host not survive it.
     """
     from sparkwright.recipes import load_recipe
+    from sparkwright.serve.preflight import warn_or_refuse
     from sparkwright.verify.options import recipe_and_use
 
     if not options.recipe or options.url or options.simulator:
         return
     named = [(options.recipe, options.use)]
     named += [recipe_and_use(options.against_recipe)] if options.against_recipe else []
+    python, wheel = (Path(one) if one else None for one in (options.python, options.wheel))
     for one in named:
-        _check_recipe(load_recipe(*one), options, offline=offline, force=force)
-
-
-def _check_recipe(recipe: Recipe, options: VerifyOptions, *, offline: bool, force: bool) -> None:
-    from sparkwright.base.events import warn
-    from sparkwright.serve.preflight import require_clear
-
-    wheel = Path(options.wheel) if options.wheel else None
-    found = _found(recipe, Path(options.python) if options.python else None, wheel, offline=offline)
-    for one in found:
-        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
-            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
-    require_clear(found, force=force)
+        warn_or_refuse(_found(load_recipe(*one), python, wheel, offline=offline), force=force)
 
 
 def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
@@ -174,7 +158,7 @@ def _asking() -> AskOptions:
     """Return the question to a release for its options, with the store that records its answers."""
     from functools import partial
 
-    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.serve.ask import ask_installed
     from sparkwright.store import open_store
 
     return partial(ask_installed, open_store())
@@ -193,8 +177,6 @@ def _read_end(path: Path) -> LinkFacts:
         ConfigError: the file holds something else.
     """
     import msgspec
-
-    from sparkwright.serve.preflight.link import LinkFacts
 
     try:
         return decode_json(path.read_bytes(), LinkFacts)

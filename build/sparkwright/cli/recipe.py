@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _shown(value: Any) -> str:
 
 def _show_known(recipe: Recipe) -> None:
     """Print notes, evidence, lowest scores and published figures."""
-    from sparkwright.recipes.reference import references
+    from sparkwright.recipes.evidence import references
 
     for note in recipe.limits:
         click.echo(f"note     {printable(note)}")
@@ -118,7 +119,7 @@ def _show_known(recipe: Recipe) -> None:
         )
     for bound in recipe.evaluation:
         click.echo(printable(f"scores   {bound}"))
-    for figures in references(recipe):
+    for figures in references(recipe.name, recipe.reference):
         click.echo(printable(f"figures  {figures.grade}: {figures}"))
 
 
@@ -153,7 +154,7 @@ def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
         session.checkout, session.store, session.repository, found, wanted, offline=session.offline
     )
     if session.as_json:
-        print_json([to_builtins_of(result) for result in results])
+        print_json([_described(result) for result in results])
     else:
         _show_checked(results)
     refused = [result for result in results if result.refused]
@@ -165,20 +166,9 @@ def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
         )
 
 
-def to_builtins_of(result: CheckedRecipe) -> dict[str, Any]:
-    """Return *result* as JSON-ready values."""
-    return {
-        "recipe": result.recipe,
-        "use": result.use,
-        "series": result.series,
-        "version": result.version,
-        "problems": [
-            {"kind": one.kind, "name": one.name, "because": one.because, "exists-in": list(one.exists_in),
-             "nearest": one.nearest, "instead": one.instead, "refuses": one.refuses}
-            for one in result.problems
-        ],
-        "rules": list(result.rules),
-    }  # fmt: skip
+def _described(result: CheckedRecipe) -> dict[str, Any]:
+    told = [{**to_builtins(one), "instead": one.instead, "refuses": one.refuses} for one in result.problems]
+    return {**asdict(result), "problems": told}
 
 
 def _show_checked(results: Sequence[CheckedRecipe]) -> None:

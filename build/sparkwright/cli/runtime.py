@@ -1,16 +1,57 @@
-"""The wheel that is taken where none is named, and the command that installs one."""
+"""The wheel that is taken, where one is named and where none is; the options of what serves recipes."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+import click
+
+from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
-from sparkwright.serve.built import BuiltWheel
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+USE = click.option(
+    "--use", default="", help="A use of the recipe, such as shared or many; single by default."
+)
+SET = click.option(
+    "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
+)
+HOST = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+_OFFERED = (
+    click.option(
+        "--wheel",
+        type=_FILE,
+        help="Serve with this wheel; by default the present build spec's in dist/, or the highest revision.",
+    ),
+    click.option(
+        "--channel", default="", metavar="URL|FOLDER", help="Take the newest wheel of this channel."
+    ),
+    click.option(
+        "--series",
+        default="",
+        envvar="SPARKWRIGHT_SERIES",
+        help="Take a wheel of this series only; by default of those that the recipe is meant for.",
+    ),
+    click.option(
+        "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
+    ),
+)
 
 
-def newest_wheel(series: Sequence[str]) -> BuiltWheel:
+def wheel_options(function: F) -> F:
+    """Add ``--wheel``, ``--channel``, ``--series`` and ``--unlocked``, by which the wheel is chosen."""
+    for option in reversed(_OFFERED):
+        function = option(function)
+    return function
+
+
+def newest_wheel(series: Sequence[str]) -> OfferedWheel:
     """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
 
     Args:
@@ -25,6 +66,38 @@ def newest_wheel(series: Sequence[str]) -> BuiltWheel:
     from sparkwright.serve.built import built_wheel, present_specs
 
     return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
+
+
+def offered_wheel(
+    wheel: Path | None, channel: str, series: Sequence[str], *, offline: bool = False
+) -> OfferedWheel:
+    """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
+
+    Args:
+        wheel: the one that was named.
+        channel: folder or address of a channel.
+        series: those that are wanted; any if empty.
+        offline: use no network.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from platform import machine
+
+    if wheel is not None:
+        return OfferedWheel(wheel)
+    if channel:
+        from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
+        from sparkwright.publish.seen import default_memory
+        from sparkwright.store import open_store
+
+        offer = open_channel(
+            open_store(), channel, machine(), *series, roots=pinned_roots(None),
+            memory=default_memory(), now=now(), offline=offline,
+        )  # fmt: skip
+        return OfferedWheel(offer.wheel, offer)
+    return newest_wheel(series)
 
 
 def install_command(wheel: Path) -> str:

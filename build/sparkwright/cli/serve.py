@@ -13,17 +13,17 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import newest_wheel
+from sparkwright.cli.runtime import FORCE, HOST, SET, USE, offered_wheel, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
-from sparkwright.engine.environment import OfferedWheel
+from sparkwright.engine.environment import Environment, OfferedWheel
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
-from sparkwright.recipes import Recipe
-from sparkwright.serve.model import Installation, ServeOptions
-from sparkwright.serve.preflight import Hub
+from sparkwright.recipes import REHEARSAL, Recipe
+from sparkwright.serve.preflight import Hub, PreflightRequest
+from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.store import Store
 
@@ -34,28 +34,15 @@ _SOURCES = ("wheel", "channel", "python")
 
 @click.command("serve")
 @click.argument("recipe", metavar="RECIPE")
-@click.option(
-    "--wheel",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Serve with this wheel; by default the present build spec's in dist/, else the highest revision.",
-)
-@click.option("--channel", default="", metavar="URL|FOLDER", help="Serve with the newest wheel of a channel.")
+@wheel_options
 @click.option(
     "--python",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Serve with this interpreter's vLLM instead of a wheel.",
 )
-@click.option(
-    "--series",
-    default="",
-    envvar="SPARKWRIGHT_SERIES",
-    help="Take a wheel of this series only; by default of those that the recipe is meant for.",
-)
-@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@USE
+@SET
+@HOST
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
 )
@@ -80,9 +67,8 @@ _SOURCES = ("wheel", "channel", "python")
     "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
 )
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
-@click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
-@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+@FORCE
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option(
     "--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot, without its download."
@@ -109,7 +95,8 @@ def command(
     """
     require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import served_recipe
-    from sparkwright.serve.paths import caches_of, new_run_folder
+    from sparkwright.serve.caches import caches_of, new_run_folder
+    from sparkwright.serve.run import Serving, serve
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
@@ -124,15 +111,13 @@ def command(
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
             hub = _look_first(chosen, options, asked)
-            installed = _installed(store, chosen, asked)
-            _preflight(store, installed, options, asked, hub)
-            from sparkwright.serve.run import serve
-
-            asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
+            environment, chosen = _installed(chosen, asked)
+            _preflight(store, environment, _request(chosen, options, hub), asked)
+            serving = Serving(chosen, environment, options, folder, caches_of(store))
+            asyncio.run(serve(serving, _watching(chosen, asked)))
 
 
 def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOptions:
-    from sparkwright.serve.model import ServeOptions
     from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
@@ -186,36 +171,31 @@ def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:
 
 
 def _is_rehearsal(recipe: Recipe) -> bool:
-    from sparkwright.recipes import REHEARSAL
-
     return recipe.model.startswith(REHEARSAL)
 
 
 # The vLLM ---------------------------------------------------------------------------------------------------
 
 
-def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installation:
-    """Return the vLLM to serve with, installed."""
+def _installed(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Recipe]:
+    """Return the vLLM to serve with, installed, and the recipe with the model that is there."""
+    from sparkwright.engine.environment import existing_environment, prepare
+
     if _is_rehearsal(recipe):
         return _rehearsal(recipe, asked)
-    from sparkwright.engine.environment import existing_environment, prepare
-    from sparkwright.serve.model import Installation
-
     if asked["python"]:
-        found = existing_environment(asked["python"], recipe)
-    else:
-        offered = _wheel(store, recipe, asked)
-        if offered.why:
-            emit("serve.wheel", name=offered.wheel.name, why=offered.why)
-        found = prepare(offered, recipe, locked=not asked["unlocked"], offline=asked["offline"])
-    return Installation(found.python, found.identity, recipe, found.described, found.variables)
+        return existing_environment(asked["python"], recipe), recipe
+    offered = _wheel(recipe, asked)
+    if offered.why:
+        emit("serve.wheel", name=offered.wheel.name, why=offered.why)
+    return prepare(offered, recipe, locked=not asked["unlocked"], offline=asked["offline"]), recipe
 
 
-def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
+def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Recipe]:
     from platform import machine
 
     from sparkwright.pipeline import open_job
-    from sparkwright.serve.rehearsed import install_rehearsal
+    from sparkwright.serve.built import install_rehearsal
 
     platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
     build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
@@ -223,27 +203,9 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
         return install_rehearsal(job, recipe)
 
 
-def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
-    """Return the wheel that the user named, the newest of a channel, or that of `newest_wheel`."""
-    from platform import machine
-
-    from sparkwright.engine.environment import OfferedWheel
-
-    if asked["wheel"]:
-        return OfferedWheel(Path(asked["wheel"]))
+def _wheel(recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
     series = (asked["series"],) if asked["series"] else recipe.series
-    if asked["channel"]:
-        from sparkwright.cli.channel_place import now, pinned_roots
-        from sparkwright.publish.offer import open_channel
-        from sparkwright.publish.seen import default_memory
-
-        offer = open_channel(
-            store, asked["channel"], machine(), *series, roots=pinned_roots(None),
-            memory=default_memory(), now=now(), offline=asked["offline"],
-        )  # fmt: skip
-        return OfferedWheel(offer.wheel, offer)
-    chosen = newest_wheel(series)
-    return OfferedWheel(chosen.path, why=chosen.why)
+    return offered_wheel(asked["wheel"], asked["channel"], series, offline=asked["offline"])
 
 
 def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) -> Hub | None:
@@ -255,16 +217,12 @@ def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) ->
     Raises:
         PreflightError: the card, the memory, the disk or the model's licence forbids it.
     """
-    from sparkwright.serve.preflight import EARLY, Hub, PreflightRequest, require_clear, run_preflight
+    from sparkwright.serve.preflight import EARLY, require_clear, run_preflight
 
     if _is_rehearsal(recipe):
         return None
     hub = None if options.offline else Hub({**os.environ, **recipe.environment})
-    offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-    request = PreflightRequest(
-        recipe=recipe, environment={**os.environ, **offline}, address=options.host, port=options.port, hub=hub
-    )
-    found = [one for one in run_preflight(request) if one.check in EARLY]
+    found = [one for one in run_preflight(_request(recipe, options, hub)) if one.check in EARLY]
     for one in found:
         if one.check == "model-fetched":
             emit("serve.fetches", what=one.what, because=one.because)
@@ -273,7 +231,7 @@ def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) ->
 
 
 def _preflight(
-    store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any], hub: Hub | None
+    store: Store, environment: Environment, request: PreflightRequest, asked: dict[str, Any]
 ) -> None:
     """Refuse a server that would not start, or that the host would not survive, before weights are read.
 
@@ -284,58 +242,40 @@ def _preflight(
     """
     from functools import partial
 
-    from sparkwright.serve.ask_installed import ask_installed
-    from sparkwright.serve.caches import cache_variables
-    from sparkwright.serve.paths import caches_of
-    from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
+    from sparkwright.serve.ask import ask_installed
+    from sparkwright.serve.caches import cache_variables, caches_of
+    from sparkwright.serve.preflight import run_preflight, warn_or_refuse
 
     # What --python names may change in place: only a list of its files identifies it.
-    identity = "" if asked["python"] else installed.identity
-    force = asked["force"]
-    offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-    kept = cache_variables(caches_of(store), {**os.environ, **installed.recipe.environment})
-    found = run_preflight(
-        PreflightRequest(
-            recipe=installed.recipe,
-            python=installed.python,
-            environment={**os.environ, **kept, **offline},
-            address=options.host,
-            port=options.port,
-            ask=partial(ask_installed, store, identity=identity),
-            hub=hub,
-        )
-    )
-    for one in found:
-        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
-            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
-    require_clear(found, force=force)
+    identity = "" if asked["python"] else environment.identity
+    ask = partial(ask_installed, store, identity=identity)
+    variables = {**cache_variables(caches_of(store), request.variables), **request.environment}
+    request = replace(request, python=environment.python, environment=variables, ask=ask)
+    warn_or_refuse(run_preflight(request), force=asked["force"])
+
+
+def _request(recipe: Recipe, options: ServeOptions, hub: Hub | None) -> PreflightRequest:
+    variables = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if options.offline else {})}
+    return PreflightRequest(recipe, environment=variables, address=options.host, port=options.port, hub=hub)
 
 
 # What is shown ----------------------------------------------------------------------------------------------
 
 
 def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_json: bool) -> None:
+    from sparkwright.engine.environment import existing_environment, plan_environment, sources_here
     from sparkwright.serve.plan import planned
     from sparkwright.store import open_store
 
-    store = open_store()
-    known: dict[str, Any] = {}
-    kernels: dict[str, Any] = {}
+    environment, wheel, chosen = None, "", ""
     if asked["python"]:
-        from sparkwright.engine.environment import existing_environment
-
-        found = existing_environment(asked["python"], recipe)
-        known = {"python": found.python, "identity": found.identity, "installed": found.variables}
+        environment = existing_environment(asked["python"], recipe)
     elif not _is_rehearsal(recipe):
-        from sparkwright.engine.environment import plan_environment, sources_here
-
-        offered = _wheel(store, recipe, asked)
-        found = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
-        known = {"python": found.python, "identity": found.identity, "wheel": found.described}
-        known["installed"] = found.variables
-        kernels = {"companion": found.companion, "compiled": found.missing, "next_step": found.remedy}
-        kernels["chosen"] = offered.why
-    show_plan(replace(planned(recipe, options, store, **known), **kernels), as_json=as_json)
+        offered = _wheel(recipe, asked)
+        environment = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
+        wheel, chosen = environment.described, offered.why
+    plan = planned(recipe, options, open_store(), environment, wheel=wheel, chosen=chosen)
+    show_plan(plan, as_json=as_json)
 
 
 @contextlib.contextmanager

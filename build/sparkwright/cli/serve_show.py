@@ -19,8 +19,8 @@ from sparkwright.base.text import human_seconds
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import showing_events
-from sparkwright.serve.model import ServeOptions
 from sparkwright.serve.plan import Plan
+from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:

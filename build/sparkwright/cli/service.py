@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,43 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
-from sparkwright.cli.runtime import newest_wheel
-from sparkwright.cli.service_options import scope_options, wheel_options
-from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
+from sparkwright.cli.output import print_json
+from sparkwright.cli.runtime import FORCE, HOST, SET, USE, F, offered_wheel, wheel_options
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.recipes import Recipe
-from sparkwright.serve.service import (
-    ServiceOptions,
-    ServicePlaces,
-    ServiceRecord,
-    SystemdManager,
-)
+from sparkwright.serve import service
+from sparkwright.serve.health import read_state
+from sparkwright.serve.service import InstallPlan, ServiceOptions, ServicePlaces, ServiceRecord
+from sparkwright.serve.service.change import has_systemd, reachable
+from sparkwright.serve.service.model import IMAGE_UID
+from sparkwright.serve.settings import read_key, shell_key, with_settings
 
 # Of the extra `serve`.
 _LIBRARIES = ("aiohttp",)
+
+
+_SCOPE = (
+    click.option(
+        "--user/--system",
+        "of_user",
+        default=None,
+        help="A unit of this user or of the system; of the system for root by default.",
+    ),
+    click.option(
+        "--root",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("/"),
+        help="Write below this folder and run no command, as for an image.",
+    ),
+)
+
+
+def _scope_options(function: F) -> F:
+    """Add ``--user/--system``, which *function* gets as ``of_user``, and ``--root``."""
+    for option in reversed(_SCOPE):
+        function = option(function)
+    return function
 
 
 @click.group("service")
@@ -39,9 +61,9 @@ def command() -> None:
 @command.command("install")
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
-@click.option("--use", default="", help="A use of the recipe, such as shared or many; single by default.")
-@click.option("--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@USE
+@SET
+@HOST
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
@@ -49,8 +71,8 @@ def command() -> None:
     "--image", default="localhost/sparkwright:latest", show_default=True, help="Of the compose file."
 )
 @wheel_options
-@scope_options
-@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+@_scope_options
+@FORCE
 @click.option("--no-start", is_flag=True, help="Write the files alone: install no wheel and start nothing.")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
 @reading_options
@@ -65,21 +87,18 @@ def install(
     **asked: Any,
 ) -> None:
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
-    from sparkwright.serve.service import apply_plan, make_key, plan_install, run_all
-    from sparkwright.serve.settings import shell_key
-
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
-    plan = plan_install(options, places)
+    plan = service.plan_install(options, places)
     if dry_run:
-        show_plan(plan, places, as_json=as_json)
+        _show_plan(plan, places, as_json=as_json)
         return
     real = places.root == Path("/")
     with _writing(places):
-        made = make_key(places.key, shell_key(os.environ))
+        made = service.make_key(places.key, shell_key(os.environ))
         if no_start or not real:
-            apply_plan(plan, run_commands=False)
+            service.apply_plan(plan, run_commands=False)
     if no_start or not real:
-        show_installed(places, made=made, started=False, as_json=as_json)
+        _show_installed(places, made=made, started=False, as_json=as_json)
         return
     _require_systemd(places)
     require_libraries(_LIBRARIES, "serve")
@@ -88,27 +107,24 @@ def install(
     with _writing(places):
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
-        apply_plan(plan, run_commands=True)
+        service.apply_plan(plan, run_commands=True)
     _change(places, record, slot, wheel.wheel, chosen, predict=not force)
-    run_all(plan.afterwards)  # what has never answered is not started at boot
-    show_installed(places, made=made, started=True, as_json=as_json)
+    service.run_all(plan.afterwards)  # what has never answered is not started at boot
+    _show_installed(places, made=made, started=True, as_json=as_json)
 
 
 @command.command("status")
 @click.argument("name", required=False, default="")
-@scope_options
+@_scope_options
 @reading_options
 def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
     del offline
-    from sparkwright.serve.sd_notify import read_state
-    from sparkwright.serve.service import load_record
-
     names = [name] if name else _installed(asked)
     found = []
     for one in names:
         places = _places(one, asked)
-        record = load_record(places)
+        record = service.load_record(places)
         good, line = read_state(places.health)
         found.append(
             {
@@ -123,13 +139,13 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
                 "url": f"http://{record.host}:{record.port}/v1",
             }
         )
-    show_status(found, as_json=as_json)
+    _show_status(found, as_json=as_json)
 
 
 @command.command("upgrade")
 @click.argument("name")
 @wheel_options
-@scope_options
+@_scope_options
 @reading_options
 def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with another wheel: the newest of the service's channel, or the one named.
@@ -139,76 +155,63 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """
     require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import served_recipe
-    from sparkwright.serve.service import load_record
 
     places = _places(name, asked)
-    record = load_record(places)
+    record = service.load_record(places)
     recipe = served_recipe(record.recipe, record.use)
     wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
     slot = _prepared(places, wheel, recipe, asked, offline=offline)
     _change(places, record, slot, wheel.wheel, recipe)
-    show_change(places, as_json=as_json)
+    _show_change(places, as_json=as_json)
 
 
 @command.command("rollback")
 @click.argument("name")
-@scope_options
+@_scope_options
 @reading_options
 def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with the wheel before the present one."""
     del offline
     require_libraries(_LIBRARIES, "serve")
-    from sparkwright.serve.service import Slots, load_record, roll_back
-
     places = _places(name, asked)
-    record = load_record(places)
-    roll_back(Slots(places.state), record, _manager(places, record)).write(places.record)
-    show_change(places, as_json=as_json)
+    record = service.load_record(places)
+    service.roll_back(service.Slots(places.state), record, _manager(places, record)).write(places.record)
+    _show_change(places, as_json=as_json)
 
 
 @command.command("uninstall")
 @click.argument("name")
-@scope_options
+@_scope_options
 @click.option("--purge", is_flag=True, help="Remove its key, variables and environments too.")
 @reading_options
 def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: Any) -> None:
     """Stop and remove a service; its key, variables and environments stay without --purge."""
     del offline
-    from sparkwright.serve.service import apply_plan, plan_uninstall
-    from sparkwright.serve.service.manager import has_systemd
-
     places = _places(name, asked)
-    plan = plan_uninstall(places)
+    plan = service.plan_uninstall(places)
     there = [path for path in plan.removed if path.exists()]
     own = (places.key, places.variables, places.recipe)
-    apply_plan(plan, run_commands=places.root == Path("/") and has_systemd(places.scope))
+    service.apply_plan(plan, run_commands=places.root == Path("/") and has_systemd(places.scope))
     if purge:
         there += [path for path in own if path.exists()]
         for path in own:
             path.unlink(missing_ok=True)
         shutil.rmtree(places.state, ignore_errors=True)
-    show_removed(there, [path for path in (*own, places.state) if path.exists()], as_json=as_json)
+    _show_removed(there, [path for path in (*own, places.state) if path.exists()], as_json=as_json)
 
 
 # Reading the options ---------------------------------------------------------------------------------------
 
 
 def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
-    from sparkwright.serve.service import ServicePlaces
-
     of_user = os.geteuid() != 0 if asked["of_user"] is None else asked["of_user"]
-    return ServicePlaces(name, "user" if of_user else "system", Path(asked["root"]).absolute())
+    return ServicePlaces.of(name, "user" if of_user else "system", Path(asked["root"]).absolute())
 
 
 def _described(
     recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
-    from dataclasses import replace
-
     from sparkwright.recipes import REHEARSAL, served_recipe
-    from sparkwright.serve.service import ServiceOptions
-    from sparkwright.serve.service.model import IMAGE_UID
-    from sparkwright.serve.settings import with_settings
 
     chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
     if chosen.model.startswith(REHEARSAL):
@@ -230,7 +233,7 @@ def _described(
     own = path.read_text(encoding="utf-8") if path.suffix == ".toml" and path.exists() else ""
     options = ServiceOptions(
         name=name,
-        recipe=str(replace(places, root=Path("/")).recipe) if own else recipe,
+        recipe=str(places.inside.recipe) if own else recipe,
         recipe_text=own,
         scope=places.scope,
         program=program if program.exists() else Path(shutil.which("sparkwright") or program),
@@ -249,25 +252,9 @@ def _described(
 
 
 def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool) -> OfferedWheel:
-    """Return the named wheel, the newest of the channel, or that of `newest_wheel`."""
-    from platform import machine
-
-    from sparkwright.engine.environment import OfferedWheel
-    from sparkwright.store import open_store
-
-    if asked["wheel"]:
-        return OfferedWheel(Path(asked["wheel"]).absolute())
-    if channel:
-        from sparkwright.cli.channel_place import now, pinned_roots
-        from sparkwright.publish.offer import open_channel
-        from sparkwright.publish.seen import default_memory
-
-        offer = open_channel(
-            open_store(), channel, machine(), asked["series"], roots=pinned_roots(None),
-            memory=default_memory(), now=now(), offline=offline,
-        )  # fmt: skip
-        return OfferedWheel(offer.wheel, offer)
-    return OfferedWheel(newest_wheel((asked["series"],) if asked["series"] else recipe.series).path)
+    wheel: Path | None = asked["wheel"]
+    series = (asked["series"],) if asked["series"] else recipe.series
+    return offered_wheel(wheel.absolute() if wheel else None, channel, series, offline=offline)
 
 
 @contextlib.contextmanager
@@ -288,8 +275,6 @@ def _writing(places: ServicePlaces) -> Iterator[None]:
 
 
 def _require_systemd(places: ServicePlaces) -> None:
-    from sparkwright.serve.service.manager import has_systemd
-
     if not has_systemd(places.scope):
         raise ConfigError(
             "the service cannot be started here",
@@ -307,12 +292,10 @@ def _installed(asked: dict[str, Any]) -> list[str]:
 
 
 def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) -> ServiceRecord:
-    from sparkwright.serve.service import ServiceRecord, load_record
-
     if places.record.exists():
         import msgspec
 
-        known = load_record(places)
+        known = service.load_record(places)
         return msgspec.structs.replace(
             known, recipe=options.recipe, use=options.use, host=options.host, port=options.port,
             channel=channel or known.channel, models=options.models,
@@ -328,9 +311,8 @@ def _prepared(
 ) -> str:
     """Return the name of the wheel's environment, made beside the service's others."""
     from sparkwright.engine.environment import prepare, sources_here
-    from sparkwright.serve.service import Slots
 
-    sources = sources_here(Slots(places.state).place(""))
+    sources = sources_here(service.Slots(places.state).place(""))
     mask = os.umask(0o022)  # the service's user reads what root installs
     try:
         made = prepare(offered, recipe, sources, locked=not asked["unlocked"], offline=offline)
@@ -339,13 +321,9 @@ def _prepared(
     return made.python.parents[1].name
 
 
-def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:
-    from sparkwright.serve.service import SystemdManager
-    from sparkwright.serve.service.manager import reachable
-    from sparkwright.serve.settings import read_key
-
+def _manager(places: ServicePlaces, record: ServiceRecord) -> service.SystemdManager:
     url = reachable(record.host, record.port)
-    return SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
+    return service.SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
 
 
 def _change(
@@ -360,7 +338,6 @@ def _change(
     from sparkwright.base.card import card_capability
     from sparkwright.engine.installed import read_installed
     from sparkwright.recipes import check_compatible
-    from sparkwright.serve import service
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
 
     def preflight(python: Path) -> None:
@@ -377,3 +354,84 @@ def _change(
     )
     changed.write(places.record)
     slots.prune({changed.current, changed.previous})
+
+
+# What is shown ----------------------------------------------------------------------------------------------
+
+
+def _show_plan(plan: InstallPlan, places: ServicePlaces, *, as_json: bool) -> None:
+    """Print every file and command of *plan*; the key itself is never shown."""
+    if as_json:
+        files = [
+            {"path": str(file.path), "mode": f"{file.mode:04o}", "text": file.text} for file in plan.files
+        ]
+        print_json({"files": files, "commands": [*plan.commands, *plan.afterwards], "key": str(places.key)})
+        return
+    for file in plan.files:
+        click.secho(f"# {file.path}  (mode {file.mode:04o})", bold=True)
+        click.echo(file.text)
+    click.secho(f"# {places.key}  (mode 0600)", bold=True)
+    click.echo("the key of VLLM_API_KEY, or a random one; made once and never shown here\n")
+    for words in (*plan.commands, *plan.afterwards):
+        click.echo(f"$ {' '.join(words)}")
+
+
+def _show_installed(places: ServicePlaces, *, made: bool, started: bool, as_json: bool) -> None:
+    """Print the files of an installed service, and the next command."""
+    if as_json:
+        files = {
+            name: str(getattr(places, name)) for name in ("unit", "compose", "key", "variables", "state")
+        }
+        print_json(
+            {"name": places.name, "scope": places.scope, "started": started, "key-made": made, **files}
+        )
+        return
+    click.echo(f"unit     {places.unit}")
+    click.echo(f"compose  {places.compose}")
+    click.echo(f"key      {places.key}, {'made now' if made else 'as it was'}")
+    flag = " --user" if places.scope == "user" else ""
+    if started:
+        click.echo(
+            f"serving  sparkwright service status {places.name}; journalctl{flag} -u {places.unit_name} -f"
+        )
+    if places.scope == "user":
+        click.echo("next     loginctl enable-linger, so that it starts at boot, without a login")
+
+
+def _show_change(places: ServicePlaces, *, as_json: bool) -> None:
+    """Print the wheels of a service after a change."""
+    record = service.load_record(places)
+    shown = {
+        "name": record.name,
+        "wheel": record.wheels.get(record.current, ""),
+        "previous": record.wheels.get(record.previous, ""),
+    }
+    if as_json:
+        print_json(shown)
+        return
+    for key, value in shown.items():
+        click.echo(f"{key:<9} {value}")
+
+
+def _show_status(services: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print the state of *services*."""
+    if as_json:
+        print_json(services)
+        return
+    if not services:
+        click.echo("no service is installed; sparkwright service install RECIPE")
+    for number, shown in enumerate(services):
+        click.echo("\n" * (number > 0), nl=False)
+        for key, value in shown.items():
+            click.echo(f"{key:<9} {value}")
+
+
+def _show_removed(removed: Sequence[Path], kept: Sequence[Path], *, as_json: bool) -> None:
+    """Print the files of a removed service, and those that stay."""
+    if as_json:
+        print_json({"removed": [str(path) for path in removed], "kept": [str(path) for path in kept]})
+        return
+    for path in removed:
+        click.echo(f"removed  {path}")
+    for path in kept:
+        click.echo(f"kept     {path}")

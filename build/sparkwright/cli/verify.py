@@ -110,7 +110,7 @@ def command(
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
                 chosen = newest_wheel(_series(asked))
-                wheel = chosen.path
+                wheel = chosen.wheel
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)
             options = options_of(wheel, asked)

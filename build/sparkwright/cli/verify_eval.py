@@ -14,7 +14,7 @@ from sparkwright.cli.options import Names
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import API_KEY, JSON, MODEL, OUT, QUIET
 from sparkwright.engine.client import EndpointFacts
-from sparkwright.recipes.evaluation import EvalBound
+from sparkwright.recipes.evidence import EvalBound
 from sparkwright.verify.evaluation import EvalLimits
 
 _OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "before")

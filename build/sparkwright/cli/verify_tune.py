@@ -217,23 +217,19 @@ def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
     from sparkwright.base.errors import SparkwrightError
     from sparkwright.base.events import warn
     from sparkwright.engine.installed import read_installed
-    from sparkwright.recipes import serve_arguments
-    from sparkwright.recipes.release_options import problems
-    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.recipes.release_options import question_of
+    from sparkwright.serve.ask import ask_installed
     from sparkwright.store import open_store
 
-    lines = [serve_arguments(recipe, host="localhost", port=8000) for recipe in recipes]
+    questions = [question_of(recipe) for recipe in recipes]
     answer = None
     try:
-        answer = ask_installed(open_store(), python, read_installed(python), lines)
+        answer = ask_installed(open_store(), python, read_installed(python), questions)
     except SparkwrightError as error:
         warn(f"{error}; servers that refuse their options will say so when they are started")
     if answer is None:
         return [""] * len(recipes)
-    return [
-        "; ".join(str(one) for one in problems(recipe, answer.options, parsed, {}) if one.refuses)
-        for recipe, parsed in zip(recipes, answer.parsed, strict=True)
-    ]
+    return ["; ".join(str(one) for one in problems if one.refuses) for problems in answer.problems]
 
 
 def _extent(options: TuneOptions) -> str:

@@ -21,8 +21,7 @@ from sparkwright.recipes.recipe import (
     shipped_path,
     variant,
 )
-from sparkwright.recipes.rule import Rule
-from sparkwright.recipes.rules import RULES, check_compatible, incompatibilities
+from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 __all__ = [
     "GRADES",

@@ -1,11 +1,22 @@
-"""Grades of evidence that a recipe works, and where it was seen."""
+"""What is known of a recipe: where it was seen served, published figures, and lowest scores to reach.
+
+``reference.toml`` holds each published figure for DGX Spark once, with its source and grade: recipes name its
+keys, and pages are made from it.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.config import Model
+from msgspec import field
+
+from sparkwright.base.config import Model, parse_toml
+from sparkwright.base.errors import ConfigError, UnknownNameError
 
 Grade = Literal["served", "tuned here", "A", "A-", "B", "C", "never"]
 GRADES: dict[Grade, str] = {
@@ -24,7 +35,6 @@ class Evidence(Model, frozen=True):
     """One occasion on which a recipe, or one close to it, was served.
 
     Attributes:
-        grade: how much it says; see `GRADES`.
         where: the machine, and the software where it is known.
         source: public address of the card, thread or repository.
         date: as the source has it: a year, a month or a day in ISO 8601; empty where it states none.
@@ -43,3 +53,108 @@ def best_grade(evidence: Sequence[Evidence]) -> Grade:
     """Return the best grade among *evidence*; ``never`` for none."""
     order = list(GRADES)
     return min((one.grade for one in evidence), key=order.index, default="never")
+
+
+class EvalBound(Model, frozen=True):
+    """The lowest score of one task.
+
+    Attributes:
+        least: the lowest score in the harness's own unit; the highest, of metrics of which less is better.
+        source: public address or record that the bound comes from.
+        metric: the metric with its filter, as reports name it, such as ``exact_match (strict-match)``; every
+            metric of the task if empty.
+        settings: settings of the source that the score depends on, such as the number of examples.
+    """
+
+    task: str
+    least: float
+    source: str
+    metric: str = ""
+    settings: str = ""
+
+    @property
+    def name(self) -> str:
+        """Task and metric, as reports name a score; the task alone for all of its metrics."""
+        return f"{self.task} {self.metric}".rstrip()
+
+    def __str__(self) -> str:
+        settings = f", {self.settings}" if self.settings else ""
+        return f"{self.name} at least {self.least:g} ({self.source}{settings})"
+
+
+def require_usable_bounds(path: Path, bounds: Sequence[EvalBound]) -> None:
+    """Refuse bounds that judge nothing, or whose source is not stated.
+
+    Raises:
+        ConfigError: one has no task, no source or no finite score, or two are of the same score.
+    """
+    names = [one.name for one in bounds]
+    found = [
+        *(f"{one.name or 'a bound'} names no task" for one in bounds if not one.task.strip()),
+        *(f"the bound of {one.name} has no source" for one in bounds if not one.source.strip()),
+        *(f"the bound of {one.name} is {one.least}" for one in bounds if not math.isfinite(one.least)),
+        *(f"{name} has several bounds" for name in dict.fromkeys(names) if names.count(name) > 1),
+    ]
+    if found:
+        raise ConfigError(
+            f"{path} does not follow its format",
+            because="; ".join(found),
+            next_step="give each [[evaluation]] a task, a lowest score, and the source of that score",
+        )
+
+
+class ReferenceFigures(Model, frozen=True):
+    """Figures of one source for one configuration.
+
+    Attributes:
+        settings: software, speculation, type of the KV cache and load.
+        values: figures by load, such as ``c=8``.
+    """
+
+    key: str
+    model: str
+    settings: str
+    grade: Literal["A", "A-", "B", "C"]
+    source: str
+    unit: str = "tok/s"
+    values: dict[str, float] = field(default_factory=dict)
+    speculative: bool = True
+
+    def __str__(self) -> str:
+        """Return one line."""
+        values = ", ".join(f"{load} {value:g}" for load, value in self.values.items())
+        return f"{self.model}, {self.settings}: {values} {self.unit} ({self.source})"
+
+
+class _ReferenceFile(Model, frozen=True):
+    format: Literal[1]
+    figures: tuple[ReferenceFigures, ...]
+
+
+@functools.cache
+def load_references() -> dict[str, ReferenceFigures]:
+    """Return all figures by their keys.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    data = (resources.files("sparkwright.recipes") / "reference.toml").read_bytes()
+    parsed = parse_toml(data, _ReferenceFile, newest_format=1, name="reference.toml")
+    return {one.key: one for one in parsed.figures}
+
+
+def references(recipe: str, keys: Sequence[str]) -> tuple[ReferenceFigures, ...]:
+    """Return the figures that the *recipe* names by their *keys*.
+
+    Raises:
+        UnknownNameError: one does not exist.
+    """
+    known = load_references()
+    for key in keys:
+        if key not in known:
+            raise UnknownNameError(
+                f"the recipe {recipe} names no figures of reference.toml by {key!r}",
+                because="the keys there are " + ", ".join(known),
+                next_step="correct `reference`, or leave it out",
+            )
+    return tuple(known[key] for key in keys)

@@ -1,15 +1,16 @@
-"""Recipes in the format of sparkrun: YAML, with scalars as JSON, which YAML reads as they are meant."""
+"""A recipe as the command that serves it, and by a template in the format of sparkrun."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.recipe import Recipe, serve_arguments
 
+_TEMPLATES = Path(__file__).with_name("templates")
 _PORT = 8000
 # Flags that sparkrun's users change without editing a recipe.
 _SETTINGS = (
@@ -19,7 +20,6 @@ _SETTINGS = (
     "max-num-batched-tokens",
     "gpu-memory-utilization",
 )
-_SPARKRUN_TYPES = {"bf16": "bfloat16"}
 
 
 def export(recipe: Recipe, *, container: str = "") -> str:
@@ -32,13 +32,33 @@ def export(recipe: Recipe, *, container: str = "") -> str:
     Raises:
         ConfigError: the recipe's model is made up.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     if recipe.made_up:
         raise ConfigError(
             f"the recipe {recipe.name} cannot be exported",
             because="its model is generated here, and other tools cannot fetch it",
             next_step="export a recipe of a published model",
         )
-    return "\n".join([f"# {recipe.title}", *_yaml(_sparkrun(recipe, container))]) + "\n"
+    settings = {name.replace("-", "_"): recipe.flags[name] for name in _SETTINGS if name in recipe.flags}
+    shown = {
+        f"--{key.replace('_', '-')}": f"{{{key}}}" for key in ("host", "port", "served_model_name", *settings)
+    }
+    options = []
+    for option in _options(serve_arguments(recipe, host="", port=_PORT)[2:]):
+        name, _, value = option.partition(" ")
+        if name not in {"--tensor-parallel-size", "-tp"}:
+            options.append(f"{name} {shown.get(name, value)}".rstrip())
+    made = Environment(  # noqa: S701 - no HTML: what comes from outside is JSON, which YAML reads as it is meant
+        loader=FileSystemLoader(_TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    template = made.get_template("sparkrun.yaml")
+    return template.render(recipe=recipe, container=container, settings=settings, options=options)
 
 
 def command_line(recipe: Recipe, *, host: str = "0.0.0.0", port: int = _PORT) -> str:  # noqa: S104 - shown, not bound
@@ -58,74 +78,3 @@ def _options(words: tuple[str, ...]) -> Iterator[str]:
         option.append(word)
     if option:
         yield shlex.join(option)
-
-
-# sparkrun ------------------------------------------------------------------------------------------------
-
-
-def _sparkrun(recipe: Recipe, container: str) -> dict[str, Any]:
-    nodes = recipe.nodes
-    words = serve_arguments(recipe, host="", port=_PORT)
-    defaults: dict[str, Any] = {
-        "host": "0.0.0.0",  # noqa: S104 - the default of sparkrun's recipes
-        "port": _PORT,
-        "served_model_name": recipe.name,
-        "tensor_parallel": nodes,
-    }
-    shown = {"--host": "{host}", "--port": "{port}", "--served-model-name": "{served_model_name}"}
-    for name in _SETTINGS:
-        if name in recipe.flags:
-            key = name.replace("-", "_")
-            defaults[key], shown[f"--{name}"] = recipe.flags[name], f"{{{key}}}"
-    lines = ["vllm serve {model}"]
-    for option in _options(words[2:]):
-        name, _, value = option.partition(" ")
-        if name not in {"--tensor-parallel-size", "-tp"}:
-            lines.append(f"{name} {shown.get(name, value)}".rstrip())
-    lines.append("--tensor-parallel-size {tensor_parallel}")
-    metadata: dict[str, Any] = {"description": recipe.title}
-    if recipe.about is not None:
-        metadata["model_dtype"] = _SPARKRUN_TYPES.get(recipe.about.precision, recipe.about.precision)
-        metadata |= {"model_params": recipe.about.parameters} if recipe.about.parameters else {}
-    if (kv := str(recipe.flags.get("kv-cache-dtype", "auto"))) != "auto":
-        metadata["kv_dtype"] = kv
-    return {
-        "recipe_version": "2",
-        "model": recipe.model,
-        "runtime": "vllm-distributed",
-        **({"container": container} if container else {}),
-        "min_nodes": nodes,
-        "max_nodes": nodes,
-        "metadata": metadata,
-        "defaults": defaults,
-        **({"env": recipe.environment} if recipe.environment else {}),
-        "command": _Block(" \\\n    ".join(lines)),
-    }
-
-
-# YAML ----------------------------------------------------------------------------------------------------
-
-
-class _Block(str):
-    """A text of several lines, written as it is."""
-
-    __slots__ = ()
-
-
-def _yaml(tables: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    for key, value in tables.items():
-        if isinstance(value, _Block):
-            yield f"{indent}{key}: |"
-            yield from (f"{indent}  {line}".rstrip() for line in value.splitlines())
-        elif isinstance(value, dict) and value:
-            yield f"{indent}{key}:"
-            yield from _yaml(value, f"{indent}  ")
-        elif isinstance(value, list) and value:
-            yield f"{indent}{key}:"
-            yield from (f"{indent}  - {_scalar(one)}" for one in value)
-        else:
-            yield f"{indent}{key}: {_scalar(value)}"
-
-
-def _scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

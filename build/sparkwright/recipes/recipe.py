@@ -13,28 +13,17 @@ from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes.evaluation import EvalBound, require_usable_bounds
-from sparkwright.recipes.evidence import Evidence, Grade, best_grade
-from sparkwright.recipes.shared import reasons, use_title
+from sparkwright.recipes.evidence import EvalBound, Evidence, Grade, best_grade, require_usable_bounds
+from sparkwright.recipes.shared import reasons, shared_note, use_title
 
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"
 REHEARSAL = "rehearsal:"  # begins what stands for a model of rehearsals, which the store holds
 _SHIPPED = Path(__file__).with_name("shipped")
-_HYBRID_DRAFTS = (
-    "Stock vLLM lets a hybrid model with a drafter go on from a wrong state, without an error, after a hit "
-    "in the prefix cache or with another request's count of accepted drafts. Carries mend it: hybrid-hit "
-    "(vllm#45614, #47861) and accepted-counts (vllm#53919) on 0.24, mamba-block-units (vllm#54076) on 0.33."
-)
 # Variables that have a program load code, sparkwright's own children too; those after ?! only set its ways.
 _LOADS_CODE = re.compile(r"LD_|PATH$|PYTHON(?!DONTWRITEBYTECODE$|HASHSEED$|UNBUFFERED$)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEFAULT_USE = "single"
-_GARBAGE_AFTER_HITS = (
-    "With DFlash 2 and DSpark drafters over NVFP4 weights, answers after a hit in the prefix cache were "
-    "reported to be garbage on vLLM 0.30 and 0.31 (vllm#60174, open when last seen): run `verify --checks "
-    "prefix`, or serve with --set enable-prefix-caching=false."
-)
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
@@ -48,7 +37,6 @@ class Use(Model, frozen=True):
         title: for people; the shared one of its name by default.
         flags: flags in place of the recipe's, or on top of them.
         speculative: the same for the speculative configuration.
-        environment: the same for variables.
         speculation: draft tokens; without it, the recipe's drafter and its configuration are left out.
         why: reasons, as in `Recipe`.
     """
@@ -67,7 +55,6 @@ class About(Model, frozen=True):
     Attributes:
         precision: of the weights: ``nvfp4``, ``mxfp4``, ``fp8``, ``int4`` or ``bf16``.
         parameters: all of them, such as ``27B``.
-        page: public address of the model's page.
     """
 
     precision: Literal["nvfp4", "mxfp4", "fp8", "int4", "bf16"]
@@ -84,14 +71,12 @@ class Recipe(Model, frozen=True):
         drafter: the same, or empty where the target drafts for itself or nothing drafts.
         flags: flags of ``vllm serve`` without their dashes; `True` and `False` become ``--x`` and ``--no-x``,
             tables become JSON.
-        environment: variables on top of this process's.
         speculative: keys of ``--speculative-config`` as vLLM spells them, without the drafter's path.
         weights: quantization of the checkpoint, in vLLM's words (``modelopt``, ``compressed-tensors``),
             ``none``, or empty where unknown.
         traits: properties of the model that decide which options it takes.
         capability: compute capability of the intended card, such as ``12.1``; empty for any.
         profile: sizes in place of the profile's own, by their names there.
-        band: key of the reference band, or empty.
         uses: ways to use the server: for one user (``single``), for about 16 (``shared``) or 64 (``many``)
             requests at a time.
         nodes: machines that serve together; the tensor-parallel size is a flag.
@@ -100,7 +85,6 @@ class Recipe(Model, frozen=True):
         why: reason of each flag by its name, of keys of the speculative configuration as
             ``speculative.KEY``, and of variables by their names; the shared ones where it states none.
         evidence: where and by whom it was served; none: it was never seen served.
-        reference: keys of published figures in ``reference.toml``.
         evaluation: lowest scores of evaluation tasks, each with its source.
         notes: its own known failures and limits, for people; `limits` has all.
     """
@@ -151,8 +135,10 @@ class Recipe(Model, frozen=True):
         hybrid = "hybrid" in self.traits and bool(self.speculative) and cached
         block = self.speculative.get("method") == "dspark" or "DFlash2" in self.drafter
         garbage = block and cached and bool(self.speculative)
-        known = [*([_HYBRID_DRAFTS] if hybrid else []), *([_GARBAGE_AFTER_HITS] if garbage else [])]
-        return (*known, *self.notes)
+        known = [
+            name for name, holds in (("hybrid-drafts", hybrid), ("garbage-after-hits", garbage)) if holds
+        ]
+        return (*map(shared_note, known), *self.notes)
 
     @property
     def made_up(self) -> bool:
@@ -173,10 +159,6 @@ def shipped_path(name: str) -> Path:
 
 def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
     """Return a recipe that ships, by its name, or one of the user's, by its path.
-
-    Args:
-        name_or_path: the recipe.
-        use: the use that is applied to it; none if empty.
 
     Raises:
         UnknownNameError: there is neither such a name nor such a file, or the recipe has no such use.

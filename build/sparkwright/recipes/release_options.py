@@ -1,267 +1,72 @@
-"""The options of one release of vLLM, as its own parser states them, and what a recipe asks beyond them.
+"""What a recipe asks of one release of vLLM, and what that does not have, as its own parser states it.
 
-Nothing here runs vLLM: `sparkwright.serve.ask_release` asks a release, and the answer is read here.
+Nothing here runs vLLM: `sparkwright.serve.ask` asks a release.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from msgspec import field
-
 from sparkwright.base.config import Model
-from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe, serve_arguments
+from sparkwright.recipes.shared import shared_instead
 
-Kind = Literal["flag", "value", "variable", "speculative key", "parser", "deprecated"]
-
-
-_MOE, _LINEAR = "the flag moe-backend", "the flag linear-backend"
-_INSTEAD = {
-    "enable-mamba-fine-grained-prefix-cache": "enable-mamba-shared-prefix-checkpoint (vllm#57382)",
-    "log-config-file": "logging-config.pylogging_config_file",
-    "mamba-cache-mode all": "nothing: states are cached by enable-prefix-caching (vllm#60838)",
-    "speculative-disable-by-batch-size": "num_speculative_tokens_per_batch_size in [speculative]",
-    "VLLM_PLE_CPU_OFFLOAD": "the flag engram-config",
-    "VLLM_FP8_MOE_BACKEND": _MOE,
-    "VLLM_FLASHINFER_MOE_BACKEND": _MOE,
-    "VLLM_USE_FLASHINFER_MOE_FP4": _MOE,
-    "VLLM_USE_FLASHINFER_MOE_FP8": _MOE,
-    "VLLM_NVFP4_GEMM_BACKEND": _LINEAR,
-}
-"""Replacements of options that releases dropped and guides still name."""
+Kind = Literal["flag", "value", "variable", "shell variable", "speculative key", "parser", "deprecated"]
+_OURS = "VLLM_"  # other programs' variables are not judged
 
 
-class ReleaseFlag(Model, frozen=True):
-    """One option of ``vllm serve``.
+class Question(Model, frozen=True):
+    """The options of a recipe, of which a release is asked.
 
     Attributes:
-        names: every spelling, with dashes.
-        type: name of the function that reads its value; empty where there is none.
-        choices: the values it takes; empty for any.
-        many: it takes several values.
-        switch: it takes none.
-        deprecated: what the release says of its end; empty for a current one.
+        line: arguments of ``vllm serve``.
+        variables: names of the recipe's variables that are vLLM's.
+        shell: those of the user's beside them.
     """
 
-    names: tuple[str, ...]
-    type: str = ""
-    choices: tuple[str, ...] = ()
-    many: bool = False
-    switch: bool = False
-    deprecated: str = ""
+    line: tuple[str, ...]
+    flags: dict[str, Any]
+    speculative: dict[str, Any]
+    variables: tuple[str, ...] = ()
+    shell: tuple[str, ...] = ()
 
 
-class ReleaseVariables(Model, frozen=True):
-    """Environment variables: those that ``vllm.envs`` declares, and others that the code reads by name."""
-
-    declared: tuple[str, ...]
-    read: tuple[str, ...]
-
-
-class ReleaseOptions(Model, frozen=True):
-    """The options of one release with its carries.
-
-    Attributes:
-        flags: options of ``vllm serve``.
-        speculative: keys of ``--speculative-config``, each with the values it is limited to.
-        quantizations: names of quantizations.
-        tool_parsers: names of parsers of tool calls.
-    """
-
-    flags: tuple[ReleaseFlag, ...]
-    variables: ReleaseVariables
-    speculative: dict[str, tuple[str, ...]]
-    attention_backends: tuple[str, ...]
-    kv_types: tuple[str, ...]
-    tool_parsers: tuple[str, ...]
-    reasoning_parsers: tuple[str, ...]
-    quantizations: tuple[str, ...] = ()
-
-    def flag(self, name: str) -> ReleaseFlag | None:
-        """Return the option that is spelled ``--name``; of ``--config.key`` the option ``--config``."""
-        wanted = {f"--{name}", f"--{name.partition('.')[0]}"}
-        return next((flag for flag in self.flags if wanted.intersection(flag.names)), None)
-
-    @property
-    def flag_names(self) -> tuple[str, ...]:
-        """Return every spelling of every option, without dashes."""
-        return tuple(name.removeprefix("--") for flag in self.flags for name in flag.names)
-
-    @property
-    def variable_names(self) -> frozenset[str]:
-        """Return the names of every variable that has an effect."""
-        return frozenset({*self.variables.declared, *self.variables.read})
-
-    def values(self, name: str) -> tuple[str, ...]:
-        """Return the values that the option *name* takes; none for any."""
-        registries = {
-            "attention-backend": self.attention_backends,
-            "kv-cache-dtype": self.kv_types,
-            "quantization": self.quantizations,
-            "tool-call-parser": self.tool_parsers,
-            "reasoning-parser": self.reasoning_parsers,
-        }
-        flag = self.flag(name)
-        return registries.get(name) or (flag.choices if flag is not None and "." not in name else ())
-
-    def speculative_values(self, key: str) -> tuple[str, ...]:
-        """Return the values that a key of the speculative configuration takes; none for any."""
-        registries = {
-            "attention_backend": self.attention_backends,
-            "kv_cache_dtype": self.kv_types,
-            "quantization": self.quantizations,
-        }
-        return registries.get(key) or self.speculative.get(key, ())
+def question_of(recipe: Recipe, environment: Iterable[str] = (), more: tuple[str, ...] = ()) -> Question:
+    """Return the question of *recipe*, with its use applied, in a shell with the variables *environment*."""
+    # Address and port change from start to start, and the answer does not depend on them.
+    line = (*serve_arguments(recipe, host="localhost", port=8000)[1:], *more)
+    own = tuple(name for name in recipe.environment if name.startswith(_OURS))
+    shell = tuple(sorted(name for name in {*environment} - {*own} if name.startswith(_OURS)))
+    return Question(line, recipe.flags, recipe.speculative, own, shell)
 
 
-class ParsedCommand(Model, frozen=True):
-    """The outcome of parsing one command line by a release's own parser.
-
-    Attributes:
-        error: the reason why it was refused; empty if it was accepted.
-        warnings: deprecations that it stated.
-    """
-
-    error: str = ""
-    warnings: tuple[str, ...] = field(default_factory=tuple)
-
-
-@dataclass(frozen=True)
-class Problem:
+class Problem(Model, frozen=True):
     """One option of a recipe that a release does not have, or refuses.
 
     Attributes:
         kind: the kind of option; ``parser`` for an error of the release's parser on the whole command
             line, and ``deprecated`` for an option that a later release will lack.
         name: the option; for a value, the option and the value.
-        exists_in: other series that have it.
         nearest: the nearest name of this release; empty where none is near.
     """
 
     kind: Kind
     name: str
     because: str
-    exists_in: tuple[str, ...] = ()
     nearest: str = ""
 
     @property
     def refuses(self) -> bool:
-        """True unless the option still works."""
-        return self.kind != "deprecated"
+        """True unless the option still works, or is not the recipe's."""
+        return self.kind not in {"deprecated", "shell variable"}
 
     @property
     def instead(self) -> str:
         """Return the replacement of an option that releases dropped; empty for others."""
-        return _INSTEAD.get(self.name.removeprefix("--"), "") if self.refuses else ""
+        return shared_instead(self.name.removeprefix("--")) if self.refuses else ""
 
     def __str__(self) -> str:
         """Return one line."""
-        there = f"; series {', '.join(self.exists_in)} has it" if self.exists_in else ""
         near = f"; the nearest name is {self.nearest}" if self.nearest else ""
-        place = f"; use {self.instead}" if self.instead else near
-        return f"{self.kind} {self.name}: {self.because}{there}{place}"
-
-
-def problems(
-    recipe: Recipe,
-    release: ReleaseOptions,
-    parsed: ParsedCommand,
-    others: Mapping[str, ReleaseOptions],
-) -> tuple[Problem, ...]:
-    """Return what *recipe* asks that *release* does not have.
-
-    Args:
-        recipe: the recipe, with its use applied.
-        release: the options of the release.
-        parsed: the outcome of parsing the recipe's command line there.
-        others: options of other series by their names, to say where an option exists.
-    """
-    found = [
-        *_flags(recipe, release, others),
-        *_speculative(recipe.speculative, release, others),
-        *_variables(recipe.environment, release, others),
-    ]
-    if parsed.error and not any(one.refuses for one in found):
-        found.append(Problem("parser", "vllm serve", parsed.error))
-    return tuple(found)
-
-
-def _flags(
-    recipe: Recipe, release: ReleaseOptions, others: Mapping[str, ReleaseOptions]
-) -> Iterator[Problem]:
-    for name, value in recipe.flags.items():
-        spelled = f"no-{name}" if value is False else name
-        flag = release.flag(spelled)
-        if flag is None:
-            there = [series for series, other in others.items() if other.flag(spelled) is not None]
-            yield _unknown("flag", f"--{spelled}", spelled, release.flag_names, there)
-            continue
-        if flag.deprecated:
-            yield Problem("deprecated", f"--{name}", flag.deprecated)
-        if name == "tool-call-parser" and "tool-parser-plugin" in recipe.flags:
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            if not isinstance(one, (bool, dict)):
-                yield from _value(f"--{name}", one, release.values(name), _taking(others, name, one))
-
-
-def _taking(others: Mapping[str, ReleaseOptions], name: str, value: Any) -> list[str]:
-    return [series for series, other in others.items() if _fits(name, str(value), other.values(name))]
-
-
-def _speculative(
-    config: Mapping[str, Any], release: ReleaseOptions, others: Mapping[str, ReleaseOptions]
-) -> Iterator[Problem]:
-    for key, value in config.items():
-        if key not in release.speculative:
-            there = [series for series, other in others.items() if key in other.speculative]
-            yield _unknown("speculative key", key, key, tuple(release.speculative), there)
-            continue
-        if isinstance(value, str):
-            there = [
-                series
-                for series, other in others.items()
-                if _fits(key, value, other.speculative_values(key)) and other.speculative_values(key)
-            ]
-            yield from _value(f"speculative {key}", value, release.speculative_values(key), there)
-
-
-def _variables(
-    environment: Mapping[str, str], release: ReleaseOptions, others: Mapping[str, ReleaseOptions]
-) -> Iterator[Problem]:
-    """Yield the variables of vLLM's that nothing reads; other programs' variables are not judged."""
-    for name in environment:
-        if name.startswith("VLLM_") and name not in release.variable_names:
-            there = [series for series, other in others.items() if name in other.variable_names]
-            yield _unknown("variable", name, name, sorted(release.variable_names), there)
-
-
-def _unknown(kind: Kind, shown: str, name: str, known: Sequence[str], there: Collection[str]) -> Problem:
-    because = "this release has none of that name"
-    if kind == "variable":
-        because = "no code of this release reads it: it would change nothing"
-    return Problem(kind, shown, because, tuple(there), _nearest(name, known))
-
-
-def _value(shown: str, value: Any, known: Sequence[str], there: Collection[str]) -> Iterator[Problem]:
-    if known and not _fits(shown, str(value), known):
-        near = _nearest(str(value), known)
-        yield Problem(
-            "value", f"{shown} {value}", "this release does not take that value", tuple(there), near
-        )
-
-
-def _fits(name: str, value: str, known: Sequence[str]) -> bool:
-    """Tell if *value* is among *known*; names of backends are read in any case, and ``auto`` names none."""
-    if "attention" in name and "backend" in name:
-        return value.upper() in {*known, "AUTO"}
-    return value in known
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    folded = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
-    return folded[close[0]] if close else ""
+        return f"{self.kind} {self.name}: {self.because}{f'; use {self.instead}' if self.instead else near}"

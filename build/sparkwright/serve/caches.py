@@ -1,32 +1,31 @@
-"""Folders of what is compiled while a server starts, one for each wheel, recipe and card.
+"""Folders of servers in the store: one for each run, and caches for each wheel, recipe and card.
 
-Variables are those that vLLM 0.24 to 0.33 and its pinned FlashInfer, Triton and torch read: see
-``vllm/envs.py``, ``vllm/compilation/compiler_interface.py`` and ``flashinfer/jit/env.py``.
+Caches hold what is compiled while a server starts. Their variables are those that vLLM 0.24 to 0.33 and its
+pinned FlashInfer, Triton and torch read: see ``vllm/envs.py``, ``vllm/compilation/compiler_interface.py`` and
+``flashinfer/jit/env.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.recipes import Recipe
+from sparkwright.store import Store, remove_tree
 
 _PASSING = (".lock", ".tmp")
+_KEPT = 20
 
 
 @dataclass(frozen=True)
 class CacheVariable:
-    """A variable that names a folder of compiled results.
-
-    Attributes:
-        folder: the folder below the server's own.
-        why: contents of the folder.
-        compiled: the folder of compiled results inside of it; empty if all are.
-    """
+    """A variable that names a *folder* below the server's own, and the folder there of *compiled* results."""
 
     name: str
     folder: str
@@ -52,11 +51,6 @@ def cache_key(identity: str, recipe: Recipe, card: str) -> str:
     """Return the name of the folder for a wheel, a recipe and a card.
 
     Titles, notes and reasons do not count: they change nothing that is compiled.
-
-    Args:
-        identity: digest of the wheel, or of the installed tree.
-        recipe: the recipe, with its use and settings applied.
-        card: compute capability of the card; empty without one.
     """
     parts = [recipe.model, recipe.drafter, recipe.flags, recipe.speculative, recipe.environment]
     return digest_of([identity, to_builtins(parts), card])[:16]
@@ -84,3 +78,33 @@ def reason_of(variable: str) -> str:
     """Return the reason of a cache's variable; empty for any other."""
     found = next((cache for cache in CACHES if cache.name == variable), None)
     return f"{found.why}, kept for this wheel, recipe and card" if found else ""
+
+
+def caches_of(store: Store) -> Path:
+    """Return the folder of all servers' caches."""
+    return store.home / "serve" / "caches"
+
+
+def new_run_folder(store: Store, recipe: str) -> Path:
+    """Make and return the folder of a run: its log, events and evidence. Only its owner can read it.
+
+    The newest runs are kept, and older ones that have ended are removed.
+    """
+    runs = store.home / "serve" / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    # Named by time, so that names sort by age; a run that goes on holds its name by its process.
+    for old in sorted(runs.iterdir())[: -_KEPT + 1]:
+        if not _runs(old.name):
+            remove_tree(old)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    folder = runs / f"{stamp}-{recipe}-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _runs(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        import psutil
+
+        return psutil.pid_exists(int(name.rpartition("-")[2]))
+    return False

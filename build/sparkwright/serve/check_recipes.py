@@ -10,10 +10,9 @@ from sparkwright.git import Repository
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, serve_arguments
-from sparkwright.recipes.release_options import ParsedCommand, Problem, problems
-from sparkwright.serve.ask_release import ask_release
-from sparkwright.serve.release_child import ReleaseAnswer
+from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments
+from sparkwright.recipes.release_options import Problem, question_of
+from sparkwright.serve.ask import ask_release
 from sparkwright.store import Store
 
 
@@ -54,15 +53,7 @@ def check_recipes(
     *,
     offline: bool = False,
 ) -> tuple[CheckedRecipe, ...]:
-    """Return the outcome of each of *recipes*, by each of its uses, in each series that it is for.
-
-    Args:
-        checkout: the clone of the project.
-        store: the store.
-        repository: its git repository.
-        recipes: the recipes.
-        series: check by this one alone, whatever recipes are for; by all of a recipe's if empty.
-        offline: use no network.
+    """Return the outcome of each of *recipes*, by each of its uses, in *series*, or in each that it is for.
 
     Raises:
         UnknownNameError: there is no such series.
@@ -76,55 +67,26 @@ def check_recipes(
                 because=f"there are {', '.join(known)}",
                 next_step="name one of these",
             )
-    wanted = {name: _cases(recipes, name, series) for name in known}
-    answers: dict[str, ReleaseAnswer] = {}
-    carries: dict[str, frozenset[str]] = {}
-    for name in known:
-        other = open_checkout(checkout.root, name)
-        job = make_job(other, store, repository, BuildOptions(series=name, offline=offline))
-        lines = [_command(case) for _, _, case in wanted[name]]
-        answers[name] = ask_release(job, lines)
-        carries[name] = frozenset(carry.name for carry in job.spec.carries)
-    return tuple(
-        _judge(name, case, parsed, answers, carries[name])
-        for name in known
-        for case, parsed in zip(wanted[name], answers[name].parsed, strict=True)
-    )
+    found: list[CheckedRecipe] = []
+    for name in [series] if series else known:
+        cases = [
+            (recipe, use, apply_use(recipe, use) if use else recipe)
+            for recipe in recipes
+            if series or not recipe.series or name in recipe.series
+            for use in ("", *recipe.uses)
+        ]
+        if cases:
+            options = BuildOptions(series=name, offline=offline)
+            job = make_job(open_checkout(checkout.root, name), store, repository, options)
+            answer = ask_release(job, [question_of(served, (), _of_second(served)) for *_, served in cases])
+            carries = frozenset(carry.name for carry in job.spec.carries)
+            for (recipe, use, served), wrong in zip(cases, answer.problems, strict=True):
+                broken = incompatibilities(served, answer.version, carries=carries)
+                rules = tuple(f"{rule.name}: {rule.reason}" for rule in broken)
+                found.append(CheckedRecipe(recipe.name, use, name, answer.version, wrong, rules))
+    return tuple(found)
 
 
-def _command(recipe: Recipe) -> tuple[str, ...]:
-    """Return the arguments of ``vllm``; of two machines those of the second one, which are more."""
-    arguments = serve_arguments(recipe, host="localhost", port=8000)
-    return arguments if recipe.nodes == 1 else (*arguments, *node_arguments(1, "localhost"))
-
-
-def _cases(recipes: Sequence[Recipe], name: str, asked: str) -> list[tuple[str, str, Recipe]]:
-    """Return name, use and effective recipe of what is checked by the series *name*."""
-    cases = []
-    for recipe in recipes:
-        meant = not recipe.series or name in recipe.series
-        if name == asked or (not asked and meant):
-            cases.append((recipe.name, "", recipe))
-            cases += [(recipe.name, use, apply_use(recipe, use)) for use in recipe.uses]
-    return cases
-
-
-def _judge(
-    series: str,
-    case: tuple[str, str, Recipe],
-    parsed: ParsedCommand,
-    answers: dict[str, ReleaseAnswer],
-    carries: frozenset[str],
-) -> CheckedRecipe:
-    name, use, recipe = case
-    answer = answers[series]
-    others = {other: answers[other].options for other in answers if other != series}
-    broken = incompatibilities(recipe, answer.version, carries=carries)
-    return CheckedRecipe(
-        recipe=name,
-        use=use,
-        series=series,
-        version=answer.version,
-        problems=problems(recipe, answer.options, parsed, others),
-        rules=tuple(f"{rule.name}: {rule.reason}" for rule in broken),
-    )
+def _of_second(recipe: Recipe) -> tuple[str, ...]:
+    """Return what the second of two machines is given besides: its command has more options."""
+    return node_arguments(1, "localhost") if recipe.nodes > 1 else ()

@@ -17,7 +17,7 @@ from pathlib import Path
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.recipes import Recipe
-from sparkwright.serve.container_env import KNOWN, recipe_of
+from sparkwright.serve.container_env import known_names, recipe_of
 
 RUNTIME = Path("/run/sparkwright")
 FOLDER = "SPARKWRIGHT_RUN"
@@ -33,12 +33,7 @@ _SERVED = (
 
 @dataclass(frozen=True)
 class EntryPlan:
-    """The program that replaces the entry point.
-
-    Attributes:
-        recipe: the recipe to write first; `None` for a command of the user's.
-        key: the API key to write first, from a variable; empty if it is in a file or there is none.
-    """
+    """The program that replaces the entry point, and the recipe and key from variables to write first."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -49,19 +44,14 @@ class EntryPlan:
 def plan_entry(
     environment: Mapping[str, str], arguments: Sequence[str] = (), *, runtime: Path = RUNTIME
 ) -> EntryPlan:
-    """Return the program for a container's *environment* and *arguments*.
-
-    Args:
-        environment: the container's variables.
-        arguments: of the container.
-        runtime: folder for the recipe, the key and the state.
+    """Return the program for a container; recipe, key and state are kept in the folder *runtime*.
 
     Raises:
         ConfigError: variables are unknown, wrong or contradict each other.
         UnknownNameError: there is no such recipe.
     """
     # The variables of the image are not those of the programs in it; vLLM reads its own by other names.
-    rest = {name: value for name, value in environment.items() if name not in KNOWN}
+    rest = {name: value for name, value in environment.items() if name not in known_names()}
     if arguments and not arguments[0].startswith("-"):
         return EntryPlan(tuple(arguments), dict(environment))
     extra = " ".join((environment.get("EXTRA_ARGS", ""), shlex.join(arguments)))

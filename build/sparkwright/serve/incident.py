@@ -1,21 +1,42 @@
-"""Evidence of a wedged or dead engine beyond that of `engine.server.evidence`: stacks, processes, samples."""
+"""What is kept of a served engine: its log, within a size, and evidence of its failures.
+
+The evidence is beyond that of `engine.server.evidence`: stacks, processes, samples.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.events import emit
 from sparkwright.serve.watchdog import EngineSample
 
+if TYPE_CHECKING:
+    import psutil
+
+MOST_BYTES = 64 << 20
+KEPT = 4
 _DUMP_S = 15.0
 _MOST_DUMPED = 16
 _COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "fatbinary", "ninja", "cc1plus", "cudafe++", "nvlink"})
+
+
+def _family(pids: Sequence[int]) -> Iterator[psutil.Process]:
+    """Yield the processes *pids* and their descendants."""
+    import psutil
+
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            yield from (root, *root.children(recursive=True))
 
 
 def family(pids: Sequence[int]) -> list[dict[str, object]]:
@@ -23,21 +44,18 @@ def family(pids: Sequence[int]) -> list[dict[str, object]]:
     import psutil
 
     found: dict[int, dict[str, object]] = {}
-    for pid in pids:
+    for process in _family(pids):
         with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
-            for process in (root, *root.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    times = process.cpu_times()
-                    found[process.pid] = {
-                        "pid": process.pid,
-                        "parent": process.ppid(),
-                        "name": process.name(),
-                        "state": process.status(),
-                        "threads": process.num_threads(),
-                        "cpu_s": round(times.user + times.system, 2),
-                        "rss_mib": process.memory_info().rss >> 20,
-                    }
+            times = process.cpu_times()
+            found[process.pid] = {
+                "pid": process.pid,
+                "parent": process.ppid(),
+                "name": process.name(),
+                "state": process.status(),
+                "threads": process.num_threads(),
+                "cpu_s": round(times.user + times.system, 2),
+                "rss_mib": process.memory_info().rss >> 20,
+            }
     return list(found.values())
 
 
@@ -46,11 +64,9 @@ def compilers(pids: Sequence[int]) -> int:
     import psutil
 
     count = 0
-    for pid in pids:
+    for process in _family(pids):
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    count += process.name() in _COMPILERS
+            count += process.name() in _COMPILERS
     return count
 
 
@@ -58,11 +74,6 @@ def keep_incident(place: Path, pids: Sequence[int], samples: Iterable[EngineSamp
     """Write the processes, their Python stacks and the last samples of an engine into the folder *place*.
 
     Stacks are those of py-spy, where it is installed and may look at the processes.
-
-    Args:
-        place: an existing folder with the other evidence.
-        pids: the engine's first processes.
-        samples: the samples that led to the judgement, oldest first.
 
     Returns:
         The names of the files that were written.
@@ -94,3 +105,28 @@ def _stacks(pids: Sequence[int]) -> str:
             if done.status == 0:
                 found.append(done.text)
     return "\n\n".join(found) + "\n" if found else ""
+
+
+def rotate(log: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> bool:
+    """Copy *log* to ``LOG.1`` and empty it if it has grown beyond *most* bytes; return true if it had.
+
+    Its writer goes on: it appends. What it writes between the copy and the cut is lost, at most some lines.
+    """
+    try:
+        size = log.stat().st_size
+    except FileNotFoundError:
+        return False
+    if size <= most:
+        return False
+    for number in range(kept - 1, 0, -1):
+        older = _piece(log, number)
+        if older.exists():
+            older.replace(_piece(log, number + 1))
+    shutil.copyfile(log, _piece(log, 1))
+    os.truncate(log, 0)
+    emit("serve.log-rotated", log=str(log), bytes=size)
+    return True
+
+
+def _piece(log: Path, number: int) -> Path:
+    return log.with_name(f"{log.name}.{number}")

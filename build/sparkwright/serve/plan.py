@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from sparkwright.base.card import card_capability
+from sparkwright.engine.environment import Environment
+from sparkwright.engine.flashinfer import REASONS
 from sparkwright.engine.server.environment import vllm_command
 from sparkwright.recipes import Recipe, serve_arguments
-from sparkwright.serve.caches import cache_key
-from sparkwright.serve.model import ServeOptions
-from sparkwright.serve.paths import caches_of
-from sparkwright.serve.reasons import Reason, explain_flags, explain_variables
-from sparkwright.serve.run import server_variables
+from sparkwright.recipes.shared import shared_reason
+from sparkwright.serve.caches import cache_key, caches_of, reason_of
+from sparkwright.serve.run import ServeOptions, server_variables
 from sparkwright.serve.settings import KEY_VARIABLE
 from sparkwright.store import Store
 
 _UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
+_UNSAID = "the recipe has it"
+_OWN = {**REASONS, KEY_VARIABLE: "the key that clients must send, out of --api-key-file or this shell"}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A flag with its dashes, or a variable; its value as text, empty for a switch; and the reason for it."""
+
+    name: str
+    value: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -26,11 +38,7 @@ class Plan:
     """A server that would be started.
 
     Attributes:
-        command: program and arguments, for a shell.
         variables: each variable with its reason; a key's value is not among them.
-        wheel: the wheel's name; empty without one.
-        made: true if the environment is there already.
-        notes: the recipe's known limits.
         companion: file name of the companion that is installed with it; empty without one.
         compiled: kernels that FlashInfer would compile while the engine starts or serves.
         next_step: what would spare that; empty where nothing is compiled.
@@ -55,11 +63,10 @@ def planned(
     recipe: Recipe,
     options: ServeOptions,
     store: Store,
+    environment: Environment | None = None,
     *,
-    python: Path | None = None,
-    identity: str = "",
     wheel: str = "",
-    installed: Mapping[str, str] | None = None,
+    chosen: str = "",
 ) -> Plan:
     """Return the plan of a server.
 
@@ -67,18 +74,17 @@ def planned(
         recipe: the recipe, with its use and settings applied.
         options: the user's choices.
         store: holds environments and caches.
-        python: the interpreter; `None` if it is known only once it is made.
-        identity: digest of the wheel; empty if it is known only once that is made.
+        environment: the vLLM; `None` where it is known only once it is made.
         wheel: the wheel's name, if there is one.
-        installed: variables that follow from what is installed.
+        chosen: the reason why that was taken.
     """
-    key = cache_key(identity, recipe, card_capability()) if identity else _UNKNOWN_KEY
-    own = server_variables(recipe, options, caches_of(store) / key, python=python, installed=installed)
+    python = environment.python if environment else None
+    key = cache_key(environment.identity, recipe, card_capability()) if environment else _UNKNOWN_KEY
+    own = server_variables(recipe, options, caches_of(store) / key, environment)
     variables = {**recipe.environment, **own}
     if options.api_key:
         variables[KEY_VARIABLE] = ""
-    interpreter = str(python) if python is not None else _UNKNOWN_PYTHON
-    program = (interpreter, *vllm_command(store.home)[1:])
+    program = (str(python or _UNKNOWN_PYTHON), *vllm_command(store.home)[1:])
     return Plan(
         command=shlex.join([*program, *serve_arguments(recipe, host=options.host, port=options.port)]),
         flags=explain_flags(recipe, host=options.host, port=options.port),
@@ -86,5 +92,46 @@ def planned(
         wheel=wheel,
         made=python is not None and python.exists(),
         notes=recipe.limits,
+        companion=environment.companion if environment else "",
+        compiled=environment.missing if environment else (),
+        next_step=environment.remedy if environment else "",
+        chosen=chosen,
         key_file=str(options.key_file or ""),
     )
+
+
+def explain_flags(recipe: Recipe, *, host: str, port: int) -> tuple[Reason, ...]:
+    """Return each flag of the command that serves *recipe*, in its order, with its reason."""
+    decided = {"served-model-name": recipe.name, "host": host, "port": port}
+    found = [Reason("model", recipe.model, _why(recipe, "model"))]
+    found += [Reason(f"--{name}", str(value), _why(recipe, name)) for name, value in decided.items()]
+    for name, value in recipe.flags.items():
+        switch = f"--no-{name}" if value is False else f"--{name}"
+        found.append(Reason(switch, "" if isinstance(value, bool) else _text(value), _why(recipe, name)))
+    if recipe.speculative:
+        drafter = {"model": recipe.drafter} if recipe.drafter else {}
+        for name, value in {**recipe.speculative, **drafter}.items():
+            why = _why(recipe, f"speculative.{name}", "speculative")
+            found.append(Reason(f"--speculative-config {name}", _text(value), why))
+    return tuple(found)
+
+
+def explain_variables(recipe: Recipe, variables: Mapping[str, str]) -> tuple[Reason, ...]:
+    """Return the variables of the server that serves *recipe*, sorted; a key's value is never shown."""
+    return tuple(
+        Reason(
+            name,
+            "***" if name.endswith(("_KEY", "_TOKEN")) else value,
+            reason_of(name) or _why(recipe, name),
+        )
+        for name, value in sorted(variables.items())
+    )
+
+
+def _why(recipe: Recipe, *names: str) -> str:
+    reasons = (recipe.why.get(name) or _OWN.get(name) or shared_reason(name) for name in names)
+    return next(filter(None, reasons), _UNSAID)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

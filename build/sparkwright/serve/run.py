@@ -7,8 +7,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +17,17 @@ from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.ports import free_port
 from sparkwright.engine.client import open_session
+from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import environment_path
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.observations import MetricsSnapshot
-from sparkwright.engine.server import ServerProcess, diagnose, sample_host, start_server
+from sparkwright.engine.server import BOOT_S, ServerProcess, diagnose, sample_host, start_server
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
 from sparkwright.recipes import Recipe
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
-from sparkwright.serve.engine import ServedEngine
-from sparkwright.serve.model import Installation, ServeOptions
-from sparkwright.serve.status import memory_pressure, status_between
+from sparkwright.serve.engine import ServedEngine, memory_pressure, status_between
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
@@ -36,60 +35,85 @@ if TYPE_CHECKING:
     import aiohttp
 
 
+PORT = 8000
+"""The port of `vllm serve`."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def server_variables(
-    recipe: Recipe,
-    options: ServeOptions,
-    caches: Path,
-    *,
-    python: Path | None = None,
-    installed: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return the variables of the server on top of the recipe's and this process's, but for the key.
+@dataclass(frozen=True)
+class ServeOptions:
+    """The user's choices of a server.
 
-    Args:
-        recipe: the recipe.
-        options: the user's choices.
-        caches: the folder of this server's caches.
-        python: the interpreter that serves; `None` if it is not made yet.
-        installed: variables that follow from what is installed, under the recipe's and the user's.
+    Attributes:
+        port: port to listen at; 0 chooses a free one.
+        key_file: the file of the key, if it is in one.
+        compiled_s: seconds between two searches for what was compiled while serving.
     """
-    asked = {**recipe.environment, **options.environment}
-    taken = {**os.environ, **asked}
-    offline = _OFFLINE if options.offline else {}
-    path = environment_path(python, taken) if python is not None else {}
-    whole = {**path, **(installed or {}), **jobs_variable(recipe, taken)}
-    found = {name: value for name, value in whole.items() if name not in asked}
-    return {**cache_variables(caches, taken), **found, **offline, **options.environment}
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    api_key: str = field(default="", repr=False)
+    key_file: Path | None = None
+    warm_up: bool = True
+    offline: bool = False
+    interval_s: float = 10.0
+    compiled_s: float = 30.0
+    boot_s: float = BOOT_S
+
+    @property
+    def reachable_host(self) -> str:
+        """Return the address by which this machine reaches the server."""
+        return _EVERYWHERE.get(self.host, self.host)
 
 
-def make_server(installed: Installation, options: ServeOptions, folder: Path, caches: Path) -> ServerProcess:
-    """Return the server, which starts when its block of ``async with`` begins.
+@dataclass(frozen=True)
+class Serving:
+    """What is served: a recipe by an environment, with the user's choices.
 
-    Args:
-        installed: the vLLM and its recipe.
-        options: the user's choices.
-        folder: folder for its log and evidence.
+    Attributes:
+        folder: folder for logs and evidence.
         caches: the folder of all servers' caches.
+    """
+
+    recipe: Recipe
+    environment: Environment
+    options: ServeOptions
+    folder: Path
+    caches: Path
+
+
+def server_variables(
+    recipe: Recipe, options: ServeOptions, caches: Path, environment: Environment | None = None
+) -> dict[str, str]:
+    """Return the variables of the server on top of the recipe's and this process's, but for the key."""
+    taken = {**os.environ, **recipe.environment}
+    path = environment_path(environment.python, taken) if environment else {}
+    installed = environment.variables if environment else {}
+    whole = {**path, **installed, **jobs_variable(recipe, taken)}
+    found = {name: value for name, value in whole.items() if name not in recipe.environment}
+    offline = _OFFLINE if options.offline else {}
+    return {**cache_variables(caches, taken), **found, **offline}
+
+
+def make_server(serving: Serving, folder: Path) -> ServerProcess:
+    """Return the server with logs in *folder*, which starts when its block of ``async with`` begins.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work together.
         ServerError: the interpreter has no vLLM.
     """
-    kept = caches / cache_key(installed.identity, installed.recipe, card_capability())
+    recipe, environment, options = serving.recipe, serving.environment, serving.options
+    kept = serving.caches / cache_key(environment.identity, recipe, card_capability())
     kept.mkdir(parents=True, exist_ok=True)
     os.utime(kept)  # so that what is pruned for its age is not in use
     return start_server(
-        installed.recipe,
+        recipe,
         folder=folder,
-        python=installed.python,
-        environment=server_variables(
-            installed.recipe, options, kept, python=installed.python, installed=installed.variables
-        ),
+        python=environment.python,
+        environment=server_variables(recipe, options, kept, environment),
         host=options.host,
         port=options.port,
         api_key=options.api_key,
@@ -97,23 +121,12 @@ def make_server(installed: Installation, options: ServeOptions, folder: Path, ca
     )
 
 
-async def serve(
-    installed: Installation,
-    options: ServeOptions,
-    folder: Path,
-    caches: Path,
-    watching: WatchOptions | None = None,
-) -> None:
+async def serve(serving: Serving, watching: WatchOptions | None = None) -> None:
     """Serve until a signal or an error ends it; afterwards none of the server's processes runs.
 
-    The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
+    With *watching*, it is started again where it wedges or ends by itself.
 
-    Args:
-        installed: the vLLM and its recipe.
-        options: the user's choices.
-        folder: folder for its log and evidence.
-        caches: the folder of all servers' caches.
-        watching: watch it, and start it again where it wedges or ends by itself; `None` serves it once.
+    The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
 
     Raises:
         ServerFailedError: it did not start.
@@ -122,19 +135,22 @@ async def serve(
     """
     began = time.monotonic()
     servers: list[ServerProcess] = []
-    options = replace(options, port=options.port or free_port(options.host))  # one for all starts
+    options = serving.options
+    # One port for all starts.
+    serving = replace(serving, options=replace(options, port=options.port or free_port(options.host)))
 
     def next_server() -> ServerProcess:
-        place = folder / f"start-{len(servers) + 1}" if watching else folder
-        servers.append(make_server(installed, options, place, caches))
+        place = serving.folder / f"start-{len(servers) + 1}" if watching else serving.folder
+        servers.append(make_server(serving, place))
         return servers[-1]
 
     with _stopped_by_signals() as asked:
         try:
             if watching is None:
-                await _serve(next_server(), installed, options)
+                async with _ready(next_server(), serving) as session:
+                    await _report(servers[-1], session, serving.options)
             else:
-                await supervise(lambda: _watched(next_server(), installed, options), watching)
+                await supervise(lambda: _watched(next_server(), serving), watching)
         except asyncio.CancelledError:
             if not asked:
                 raise
@@ -168,18 +184,11 @@ def _stopped_by_signals() -> Iterator[list[str]]:
             loop.remove_signal_handler(number)
 
 
-async def _serve(server: ServerProcess, installed: Installation, options: ServeOptions) -> None:
-    async with _ready(server, installed, options) as session:
-        await _report(server, session, options)
-
-
 @contextlib.asynccontextmanager
-async def _watched(
-    server: ServerProcess, installed: Installation, options: ServeOptions
-) -> AsyncIterator[ServedEngine]:
+async def _watched(server: ServerProcess, serving: Serving) -> AsyncIterator[ServedEngine]:
     """Start *server*, warm it up and yield it as an engine that reports its state; it ends with the block."""
-    async with _ready(server, installed, options) as session:
-        reporting = asyncio.create_task(_report(server, session, options))
+    async with _ready(server, serving) as session:
+        reporting = asyncio.create_task(_report(server, session, serving.options))
         try:
             yield ServedEngine(server, session)
         finally:
@@ -190,20 +199,19 @@ async def _watched(
 
 
 @contextlib.asynccontextmanager
-async def _ready(
-    server: ServerProcess, installed: Installation, options: ServeOptions
-) -> AsyncIterator[aiohttp.ClientSession]:
+async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aiohttp.ClientSession]:
     """Start *server*, warm it up, announce it and yield a session to it; it ends with the block."""
+    recipe, environment, options = serving.recipe, serving.environment, serving.options
     emit(
-        "serve.starting", recipe=installed.recipe.name, title=installed.recipe.title,
-        vllm=installed.described, log=str(server.log), python=str(installed.python),
+        "serve.starting", recipe=recipe.name, title=recipe.title,
+        vllm=environment.described, log=str(server.log), python=str(environment.python),
     )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         with task("start the engine"):
             await stack.enter_async_context(server)
         warn_of_fallbacks(server.facts)
         session = await stack.enter_async_context(open_session(server.endpoint))
-        warmed = await _warmed(server, session, installed, options) if options.warm_up else None
+        warmed = await _warmed(server, session, recipe) if options.warm_up else None
         emit(
             "serve.ready",
             url=f"http://{options.reachable_host}:{server.launch.port}/v1",
@@ -217,19 +225,15 @@ async def _ready(
         yield session
 
 
-async def _warmed(
-    server: ServerProcess, session: aiohttp.ClientSession, installed: Installation, options: ServeOptions
-) -> WarmUp:
+async def _warmed(server: ServerProcess, session: aiohttp.ClientSession, recipe: Recipe) -> WarmUp:
     """Warm the server up; an engine that ends meanwhile is reported as such.
 
     Raises:
         ServerError: a request failed.
         ServerEndedError: the server ended by itself.
     """
-    limits = Limits.of(installed.recipe, server.facts)
-    warming = asyncio.create_task(
-        warm_up(session, server.endpoint, limits, server.launch.deadlines, limit_s=options.warm_up_s)
-    )
+    limits = Limits.of(recipe, server.facts)
+    warming = asyncio.create_task(warm_up(session, server.endpoint, limits, server.launch.deadlines))
     try:
         while not warming.done():
             await asyncio.wait({warming}, timeout=_POLL_S)

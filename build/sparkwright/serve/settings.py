@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -41,17 +42,13 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                 because=f"{name} is decided when the server is started" if name else "it names no flag",
                 next_step="use --host, --port and --api-key-file; a model and a drafter belong into a recipe",
             )
-        flags[name] = _value(text) if given else True
+        flags[name] = value_of(text) if given else True
         why[name] = SET_BY_USER
     return msgspec.structs.replace(recipe, flags=flags, why=why)
 
 
 def as_head(recipe: Recipe, address: str) -> Recipe:
     """Return *recipe* as the first of the machines that serve it together, at *address*.
-
-    Args:
-        recipe: the recipe.
-        address: of this machine, on the network that both share; empty for a recipe of one machine.
 
     Raises:
         ConfigError: a recipe for two machines has no address, or one for a single machine has.
@@ -70,13 +67,15 @@ def as_head(recipe: Recipe, address: str) -> Recipe:
     return msgspec.structs.replace(recipe, flags={**recipe.flags, **together}, why={**recipe.why, **why})
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """Return a flag's value: a truth value, a number, or what *text* is as JSON, else the text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    for read in (int, float, json.loads):
+        with contextlib.suppress(ValueError):
+            value = read(text)
+            return text if value is None else value
+    return text
 
 
 def read_key(path: Path) -> str:

@@ -1,4 +1,8 @@
-"""Keep a served engine alive: watch it, keep evidence where it wedges, and start it again with back-off."""
+"""Keep a served engine alive: watch it, keep evidence where it wedges, and start it again with back-off.
+
+systemd's own watchdog and restarts are for this process: it is told while an engine starts, and hears of each
+sample. In an image and in the foreground nothing else starts the engine again.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,44 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
-from sparkwright.serve.incident import keep_incident
-from sparkwright.serve.rotate import rotate
-from sparkwright.serve.sd_notify import notify, write_state
-from sparkwright.serve.watchdog import (
-    EngineSample,
-    Judgement,
-    RestartPolicy,
-    Watchdog,
-    WatchLimits,
-    WatchVerdict,
-)
+from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.health import notify, write_state
+from sparkwright.serve.incident import keep_incident, rotate
+from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchLimits, WatchVerdict
 
 _KEPT_SAMPLES = 240
 _EXTENDED_S = 180  # of a start in systemd's eyes, from each pulse on
+_HOUR_S = 3600.0
 
 
-class WatchedEngine(Protocol):
-    """An engine that runs and can be watched."""
+@dataclass(frozen=True)
+class RestartPolicy:
+    """The delays between starts, and the number of starts.
 
-    @property
-    def log(self) -> Path:
-        """Return its log file."""
+    Attributes:
+        factor: each further one within an hour waits so many times as long.
+        per_hour: restarts in an hour after which the engine is given up.
+    """
 
-    async def sample(self) -> EngineSample:
-        """Return its state now; the fields about canaries are filled in by the watch."""
+    first_s: float = 5.0
+    factor: float = 2.0
+    most_s: float = 600.0
+    per_hour: int = 6
 
-    async def canary(self, seconds: float) -> str:
-        """Request a few tokens; return empty once they came, else the failure after *seconds* at most."""
-
-    async def keep_evidence(self, reason: str) -> Path:
-        """Keep evidence of its failure and return the folder."""
-
-    def pids(self) -> tuple[int, ...]:
-        """Return its first processes."""
+    def delay(self, earlier: tuple[float, ...], now: float) -> float | None:
+        """Return the seconds to wait before the next start, after *earlier* ones; `None` to give up."""
+        recent = sum(now - at < _HOUR_S for at in earlier)
+        if recent >= self.per_hour:
+            return None
+        return float(min(self.most_s, self.first_s * self.factor**recent))
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,6 @@ class WatchOptions:
     """The settings of a watch.
 
     Attributes:
-        limits: limits of an engine that does nothing.
-        policy: delays and number of restarts.
-        interval_s: seconds between two samples.
-        canary_s: seconds between two canaries.
         state: file for the state; see `read_state`.
         speed: seconds of the engine's clock in a real one; above 1 only for a simulator.
     """
@@ -72,16 +68,12 @@ class WatchOptions:
 
 
 async def supervise(
-    start: Callable[[], AbstractAsyncContextManager[WatchedEngine]], options: WatchOptions
+    start: Callable[[], AbstractAsyncContextManager[ServedEngine]], options: WatchOptions
 ) -> None:
-    """Run engines from *start*, one after the other, until this task is cancelled.
+    """Run engines from *start*, each for its block of ``async with``, until this task is cancelled.
 
     An engine that is wedged, dead or does not start is ended, and another one is started after a delay that
     grows. Ends only by an error; the caller cancels it for an ordinary stop.
-
-    Args:
-        start: returns the next engine, which runs while its block of ``async with`` does.
-        options: the settings.
 
     Raises:
         ServerEndedError: it had to be started again too often, or ended in its first warm-up.
@@ -90,12 +82,10 @@ async def supervise(
     restarts: tuple[float, ...] = ()
     announced = False
     while True:
-        state = "restarting" if announced else "starting"
-        _tell(options, state, "")
-        pulse = asyncio.create_task(_pulse(options, state, ""))
         try:
-            async with start() as engine:
-                await _stop(pulse)
+            async with contextlib.AsyncExitStack() as stack:
+                async with _pulsing(options, "restarting" if announced else "starting"):
+                    engine = await stack.enter_async_context(start())
                 if not announced:
                     notify("READY=1\nSTATUS=serving")
                 announced = True
@@ -105,38 +95,21 @@ async def supervise(
                 raise
             judgement = Judgement(WatchVerdict.DEAD, f"it could not be started: {error.what}")
             warn(judgement.because)
-        finally:
-            await _stop(pulse)
-        restarts = await _delay(restarts, judgement, options)
+        now = time.monotonic()
+        delay = options.policy.delay(restarts, now)
+        if delay is None:
+            raise ServerEndedError(
+                f"the engine was started {len(restarts)} times again and is given up",
+                because=judgement.because,
+                next_step="see the evidence beside its log",
+            )
+        emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
+        async with _pulsing(options, "restarting", judgement.because):
+            await asyncio.sleep(delay / options.speed)
+        restarts = (*restarts, now)
 
 
-async def _delay(
-    restarts: tuple[float, ...], judgement: Judgement, options: WatchOptions
-) -> tuple[float, ...]:
-    """Wait until the next start is due, and return the times of all restarts, this one included.
-
-    Raises:
-        ServerEndedError: there were too many.
-    """
-    now = time.monotonic()
-    delay = options.policy.delay(restarts, now)
-    if delay is None:
-        raise ServerEndedError(
-            f"the engine was started {len(restarts)} times again and is given up",
-            because=judgement.because,
-            next_step="see the evidence beside its log",
-        )
-    emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
-    _tell(options, "restarting", judgement.because)
-    pulse = asyncio.create_task(_pulse(options, "restarting", judgement.because))
-    try:
-        await asyncio.sleep(delay / options.speed)
-    finally:
-        await _stop(pulse)
-    return (*restarts, now)
-
-
-async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:
+async def watch(engine: ServedEngine, options: WatchOptions) -> Judgement:
     """Watch *engine* until it has to be started again; return that judgement, with evidence kept."""
     watchdog, shown = Watchdog(options.limits), None
     samples: deque[EngineSample] = deque(maxlen=_KEPT_SAMPLES)
@@ -159,12 +132,9 @@ async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:
         await canaries.stop()
     warn(f"the engine is {judgement.verdict}: {judgement.because}")
     # Stacks of many processes may take minutes.
-    pulse = asyncio.create_task(_pulse(options, judgement.verdict, judgement.because))
-    try:
-        place = await engine.keep_evidence(f"{judgement.verdict}: {judgement.because}")
+    async with _pulsing(options, judgement.verdict, judgement.because):
+        place = await engine.server.keep_evidence(f"{judgement.verdict}: {judgement.because}")
         names = await asyncio.to_thread(keep_incident, place, engine.pids(), tuple(samples))
-    finally:
-        await _stop(pulse)
     emit("serve.incident", folder=str(place), files=names, verdict=judgement.verdict)
     return judgement
 
@@ -172,7 +142,7 @@ async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:
 class _Canaries:
     """Canaries sent to an engine, one at a time."""
 
-    def __init__(self, engine: WatchedEngine, options: WatchOptions) -> None:
+    def __init__(self, engine: ServedEngine, options: WatchOptions) -> None:
         self._engine, self._options = engine, options
         self._pending: asyncio.Task[str] | None = None
         self._due = time.monotonic()
@@ -203,18 +173,24 @@ class _Canaries:
             await _stop(self._pending)
 
 
-async def _pulse(options: WatchOptions, verdict: str, because: str) -> None:
-    """Keep systemd and the state's readers waiting while an engine starts or evidence is kept.
+@contextlib.asynccontextmanager
+async def _pulsing(options: WatchOptions, verdict: str, because: str = "") -> AsyncIterator[None]:
+    """Keep systemd and the state's readers waiting inside the block; both have limits of their own."""
 
-    Both have limits of their own.
-    """
-    while True:
-        _tell(options, verdict, because)
-        notify(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={_EXTENDED_S * 1_000_000}")
-        await asyncio.sleep(options.interval_s / options.speed)
+    async def pulse() -> None:
+        while True:
+            _tell(options, verdict, because)
+            notify(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={_EXTENDED_S * 1_000_000}")
+            await asyncio.sleep(options.interval_s / options.speed)
+
+    pulsing = asyncio.create_task(pulse())
+    try:
+        yield
+    finally:
+        await _stop(pulsing)
 
 
-async def _stop(task: asyncio.Task[object] | asyncio.Task[str] | asyncio.Task[None]) -> None:
+async def _stop(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait({task})

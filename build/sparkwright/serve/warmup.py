@@ -38,9 +38,7 @@ class Round:
     """Requests that are sent together.
 
     Attributes:
-        requests: number of requests at a time.
         output: tokens of the longest answer; the batch shrinks request by request.
-        chat: send them to the chat endpoint.
     """
 
     requests: int
@@ -52,12 +50,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest sizes that a server takes.
-
-    Attributes:
-        step_tokens: tokens of one step.
-        model_len: tokens of one request.
-    """
+    """The largest sizes that a server takes."""
 
     requests: int = _USUAL_SEQS
     step_tokens: int = _USUAL_BATCHED
@@ -108,10 +101,7 @@ class WarmUp:
     """A finished warm-up.
 
     Attributes:
-        seconds: wall-clock time.
         slowest_s: the longest wait for a first token.
-        rounds: number of rounds that were sent.
-        planned: number of rounds that were planned.
     """
 
     seconds: float
@@ -131,14 +121,6 @@ async def warm_up(
     limit_s: float = LIMIT_S,
 ) -> WarmUp:
     """Send the rounds of a warm-up, one after another.
-
-    Args:
-        session: from `open_session`.
-        endpoint: the server.
-        limits: the largest sizes that it takes.
-        deadlines: deadlines of a request.
-        speed: seconds of the server's clock in a real one; above 1 only for a simulator.
-        limit_s: seconds after which no further round begins.
 
     Raises:
         ServerError: a request failed.

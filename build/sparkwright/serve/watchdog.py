@@ -80,18 +80,11 @@ class EngineSample:
 
     Attributes:
         at: seconds of a monotonic clock.
-        exited: its exit status if it ended by itself.
         responds: ``/health`` or ``/metrics`` was answered, whatever the answer was.
-        failing: ``/health`` answered with an error.
-        running: requests that run.
-        generated: generated tokens.
         prompt: tokens of prompts whose prefill is finished.
         preemptions: requests whose blocks were taken away.
         kv_usage: share of the KV cache in use, 0 to 1.
-        canary_pending: a canary waits for its tokens.
-        canaries_good: canaries that got tokens.
         canary_failures: canaries in a row that got none.
-        compilers: compilers that run among its processes.
         available_mib: memory of the host that can still be taken.
         pressure: share of the last ten seconds, in percent, in which everything waited for memory.
     """
@@ -131,13 +124,11 @@ class Judgement:
     Attributes:
         because: the cause in words; empty for a healthy engine.
         still_s: seconds without any sign of work while requests were held.
-        tokens_s: seconds since tokens were last seen, or the engine was idle with a good canary.
     """
 
     verdict: WatchVerdict
     because: str = ""
     still_s: float = 0.0
-    tokens_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +137,6 @@ class Watchdog:
 
     Attributes:
         started_at: when the engine gave its first answer.
-        last: the newest sample that could be read.
         worked_at: when the engine last did something, or held nothing.
         tokens_at: when tokens last came, or it held nothing.
     """
@@ -173,7 +163,7 @@ class Watchdog:
         still, silent = sample.at - watch.worked_at, sample.at - watch.tokens_at
         found = _ended(sample, still, watch._limit(sample))  # noqa: SLF001 - of the same class
         verdict, because = found or _state(sample, silent, self.limits.stall_s)
-        return watch, Judgement(verdict, because, still, silent)
+        return watch, Judgement(verdict, because, still)
 
     def _limit(self, sample: EngineSample) -> float:
         assert self.started_at is not None  # noqa: S101 - set with the first sample
@@ -216,13 +206,7 @@ def _ended(sample: EngineSample, still: float, limit: float) -> tuple[WatchVerdi
 
 
 def _state(sample: EngineSample, silent: float, stall_s: float) -> tuple[WatchVerdict, str]:
-    """Return the verdict on an engine that goes on.
-
-    Args:
-        sample: the newest sample.
-        silent: seconds without tokens while requests were held.
-        stall_s: seconds of the ordinary limit.
-    """
+    """Return the verdict on an engine that goes on."""
     if sample.starved:
         return WatchVerdict.STARVED, _short_of_memory(sample)
     if not sample.responds:
@@ -261,35 +245,3 @@ def _short_of_memory(sample: EngineSample) -> str:
         )
         if said
     )
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """The delays between starts, and the number of starts.
-
-    Attributes:
-        first_s: delay before the first restart.
-        factor: each further one within an hour waits so many times as long.
-        most_s: the longest delay.
-        per_hour: restarts in an hour after which the engine is given up.
-    """
-
-    first_s: float = 5.0
-    factor: float = 2.0
-    most_s: float = 600.0
-    per_hour: int = 6
-
-    def delay(self, earlier: tuple[float, ...], now: float) -> float | None:
-        """Return the seconds to wait before the next start; `None` if the engine is given up.
-
-        Args:
-            earlier: the times of the restarts so far, in seconds of a monotonic clock.
-            now: the present.
-        """
-        recent = sum(now - at < _HOUR_S for at in earlier)
-        if recent >= self.per_hour:
-            return None
-        return float(min(self.most_s, self.first_s * self.factor**recent))
-
-
-_HOUR_S = 3600.0

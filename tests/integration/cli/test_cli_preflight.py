@@ -1,4 +1,4 @@
-"""Preflight as a person meets it: its own command, in ``doctor``, and before ``verify`` starts a server."""
+"""Preflight as a person meets it: its own command, and before ``verify`` starts a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from checkpoint_kit import DENSE, write_checkpoint
 from hub_kit import HubServer, hub_server
-from world import World
 
 from sparkwright.cli.main import main
 
@@ -92,27 +91,13 @@ def test_the_facts_of_a_link_go_to_the_other_end(tmp_path: Path, capsys: pytest.
     assert main(["preflight", str(recipe), "--nodes", "2", "--peer", str(peer)]) == 10
 
 
-def test_doctor_checks_a_recipe(world: World, tmp_path: Path) -> None:
-    healthy = world.good("doctor", "--json", "--recipe", write(tmp_path))
-    assert {one["what"]: one["verdict"] for one in healthy.json}["recipe"] == "pass"
-    assert "the server may take" in world.good("doctor", "--recipe", write(tmp_path)).out
-    shutil.rmtree(tmp_path / "model")
-    broken = world.call("doctor", "--json", "--recipe", write(tmp_path, tokenizer=False))
-    assert broken.status == 76
-    assert {one["what"]: one["verdict"] for one in broken.json}["recipe: tokenizer"] == "fail"
-    assert not any(one["what"].startswith("recipe") for one in world.good("doctor", "--json").json)
-
-
-def test_doctor_checks_a_use_of_a_recipe(world: World, tmp_path: Path) -> None:
+def test_a_use_of_a_recipe(tmp_path: Path) -> None:
     recipe = write(tmp_path)
     use = '[uses.many]\ntitle = "many"\nflags = { max-model-len = 1048576 }\n'
     recipe.write_text(f"{recipe.read_text()}\n{use}")
-    assert world.good("doctor", "--json", "--recipe", recipe).status == 0
-    refused = world.call("doctor", "--json", "--recipe", recipe, "--use", "many")
-    assert refused.status == 76
-    assert "fail" in {one["verdict"] for one in refused.json if one["what"].startswith("recipe: ")}
-    assert world.call("doctor", "--recipe", recipe, "--use", "none").status == 12
-    assert world.call("doctor", "--use", "many").status == 10
+    assert main(["preflight", str(recipe)]) == 0
+    assert main(["preflight", str(recipe), "--use", "many"]) == 76
+    assert main(["preflight", str(recipe), "--use", "none"]) == 12
 
 
 def verify(recipe: Path) -> int:

@@ -22,7 +22,7 @@ from sparkwright.base.errors import (
     ServerError,
     UnknownNameError,
 )
-from sparkwright.serve.sd_notify import read_state
+from sparkwright.serve.health import read_state
 
 RECIPE = "rehearsal-smollm2"
 

@@ -21,7 +21,7 @@ from service_kit import vllm_wheel
 from sparkwright.base.ports import free_port
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
-from sparkwright.serve.service.manager import canary_failure
+from sparkwright.serve.service.change import canary_failure
 
 # Starts the service as systemd would: by the link, with the key, and ready once it answers.
 SYSTEMCTL = """#!{python}
@@ -30,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, {build!r})
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
-from sparkwright.serve.service.manager import canary_failure
+from sparkwright.serve.service.change import canary_failure
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
 with open({calls!r}, "a") as calls:
     calls.write(" ".join(words) + "\\n")
@@ -80,7 +80,7 @@ class Machine:
 
     def sparkwright(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         script = (
-            "import sys; from sparkwright.serve.service import manager as m; m.has_systemd = lambda _: True; "
+            "import sys; from sparkwright.serve.service import change as m; m.has_systemd = lambda _: True; "
             "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
         )
         environment = {

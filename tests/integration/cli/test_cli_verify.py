@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.serve.built import PresentSpecs, built_wheel
+from sparkwright.serve.built import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
@@ -312,8 +312,8 @@ def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
     wheel_file(dist, "0.24.0+spark.2.1a2b3c4d", f"manylinux_2_34_{ours}", 3)
     newest = wheel_file(dist, "0.24.0+spark.10.1a2b3c4d", f"manylinux_2_28_{ours}", 2)
     foreign = wheel_file(dist, "0.24.0+spark.11.1a2b3c4d", f"manylinux_2_28_{others}", 4)
-    assert built_wheel(dist, ours, (), PresentSpecs({})).path == newest
-    assert built_wheel(dist, others, (), PresentSpecs({})).path == foreign
+    assert built_wheel(dist, ours, (), {}).wheel == newest
+    assert built_wheel(dist, others, (), {}).wheel == foreign
     done = verify("--unlocked", cwd=tmp_path)
     assert done.returncode not in {0, 1, 10}, done.stderr
     assert f"verifying dist/{newest.name}: the highest revision of series 0.24\n" in done.stderr

@@ -1,18 +1,18 @@
 """Preflight: find out that a server would not start, or the host not survive it, before weights are read.
 
 Open `run` first: `run_preflight` collects the findings, `inspect_start` the memory budget too. `checkpoint`,
-`host` and `link` read facts; `completeness`, `quantization`, `drafter`, `memory_checks`, `machine_checks` and
-`compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of the KV cache.
+`hub`, `machine` and `link` read facts, which `facts` puts together; `files`, `drafter`, `engine_checks` and
+`memory` judge them. `kv_plan` repeats vLLM's layout of the KV cache; ``findings.toml`` has every text.
 """
 
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.serve.preflight.budget import BudgetRow
 from sparkwright.serve.preflight.checkpoint import find_folder
-from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
-from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
+from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest
+from sparkwright.serve.preflight.finding import Finding, refusals, require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
-from sparkwright.serve.preflight.request import PreflightRequest
+from sparkwright.serve.preflight.machine import CardFacts, HostFacts, read_host
+from sparkwright.serve.preflight.memory import BudgetRow
 from sparkwright.serve.preflight.run import (
     EARLY,
     PreflightReport,
@@ -23,6 +23,7 @@ from sparkwright.serve.preflight.run import (
 
 __all__ = [
     "EARLY",
+    "AskOptions",
     "BudgetRow",
     "CardFacts",
     "EngineFacts",
@@ -41,4 +42,5 @@ __all__ = [
     "require_clear",
     "run_preflight",
     "this_end",
+    "warn_or_refuse",
 ]

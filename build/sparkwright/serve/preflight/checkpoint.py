@@ -1,7 +1,8 @@
 """A checkpoint on this machine: configuration, tokenizer and headers of weights, as plain facts.
 
 A model is a folder, or a Hugging Face id whose snapshot is in the cache of huggingface_hub. Nothing is
-downloaded and nothing is imported.
+downloaded or imported, and of safetensors files the header alone is read: eight bytes of length (little
+endian) and a JSON object of that length, so that a folder of hundreds of gigabytes takes milliseconds.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sparkwright.engine.server.download import cache_folder
-from sparkwright.serve.preflight.safetensors import Shard, Tensor, is_pointer, read_shard
 
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = (
@@ -26,6 +27,101 @@ TOKENIZERS = (
 _VOCABULARIES = TOKENIZERS[:-1]
 _LARGEST_JSON = 512 << 20
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth")
+# The format's own limit (safetensors, MAX_HEADER_SIZE): a longer header is refused by every reader.
+_LONGEST_HEADER = 100_000_000
+_LENGTH = 8
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LARGEST_POINTER = 1024
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the header describes it.
+
+    Attributes:
+        dtype: the format's name of its type, such as ``BF16``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def count(self) -> int:
+        """The number of its values."""
+        return math.prod(self.shape)
+
+
+class Readable(Protocol):
+    """A file, or a part of one that is fetched."""
+
+    def read(self, count: int, /) -> bytes:
+        """Return the next *count* bytes."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of weights.
+
+    Attributes:
+        expected: the bytes that its header promises; -1 where that could not be read.
+        problem: the reason for which it cannot be read; empty if it can.
+        pointer: true if it is a Git LFS pointer and not the file.
+    """
+
+    name: str
+    size: int
+    expected: int = -1
+    tensors: tuple[Tensor, ...] = ()
+    problem: str = ""
+    pointer: bool = False
+
+
+def is_pointer(path: Path) -> bool:
+    """Tell if the file at *path* is a Git LFS pointer."""
+    try:
+        if path.stat().st_size > _LARGEST_POINTER:
+            return False
+        with path.open("rb") as stream:
+            return stream.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
+
+def read_shard(path: Path) -> Shard:
+    """Return what the header of the safetensors file at *path* says; a damaged one has a `Shard.problem`."""
+    try:
+        size = path.stat().st_size
+        if is_pointer(path):
+            return Shard(path.name, size, pointer=True)
+        with path.open("rb") as stream:
+            return parse_shard(path.name, size, stream)
+    except OSError as error:
+        return Shard(path.name, -1, problem=f"it cannot be read: {error!r}")
+
+
+def parse_shard(name: str, size: int, stream: Readable) -> Shard:
+    """Return what the header says at the beginning of *stream*; a damaged one has a `Shard.problem`."""
+    try:
+        length = int.from_bytes(stream.read(_LENGTH), "little")
+        if size < _LENGTH or length > min(_LONGEST_HEADER, size):
+            return Shard(name, size, problem=f"it has {size} bytes, and a header of {length} at most")
+        header = json.loads(stream.read(length))
+        entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
+        tensors = tuple(_tensor(key, entry) for key, entry in entries.items())
+        end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        return Shard(name, -1, problem=f"its header cannot be read: {error!r}")
+    return Shard(name, size, _LENGTH + length + end, tensors)
+
+
+def _tensor(name: str, entry: dict[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    return Tensor(
+        name, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), int(end) - int(begin)
+    )
 
 
 @dataclass(frozen=True)
@@ -47,24 +143,15 @@ class Checkpoint:
 
     Attributes:
         folder: its folder; links are not resolved.
-        generation: ``generation_config.json``; empty without one.
-        modelopt: ``hf_quant_config.json``; empty without one.
-        shards: the safetensors files, by name.
         index: file of each tensor by ``model.safetensors.index.json``; empty without one.
         index_bytes: bytes of all tensors by that; -1 where it does not say.
-        tokenizer: names of the tokenizer's files.
         pointers: names of small files that are Git LFS pointers.
-        links: links that cannot be followed, or lead out.
-        gguf: names of GGUF files.
-        other_weights: names of weights in other formats.
         mistral: true if it has Mistral's own configuration, ``params.json``, which is not read here.
-        unreadable: what could not be read, by file name.
     """
 
     name: str
     folder: Path
     config: Mapping[str, Any] = field(default_factory=dict)
-    generation: Mapping[str, Any] = field(default_factory=dict)
     modelopt: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
     index: Mapping[str, str] = field(default_factory=dict)
@@ -113,13 +200,7 @@ class Checkpoint:
 
 
 def find_folder(name: str, environment: Mapping[str, str], revision: str = "") -> Path | None:
-    """Return the folder of the model *name*, or `None` where it is not on this machine.
-
-    Args:
-        name: a folder, or a Hugging Face id.
-        environment: variables, which place the cache.
-        revision: branch, tag or commit; by default ``main``.
-    """
+    """Return the folder of the model *name*, or `None` where it is not on this machine."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -147,6 +228,7 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
         with contextlib.suppress(OSError), (folder / file).open("rb") as tokenizer:
             if why := _mark(tokenizer.read(3)):
                 unreadable[file] = why
+    load("generation_config.json")  # transformers reads it, and refuses what cannot be read
     index = load(INDEX)
     weights = index.get("weight_map")
     metadata = index.get("metadata")
@@ -155,7 +237,6 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
         name=name,
         folder=folder,
         config=load("config.json"),
-        generation=load("generation_config.json"),
         modelopt=load("hf_quant_config.json"),
         shards=tuple(read_shard(path) for path in present if path.suffix == ".safetensors"),
         index={str(key): str(value) for key, value in weights.items()} if isinstance(weights, dict) else {},
@@ -214,3 +295,41 @@ def _bad_links(folder: Path, files: list[Path]) -> Iterator[BadLink]:
             yield BadLink(path.name, target, broken=True)
         elif not path.resolve().is_relative_to(home):
             yield BadLink(path.name, target, broken=False)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The quantization of a checkpoint.
+
+    Attributes:
+        method: in vLLM's words, such as ``modelopt`` or ``compressed-tensors``; ``none`` without one.
+        algorithm: the producer's name of the format, such as ``NVFP4``; empty where it names none.
+        source: the file that says so.
+        other: the method that a second file names, where it names another.
+    """
+
+    method: str = NONE
+    algorithm: str = ""
+    source: str = ""
+    other: str = ""
+
+
+def find_quantization(checkpoint: Checkpoint) -> Quantization:
+    """Return the quantization that the configuration of *checkpoint* states."""
+    for config in (checkpoint.config, checkpoint.text):
+        stated = config.get("quantization_config") or config.get("compression_config")
+        if isinstance(stated, dict) and stated.get("quant_method"):
+            method = str(stated["quant_method"]).lower()
+            algorithm = str(stated.get("quant_algo") or stated.get("format") or "")
+            other = _modelopt(checkpoint.modelopt)
+            differs = other if other not in {NONE, method} else ""
+            return Quantization(method, algorithm, "config.json", differs)
+    if _modelopt(checkpoint.modelopt) != NONE:
+        algorithm = str(checkpoint.modelopt.get("quantization", {}).get("quant_algo", ""))
+        return Quantization("modelopt", algorithm, "hf_quant_config.json")
+    return Quantization()
+
+
+def _modelopt(found: Mapping[str, Any]) -> str:
+    inner = found.get("quantization")
+    return "modelopt" if isinstance(inner, dict) and inner.get("quant_algo") else NONE

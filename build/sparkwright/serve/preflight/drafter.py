@@ -1,4 +1,4 @@
-"""Findings about a drafter that does not fit its target: sizes, layers, vocabulary, form, KV cache."""
+"""Findings about a drafter: sizes, layers, vocabulary, form, KV cache, and the model runner it needs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,37 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.recipes import Recipe
+from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
-from sparkwright.serve.preflight.finding import Finding
-from sparkwright.serve.preflight.kv_plan import KvOptions, UnknownFormatError, token_bytes
-from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape, whole_number
-from sparkwright.serve.preflight.weights import is_head
+from sparkwright.serve.preflight.facts import StartFacts
+from sparkwright.serve.preflight.finding import Finding, finding
+from sparkwright.serve.preflight.kv_plan import (
+    ONE_GROUP_SINCE,
+    PAGES_CARRY,
+    KvOptions,
+    UnknownFormatError,
+    deals_out_drafter,
+    keeps_one_group,
+    token_bytes,
+)
+from sparkwright.serve.preflight.shape import Attention, ModelShape, is_head, model_shape, whole_number
 
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default
 _LARGER = 1.001
-PAGES_CARRY = "kv-page-nvfp4"
 _PAGES_SINCE = "0.33"
 _READ_UNTIL = "0.25"
 _FLOATS = {"BF16", "F16", "F32"}
 _SIXTEEN = {"bfloat16", "float16", "auto"}
 _PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
+_AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+# vllm config/vllm.py:68 of 0.24.0
+_V2_BY_DEFAULT = {
+    "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
+    "LlamaForCausalLM", "MistralForCausalLM",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,11 +49,8 @@ class Drafting:
         taken: the target's layers whose hidden states it takes, counted from 0.
         target_layers: the target's number of layers, where it says so; else 0.
         target_hidden: values of the target's hidden states.
-        vocabulary: tokens that it was made for.
         drafted: tokens that it can draft, where that is a subset; else 0.
-        mask: the mask's token; 0 without one.
         block: tokens of a block that it was trained to draft; 0 where it does not say.
-        shape: its own sizes.
     """
 
     form: str
@@ -65,7 +77,7 @@ def read_drafting(config: Mapping[str, Any]) -> Drafting:
     form = (
         "speculators" if method
         else "dflash" if dflash or "DFlash" in names
-        else "eagle" if "Eagle" in names or "eagle_aux_hidden_state_layer_ids" in config
+        else "eagle" if "Eagle" in names or _AUX_LAYERS in config
         else ""
     )  # fmt: skip
     # A speculators configuration counts the embeddings' output as the first.
@@ -105,14 +117,7 @@ def check_drafter(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | None
     """Yield findings where the drafter of *recipe* does not fit the *target*."""
     if drafter is None:
         if _is_mtp(recipe) and not _heads_of(target) and target.config:
-            yield Finding(
-                "mtp-absent",
-                "refuse",
-                f"{target.name} has no MTP head",
-                "no tensor of its weights is one of an MTP layer",
-                "use a checkpoint that kept them, or another method of drafting",
-                liftable=True,
-            )
+            yield finding("mtp-absent", model=target.name)
         return
     found = read_drafting(drafter.config)
     method = str(recipe.speculative.get("method", ""))
@@ -121,15 +126,9 @@ def check_drafter(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | None
         return
     yield from _sizes(found, target, drafter)
     yield from _first_layer(method, found, drafter)
-    drafts = whole_number(recipe.speculative, "num_speculative_tokens")
-    if method == "dflash" and found.block and drafts >= found.block:
-        yield Finding(
-            "draft-length",
-            "warn",
-            f"{drafts} tokens are drafted, more than {drafter.name} was trained for",
-            f"its blocks have {found.block} tokens, the first of which is not drafted",
-            f"set num_speculative_tokens to {found.block - 1} or less",
-        )
+    drafts, block = whole_number(recipe.speculative, "num_speculative_tokens"), found.block
+    if method == "dflash" and block and drafts >= block:
+        yield finding("draft-length", drafts=drafts, drafter=drafter.name, block=block, most=block - 1)
 
 
 def _is_mtp(recipe: Recipe) -> bool:
@@ -153,40 +152,28 @@ def _form(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[Finding
         return
     named = found.method or {"eagle": "eagle3"}.get(found.form, found.form)
     if found.form == "" or not named.startswith(wanted):
-        yield Finding(
-            "drafter-form",
-            "refuse",
-            f"{drafter.name} is no drafter for the method {method}",
-            f"its configuration names {named or ', '.join(drafter.architectures) or 'no architecture'}, "
-            "and nothing of that method",
-            "name the drafter's own checkpoint, or the method that it is for",
-            liftable=True,
-        )
+        named = named or ", ".join(drafter.architectures) or "no architecture"
+        yield finding("drafter-form", drafter=drafter.name, method=method, named=named)
 
 
 def _sizes(found: Drafting, target: Checkpoint, drafter: Checkpoint) -> Iterator[Finding]:
     shape = model_shape(target.text)
-    pairs = (
-        ("drafter-hidden", "hidden states", found.target_hidden, shape.hidden),
-        ("drafter-layers", "layers", found.target_layers, shape.layers),
-        ("drafter-vocabulary", "tokens in the vocabulary", found.vocabulary, shape.vocabulary),
-    )
-    for check, what, made_for, has in pairs:
+    names = {"drafter": drafter.name, "model": target.name}
+    for row, made_for, has in (
+        ("drafter-hidden", found.target_hidden, shape.hidden),
+        ("drafter-layers", found.target_layers, shape.layers),
+        ("drafter-vocabulary", found.vocabulary, shape.vocabulary),
+    ):
         if made_for and has and made_for != has:
-            yield _unfit(check, drafter, f"it is made for {made_for} {what}, and {target.name} has {has}")
+            yield finding(row, made_for=made_for, has=has, **names)
     if shape.layers and (beyond := [one for one in found.taken if not 0 <= one < shape.layers]):
-        because = f"it takes the output of layer {max(beyond)}, and {target.name} has {shape.layers} layers"
-        yield _unfit("drafter-taken", drafter, because)
+        yield finding("drafter-taken", layer=max(beyond), has=shape.layers, **names)
     if shape.vocabulary and found.mask >= shape.vocabulary:
-        because = f"its mask is token {found.mask}, and {target.name} has {shape.vocabulary}"
-        yield _unfit("drafter-mask", drafter, because)
-    names = {tensor.name.rpartition(".")[2] for tensor in drafter.tensors}
+        yield finding("drafter-mask", mask=found.mask, has=shape.vocabulary, **names)
+    tensors = {tensor.name.rpartition(".")[2] for tensor in drafter.tensors}
     subset = found.drafted and found.drafted != (found.vocabulary or shape.vocabulary)
-    if subset and names and "d2t" not in names:
-        because = (
-            f"it drafts {found.drafted} of {shape.vocabulary} tokens, and the table d2t of which is missing"
-        )
-        yield _unfit("drafter-table", drafter, because)
+    if subset and tensors and "d2t" not in tensors:
+        yield finding("drafter-table", drafted=found.drafted, has=shape.vocabulary, **names)
 
 
 def _first_layer(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[Finding]:
@@ -195,47 +182,23 @@ def _first_layer(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[
     count = len(found.taken) or (_EAGLE3_LAYERS if method == "eagle3" else 0)
     if joined is None or not count or len(joined.shape) != 2:  # noqa: PLR2004 - a matrix
         return
-    if joined.dtype not in _FLOATS:
-        return  # packed, so that its sizes are not those of its values
-    takes = joined.shape[1]
-    if takes != count * found.target_hidden:
-        because = (
-            f"{joined.name} takes {takes} values, and {count} hidden states of {found.target_hidden} have "
-        )
-        yield _unfit("drafter-inputs", drafter, f"{because}{count * found.target_hidden}")
+    takes, hidden = joined.shape[1], found.target_hidden
+    # The sizes of packed values are not those of the matrix.
+    if joined.dtype in _FLOATS and takes != count * hidden:
+        facts = {"takes": takes, "count": count, "hidden": hidden, "has": count * hidden}
+        yield finding("drafter-inputs", drafter=drafter.name, tensor=joined.name, **facts)
 
 
-def _unfit(check: str, drafter: Checkpoint, because: str) -> Finding:
-    return Finding(
-        check,
-        "refuse",
-        f"{drafter.name} was made for another target",
-        because,
-        "name the drafter that was trained for this model",
-        liftable=True,
-    )
+# The KV cache ----------------------------------------------------------------------------------------------
 
 
 def check_draft_cache(
-    target: ModelShape,
-    layers: tuple[Attention, ...],
-    options: KvOptions,
-    *,
-    version: str = "",
-    carries: frozenset[str] = frozenset(),
+    target: ModelShape, layers: tuple[Attention, ...], options: KvOptions, engine: EngineFacts
 ) -> Iterator[Finding]:
-    """Yield findings about a drafter's type of KV cache that is refused after loading, or costs memory.
-
-    Args:
-        target: the target's sizes.
-        layers: the drafter's layers of attention.
-        options: of the cache.
-        version: vLLM's; empty where it is not known.
-        carries: names of the wheel's carries.
-    """
+    """Yield findings about a drafter's type of KV cache that is refused after loading, or costs memory."""
     if not layers or not target.attention:
         return
-    draft = options.draft_dtype or options.dtype
+    draft, version = options.draft_dtype or options.dtype, engine.version
     yield from _pair(draft, options.dtype, version)
     try:
         own = token_bytes(target.attention[0], options.dtype, options.model_dtype, options.ranks)
@@ -254,43 +217,78 @@ def check_draft_cache(
         if draft == options.dtype
         else f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
     )
-    if PAGES_CARRY in carries or (version and not before(version, _PAGES_SINCE)):
-        what = f"the drafter's KV cache makes each state take {factor:.2f} times its memory"
-        yield Finding("draft-kv-pages", "warn", what, because, remedy)
-        return
-    known = bool(version) and before(version, _READ_UNTIL)
-    yield Finding(
-        "draft-kv-pages",
-        "refuse" if known else "warn",
-        f"the drafter's KV cache {'is' if known else 'may be'} refused after the weights are loaded",
-        f"{because}; vLLM {version or 'before 0.33'} without the carry {PAGES_CARRY} "
-        f"{'cannot' if known else 'may not'} pad states to them",
-        f"{remedy}, or use a wheel with that carry",
-        liftable=True,
-    )
+    row = "draft-kv-pages/unread"
+    if PAGES_CARRY in engine.carries or (version and not before(version, _PAGES_SINCE)):
+        row = "draft-kv-pages/padded"
+    elif version and before(version, _READ_UNTIL):
+        row = "draft-kv-pages"
+    yield finding(row, because=because, remedy=remedy, factor=factor, version=version or "before 0.33")
 
 
 def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:
     """Yield a finding for types that vLLM 0.24 with draft-kv-dtype refuses to hold in one pool."""
     same = draft == target or {draft, target} <= _SIXTEEN
     fits = draft in _SIXTEEN or (draft in _PLAIN and (target in _PLAIN or target.startswith("turboquant_")))
-    if same or fits or not version or not before(version, _READ_UNTIL):
+    if not (same or fits) and version and before(version, _READ_UNTIL):
+        yield finding("draft-kv-pair", draft=draft, target=target, version=version)
+
+
+# The model runner ------------------------------------------------------------------------------------------
+
+
+def check_draft_runner(facts: StartFacts) -> Iterator[Finding]:
+    """Yield findings about the drafter of a start and the model runner that would serve it."""
+    if facts.target is None or facts.drafter is None or facts.engine is None or not facts.engine.version:
         return
-    yield Finding(
-        "draft-kv-pair",
-        "refuse",
-        f"a drafter's KV cache of {draft} is refused beside a target's of {target}",
-        f"vLLM {version} derives the shape of all caches from one type, and can hold 16 bits beside any",
-        f'set kv_cache_dtype = "{target}" or "bfloat16" in [speculative]',
-        liftable=True,
+    method, version = facts.recipe.speculative.get("method"), facts.engine.version
+    runner = _runner(facts, facts.target, version)
+    if method == "dflash" and runner == "v1" and before(version, _READ_UNTIL):
+        yield from _groups(facts, facts.target, facts.drafter, facts.engine)
+    elif method == "eagle3" and runner != "v1":
+        yield from _aux_layers(facts.target, facts.drafter, known=bool(runner))
+
+
+def _runner(facts: StartFacts, target: Checkpoint, version: str) -> str:
+    """Return the model runner, ``v1`` or ``v2``; empty where the release that chooses was not read."""
+    asked = facts.request.variables.get("VLLM_USE_V2_MODEL_RUNNER", "").lower()
+    if asked in {"0", "1", "false", "true"}:
+        return "v2" if asked in {"1", "true"} else "v1"
+    if not before(version, _READ_UNTIL):
+        return ""
+    return "v2" if _V2_BY_DEFAULT & set(target.architectures) else "v1"
+
+
+def _groups(
+    facts: StartFacts, target: Checkpoint, drafter: Checkpoint, engine: EngineFacts
+) -> Iterator[Finding]:
+    """Yield a finding where model runner V1 would refuse a DFlash drafter that lies in several groups."""
+    layers, shape = drafter_layers(facts.recipe, target, drafter), model_shape(target.text)
+    if keeps_one_group(engine) or not layers or not shape.attention:
+        return
+    try:
+        if not deals_out_drafter(shape, layers, facts.options):
+            return
+    except UnknownFormatError:
+        return
+    yield finding(
+        "draft-kv-groups",
+        drafter=drafter.name,
+        model=target.name,
+        version=engine.version,
+        count=sum(one.layers for one in layers),
+        revision=ONE_GROUP_SINCE,
     )
 
 
-def before(version: str, release: str) -> bool:
-    """Tell if *version*, without its local part, is older than *release*; one that is not valid is not."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(Version(version).base_version) < Version(release)
-    except InvalidVersion:
-        return False
+def _aux_layers(target: Checkpoint, drafter: Checkpoint, *, known: bool) -> Iterator[Finding]:
+    """Yield a finding where an EAGLE3 drafter names its layers where model runner V2 does not read them."""
+    inner = drafter.config.get("eagle_config")
+    if not isinstance(inner, dict) or drafter.config.get(_AUX_LAYERS):
+        return
+    named: Any = inner.get(_AUX_LAYERS)
+    count = model_shape(target.text).layers
+    default = [2, count // 2, count - 3]
+    read = isinstance(named, list) and named and inner.get("use_aux_hidden_state") is not False
+    if read and named != default:
+        row = "draft-aux-layers" if known else "draft-aux-layers/unread"
+        yield finding(row, drafter=drafter.name, named=named, default=default)

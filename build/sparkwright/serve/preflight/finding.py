@@ -1,15 +1,43 @@
-"""The findings of preflight, and the refusal of a start by them."""
+"""Findings, whose levels and texts are rows of ``findings.toml``, and the refusal of a start by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from importlib import resources
+from typing import Any, Literal
 
+from sparkwright.base.config import Model, convert, parse_toml
 from sparkwright.base.errors import PreflightError
+from sparkwright.base.events import warn
 
 Level = Literal["refuse", "warn", "note"]
 _ORDER: tuple[Level, ...] = ("refuse", "warn", "note")
+_SHOWN = 3
+
+
+class FindingRow(Model, frozen=True):
+    """The level of a finding and its texts, in which facts stand in braces; see the head of the table."""
+
+    level: Level
+    what: str
+    because: str = ""
+    next: str = ""
+    liftable: bool = False
+
+
+class _Table(Model, frozen=True):
+    format: Literal[1]
+    findings: dict[str, dict[str, Any]]
+
+
+@functools.cache
+def finding_rows() -> Mapping[str, FindingRow]:
+    """Return every row by its name; what a NAME/CASE does not state is that of NAME."""
+    data = (resources.files("sparkwright.serve.preflight") / "findings.toml").read_bytes()
+    rows = parse_toml(data, _Table, newest_format=1, name="findings.toml").findings
+    return {name: convert({**rows[name.partition("/")[0]], **row}, FindingRow) for name, row in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -17,9 +45,7 @@ class Finding:
     """One thing that is wrong, or worth knowing, before a server is started.
 
     Attributes:
-        check: short name of the check.
         level: ``refuse`` stops the start, ``warn`` costs speed or reliability, ``note`` informs.
-        because: the facts that it rests on.
         liftable: true where the finding is a prediction or a judgement, which ``--force`` overrules.
     """
 
@@ -29,6 +55,19 @@ class Finding:
     because: str = ""
     next_step: str = ""
     liftable: bool = False
+
+
+def finding(row: str, /, **facts: Any) -> Finding:
+    """Return the finding of the table's *row* with these *facts*."""
+    found = finding_rows()[row]
+    what, because, next_step = (text.format_map(facts) for text in (found.what, found.because, found.next))
+    return Finding(row.partition("/")[0], found.level, what, because, next_step, found.liftable)
+
+
+def listed(names: Collection[str]) -> str:
+    """Return the first of *names*, and how many more there are."""
+    shown = ", ".join(list(names)[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def sorted_findings(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -50,14 +89,24 @@ def require_clear(found: Iterable[Finding], *, force: bool = False) -> None:
     stopping = refusals(found, force=force)
     if not stopping:
         return
+    several = len(stopping) > 1
     lift = ["--force starts all the same"] if all(one.liftable for one in stopping) else []
     raise PreflightError(
-        "the server would not start, or not survive" if len(stopping) > 1 else stopping[0].what,
+        "the server would not start, or not survive" if several else stopping[0].what,
         because="\n".join(
-            f"{one.what}: {one.because} [{one.check}]"
-            if len(stopping) > 1
-            else f"{one.because} [{one.check}]"
-            for one in stopping
+            f"{f'{one.what}: ' if several else ''}{one.because} [{one.check}]" for one in stopping
         ),
         next_step="\n".join([*dict.fromkeys(one.next_step for one in stopping if one.next_step), *lift]),
     )
+
+
+def warn_or_refuse(found: Collection[Finding], *, force: bool = False) -> None:
+    """Warn of what in *found* does not stop a start, but for notes; see `require_clear` for what does.
+
+    Raises:
+        PreflightError: something stops it.
+    """
+    for one in found:
+        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
+            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
+    require_clear(found, force=force)

@@ -1,4 +1,4 @@
-"""A checkpoint on the hub, read before it is fetched: its files, its configuration and its headers.
+"""Models that a start has to fetch: read on the hub before, and what fetching takes, or forbids it.
 
 Of each file of weights the header alone is asked for, by ranges: some hundred kilobytes of a large model.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sparkwright.base.errors import FetchError
-from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint
-from sparkwright.serve.preflight.safetensors import Shard, parse_shard
+from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint, Shard, parse_shard
+from sparkwright.serve.preflight.files import missing_shards
+from sparkwright.serve.preflight.finding import Finding, finding
+from sparkwright.serve.preflight.machine import GIB
 
 if TYPE_CHECKING:
     import requests
@@ -30,6 +33,10 @@ _MOST_JSON = 64 << 20  # an index of a thousand files has a few
 _SMALL = (".json", ".txt", ".jinja", ".model", ".py", ".tiktoken")  # that vLLM and transformers fetch besides
 _REFUSED = frozenset({401, 403})
 _ABSENT, _PART = 404, 206
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE = {"1", "true", "yes", "on"}
+_ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
+_SPARE = 2 * GIB
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,6 @@ class RemoteModel:
     Attributes:
         checkpoint: its facts, with tensors by the headers of its files; `None` where they could not be read.
         download: bytes of the files that vLLM fetches; -1 where they are not known.
-        files: how many these are.
         refused: the reason for which the hub does not hand it out, such as a licence; empty if it does.
         unread: the reason for which it could not be read, such as no network; empty if it was.
     """
@@ -138,7 +144,6 @@ class _Source:
             name=self.name,
             folder=Path(self.name),
             config=config,
-            generation=load("generation_config.json"),
             modelopt=load("hf_quant_config.json"),
             shards=shards,
             index=named,
@@ -214,3 +219,64 @@ def _token(environment: Mapping[str, str]) -> str:
             Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8").strip()
         )
     return ""
+
+
+def is_offline(environment: Mapping[str, str]) -> bool:
+    """Tell if a server with these variables fetches nothing."""
+    return any(environment.get(name, "").lower() in _TRUE for name in _OFFLINE)
+
+
+def is_repository(name: str) -> bool:
+    """Tell if the model *name* is a repository of the hub, not a folder."""
+    return not name.startswith(("/", ".", "~")) and name.count("/") <= 1
+
+
+def check_offline(
+    environment: Mapping[str, str],
+    models: Mapping[str, Checkpoint | None],
+    remote: Mapping[str, RemoteModel],
+) -> Iterator[Finding]:
+    """Yield findings about *models* that a start would have to fetch or look up; *remote* are not here."""
+    offline = is_offline(environment)
+    for name, checkpoint in models.items():
+        if name not in remote:
+            # A folder is not looked up on the hub.
+            if checkpoint and not offline and str(checkpoint.folder) != os.path.expanduser(name):  # noqa: PTH111 - a name
+                yield finding("offline", model=name)
+        elif not is_repository(name):
+            yield finding("model-missing/path", model=name)
+        elif offline:
+            yield finding("model-missing", model=name)
+        elif remote[name].refused:
+            yield finding("model-refused", model=name, why=remote[name].refused)
+        else:
+            told = remote[name]
+            size = f"{told.download / GIB:.1f} GiB in {told.files} files, as the hub lists them"
+            known = "; ".join(filter(None, (size if told.files else "", told.unread)))
+            yield finding("model-fetched" if known else "model-fetched/unread", model=name, size=known)
+
+
+def check_disk(
+    free: int, folder: Path, models: Mapping[str, Checkpoint | None], remote: Mapping[str, RemoteModel]
+) -> Iterator[Finding]:
+    """Yield findings about room for weights that have to be fetched.
+
+    Args:
+        free: bytes of *folder*, where they would be fetched to; -1 where it is not known.
+        folder: where they would be fetched to.
+        models: the models by name.
+        remote: what the hub says of those that are not here.
+    """
+    for name, checkpoint in models.items() if free >= 0 else ():
+        missing = remote[name].download if name in remote else _missing_bytes(checkpoint)
+        facts = {"free": f"{free / GIB:.1f}", "folder": folder, "missing": f"{missing / GIB:.1f}"}
+        if missing > 0 and free < missing + _SPARE:
+            yield finding("disk", model=name if name in remote else f"the rest of {name}", **facts)
+        elif missing < 0 and free < _ROOMY:
+            yield finding("disk/unknown", model=name, **facts)
+
+
+def _missing_bytes(checkpoint: Checkpoint | None) -> int:
+    if checkpoint is None or checkpoint.index_bytes < 0 or not missing_shards(checkpoint):
+        return 0
+    return max(0, checkpoint.index_bytes - checkpoint.bytes)

@@ -16,10 +16,23 @@ v1/kv_cache_interface.py, `_align_hybrid_block_size` of platforms/interface.py):
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from math import lcm
 
-from sparkwright.serve.preflight.shape import Attention, ModelShape, value_bytes
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes import Recipe
+from sparkwright.recipes.rules import before
+from sparkwright.serve.preflight.checkpoint import Checkpoint
+from sparkwright.serve.preflight.machine import HostFacts
+from sparkwright.serve.preflight.shape import (
+    Attention,
+    ModelShape,
+    model_dtype,
+    model_shape,
+    value_bytes,
+    whole_number,
+)
 
 BLOCK = 16
 """Tokens of a block where nothing asks for another size, on CUDA cards."""
@@ -30,6 +43,18 @@ _EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 _ONE_VALUE = ("auto", "bfloat16", "float16", "float32")
 _DS_MLA = 656  # bytes of a token of `fp8_ds_mla`
 _MUCH_LARGER = 1.5
+PAGES_CARRY, WINDOWS_CARRY = "kv-page-nvfp4", "dflash-sliding-window"
+ONE_GROUP_SINCE = 7
+"""Revision of series 0.24 since which `WINDOWS_CARRY` keeps a drafter's layers in one group."""
+
+BATCH, REQUESTS = 8192, 256
+"""vLLM's own, about, for an API server on a card of 70 GiB and more."""
+
+_HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_EXPORTS = 64  # FLASHINFER_GDN_CHECKPOINT_ALIGNMENT of vLLM 0.33.0
+_NEW_CARDS, _KEY_SIZE = ("10.", "12."), 128
+_KV_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 
 class UnknownFormatError(Exception):
@@ -43,9 +68,7 @@ class KvOptions:
     Attributes:
         dtype: type of the target's cache, as ``--kv-cache-dtype`` spells it.
         model_dtype: of the model's values, which ``auto`` stands for.
-        block: tokens of a block.
         batch: tokens of the largest batch, which windows hold on top.
-        drafts: tokens drafted in a step.
         prefix_caching: true if prefixes are cached, for which a state is held twice.
         ranks: cards that share the heads.
         saves: true with the carry kv-page-nvfp4, which chooses pages at which NVFP4 saves beside others.
@@ -67,13 +90,90 @@ class KvOptions:
     exports: int = 1
 
 
+def keeps_one_group(engine: EngineFacts) -> bool:
+    """Tell if that vLLM keeps all layers of a DFlash drafter in one KV cache group."""
+    return WINDOWS_CARRY in engine.carries and not 0 < engine.revision < ONE_GROUP_SINCE
+
+
+def flag_number(recipe: Recipe, name: str, otherwise: int) -> int:
+    """Return a flag that is a whole number, also as vLLM reads ``32k`` (1000) and ``32K`` (1024)."""
+    value = recipe.flags.get(name)
+    if isinstance(value, str) and (match := _HUMAN.fullmatch(value.strip())):
+        number, unit = match.groups()
+        return int(float(number) * _UNITS[unit])
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def kv_options(
+    recipe: Recipe, target: Checkpoint | None, host: HostFacts, engine: EngineFacts | None
+) -> KvOptions:
+    """Return the options of the KV cache that *recipe* gives the *target* on that *host*."""
+    shape = model_shape(target.text) if target else None
+    hybrid = shape is not None and shape.hybrid
+    given = recipe.flags.get("enable-prefix-caching")
+    # By default models with states have it off (vllm config/model.py).
+    prefixes = given if isinstance(given, bool) else not hybrid
+    dtype = str(recipe.flags.get("kv-cache-dtype", "auto"))
+    return KvOptions(
+        dtype=_stated_kv(target) if dtype == "auto" and target else dtype,
+        draft_dtype=str(recipe.speculative.get("kv_cache_dtype") or ""),
+        model_dtype=model_dtype(recipe, target) if target else "bfloat16",
+        block=flag_number(recipe, "block-size", BLOCK if host.card else CPU_BLOCK),
+        batch=flag_number(recipe, "max-num-batched-tokens", BATCH),
+        drafts=whole_number(recipe.speculative, "num_speculative_tokens"),
+        prefix_caching=prefixes,
+        ranks=max(1, flag_number(recipe, "tensor-parallel-size", 1)),
+        saves=engine is None or PAGES_CARRY in engine.carries,
+        together=engine is not None
+        and keeps_one_group(engine)
+        and recipe.speculative.get("method") == "dflash",
+        exports=_EXPORTS if prefixes and _exports_states(recipe, target, shape, host, engine) else 1,
+    )
+
+
+def _exports_states(
+    recipe: Recipe,
+    target: Checkpoint | None,
+    shape: ModelShape | None,
+    host: HostFacts,
+    engine: EngineFacts | None,
+) -> bool:
+    """Tell if FlashInfer prefills all states of the target, on its way past the ends of blocks.
+
+    `_resolve_gdn_prefill_backend` of vLLM 0.33.0 takes it for gated delta nets on 9.0, and on 10.x and 12.x
+    with keys of 128 and CUDA 13, for which its wheels are built. Mamba layers export at any token, and other
+    states, such as the short convolutions of Qwen4, at none.
+    """
+    if not (target and shape and shape.states and host.card and engine and engine.version):
+        return False
+    if before(engine.version, "0.33"):
+        return False
+    capability = host.card.capability
+    supported = capability == "9.0" or (
+        capability.startswith(_NEW_CARDS) and target.text.get("linear_key_head_dim") == _KEY_SIZE
+    )
+    return (
+        supported
+        and recipe.flags.get("gdn-prefill-backend", "auto") in {"auto", "flashinfer"}
+        and recipe.flags.get("mamba-cache-mode", "align") == "align"
+        and not any(states.mamba for states in shape.states)
+        and not any("Qwen4" in name for name in target.config.get("architectures") or ())
+    )
+
+
+def _stated_kv(target: Checkpoint) -> str:
+    """Return the type of KV cache that the checkpoint asks for; ``auto`` where it does not."""
+    for config in (target.config.get("quantization_config"), target.modelopt.get("quantization")):
+        if isinstance(config, dict) and (stated := config.get("kv_cache_quant_algo")):
+            return _KV_TYPES.get(str(stated).lower(), "auto")
+    return "auto"
+
+
 @dataclass(frozen=True)
 class KvGroup:
     """Layers of one kind, as the pool sees them.
 
     Attributes:
-        what: the kind, in words.
-        layers: how many layers there are of the kind.
         page: bytes of one layer's block.
         values: bytes of it that hold values.
         block: tokens of a block; 0 for states.
@@ -109,7 +209,6 @@ class KvPlan:
     """The layout of a KV cache.
 
     Attributes:
-        groups: the kinds of layers.
         block_bytes: bytes of one block of the pool, which serves all layers of one group.
         batch: tokens of the largest batch.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.base.config import Model
-from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.finding import Finding, finding
 
 FAST_MBPS = 100_000
 """A Spark's ConnectX-7 ports run at 200 Gb/s, and its other port at 10."""
@@ -23,9 +23,7 @@ class Interface(Model, frozen=True):
     """A network interface.
 
     Attributes:
-        name: such as ``enp1s0f0np0``.
         mbps: speed in Mb/s; -1 where the driver does not say, as without a cable.
-        physical: true if hardware is behind it.
     """
 
     name: str
@@ -39,24 +37,19 @@ class RdmaPort(Model, frozen=True):
 
     Attributes:
         device: such as ``rocep1s0f0`` or ``mlx5_0``.
-        state: such as ``ACTIVE``.
         mbps: rate in Mb/s; -1 where it is not known.
-        interfaces: network interfaces of the device.
     """
 
     device: str
     port: int
     state: str = ""
     mbps: int = -1
-    interfaces: tuple[str, ...] = ()
 
 
 class LinkFacts(Model, frozen=True):
     """One end.
 
     Attributes:
-        interfaces: its network interfaces, sorted.
-        rdma: ports of its RDMA devices, sorted.
         variables: NCCL's and Gloo's variables, as far as they are set.
         nccl: version of NCCL in the environment; empty where it is not known.
         wheel: digest of the files of the vLLM that it serves with; empty where it is not known.
@@ -107,8 +100,6 @@ class SysFs:
         folder = self.root / "class" / "infiniband"
         found = []
         for device in sorted(folder.iterdir()) if folder.is_dir() else ():
-            net = device / "device" / "net"
-            interfaces = tuple(sorted(path.name for path in net.iterdir())) if net.is_dir() else ()
             ports = device / "ports"
             for port in sorted(ports.iterdir()) if ports.is_dir() else ():
                 # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
@@ -116,9 +107,7 @@ class SysFs:
                 rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
                 speed = int(float(rate.group(1)) * 1000) if rate else -1
                 number = int(port.name) if port.name.isdecimal() else 0
-                found.append(
-                    RdmaPort(device=device.name, port=number, state=state, mbps=speed, interfaces=interfaces)
-                )
+                found.append(RdmaPort(device=device.name, port=number, state=state, mbps=speed))
         return tuple(found)
 
 
@@ -144,16 +133,7 @@ def read_link(
     wheel: str = "",
     version: str = "",
 ) -> LinkFacts:
-    """Return the facts of this end.
-
-    Args:
-        environment: variables of the server.
-        sysfs: the kernel's description; that of this machine by default.
-        host: a name for this end.
-        nccl: version of NCCL in the environment.
-        wheel: digest of the files of vLLM.
-        version: version of vLLM.
-    """
+    """Return the facts of this end."""
     sysfs = sysfs or SysFs()
     return LinkFacts(
         host=host,
@@ -167,45 +147,26 @@ def read_link(
 
 
 def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
-    """Yield findings about each end, and about what differs between two.
-
-    Args:
-        ends: this end, and the other one if its facts are known.
-    """
+    """Yield findings about each end, this one and the other if its facts are known, and how two differ."""
     for end in ends:
-        yield from _interfaces(end)
+        if end.fast:
+            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+                yield from _chosen(end, name)
+        else:
+            shown = ", ".join(
+                f"{one.name} {'up' if one.up else 'down'} {one.mbps if one.mbps >= 0 else '?'} Mb/s"
+                for one in end.interfaces
+                if one.physical
+            )
+            fast = FAST_MBPS // 1000
+            yield finding("link", host=end.host, fast=fast, interfaces=shown or "it has none")
         yield from _devices(end)
-        yield from _nccl(end)
+        if end.nccl == _HANGS:
+            yield finding("nccl", version=end.nccl, host=end.host)
     if len(ends) == 1:
-        yield Finding(
-            "peer",
-            "note",
-            "the other machine was not compared",
-            "its facts were not given",
-            "run `sparkwright preflight RECIPE --link > peer.json` there, and give --peer peer.json here",
-        )
+        yield finding("peer")
     elif len(ends) > 1:
         yield from _differences(ends[0], ends[1])
-
-
-def _interfaces(end: LinkFacts) -> Iterator[Finding]:
-    if not end.fast:
-        shown = ", ".join(
-            f"{one.name} {'up' if one.up else 'down'} {one.mbps if one.mbps >= 0 else '?'} Mb/s"
-            for one in end.interfaces
-            if one.physical
-        )
-        yield Finding(
-            "link",
-            "refuse",
-            f"{end.host} has no fast link to the other machine",
-            f"none of its interfaces is up at {FAST_MBPS // 1000} Gb/s or more: {shown or 'it has none'}",
-            "connect the QSFP ports of both machines, and bring the interface up (ip link)",
-            liftable=True,
-        )
-        return
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        yield from _chosen(end, name)
 
 
 def _chosen(end: LinkFacts, name: str) -> Iterator[Finding]:
@@ -215,26 +176,16 @@ def _chosen(end: LinkFacts, name: str) -> Iterator[Finding]:
     up = [one.name for one in end.interfaces if one.up]
     taken = [one for one in up if selects(value, one, exact=name.startswith("GLOO"))] if value else up
     slow = [one for one in taken if one not in fast]
-    remedy = f"{name}={end.fast[0].name}"
     if value and not taken:
-        yield Finding(
-            "link-interface",
-            "refuse",
-            f"{name} of {end.host} names no interface that is up",
-            f"it is {value!r}, and {', '.join(up)} are up",
-            remedy,
-            liftable=True,
-        )
-    elif slow:
-        because = f"it is {value!r}" if value else "it is not set"
-        yield Finding(
-            "link-interface",
-            "refuse" if value and not fast & {*taken} else "warn",
-            f"traffic of {end.host} may go over the slow interface {slow[0]}",
-            f"{name} decides, and {because}; {', '.join(sorted(fast))} is fast",
-            remedy,
-            liftable=True,
-        )
+        row = "link-interface/none"
+    elif not slow:
+        return
+    elif not value:
+        row = "link-interface/unset"
+    else:
+        row = "link-interface/some" if fast & {*taken} else "link-interface"
+    names = {"up": ", ".join(up), "slow": next(iter(slow), ""), "fast": ", ".join(sorted(fast))}
+    yield finding(row, host=end.host, name=name, value=value, first=end.fast[0].name, **names)
 
 
 def selects(value: str, name: str, *, exact: bool = False) -> bool:
@@ -257,73 +208,30 @@ def selects(value: str, name: str, *, exact: bool = False) -> bool:
 
 def _devices(end: LinkFacts) -> Iterator[Finding]:
     """Yield findings about RDMA, without which NCCL copies through the kernel's sockets."""
-    active = [one for one in end.rdma if one.state == _ACTIVE]
-    if end.variables.get("NCCL_IB_DISABLE") == "1" or end.variables.get("NCCL_NET", "").lower() == "socket":
-        yield Finding(
-            "rdma",
-            "warn",
-            f"NCCL is told to use no RDMA on {end.host}",
-            ", ".join(
-                f"{name}={end.variables[name]}"
-                for name in ("NCCL_IB_DISABLE", "NCCL_NET")
-                if name in end.variables
-            ),
-            "unset it: over sockets each step of a decode waits for the kernel",
-        )
+    active = [one.device for one in end.rdma if one.state == _ACTIVE]
+    variables = end.variables
+    if variables.get("NCCL_IB_DISABLE") == "1" or variables.get("NCCL_NET", "").lower() == "socket":
+        names = [name for name in ("NCCL_IB_DISABLE", "NCCL_NET") if name in variables]
+        shown = ", ".join(f"{name}={variables[name]}" for name in names)
+        yield finding("rdma/off", host=end.host, variables=shown)
     elif end.fast and not active:
         shown = ", ".join(f"{one.device} {one.state or 'unknown'}" for one in end.rdma)
-        yield Finding(
-            "rdma",
-            "warn",
-            f"{end.host} has no active RDMA device",
-            shown or "/sys/class/infiniband has none",
-            "modprobe mlx5_ib; for a container, add --device /dev/infiniband --ulimit memlock=-1",
-        )
-    if value := end.variables.get("NCCL_IB_HCA", ""):
-        taken = [one for one in active if selects(value, one.device)]
-        if active and not taken:
-            yield Finding(
-                "rdma-device",
-                "refuse",
-                f"NCCL_IB_HCA of {end.host} names no active RDMA device",
-                f"it is {value!r}, and {', '.join(one.device for one in active)} are active",
-                f"NCCL_IB_HCA={active[0].device}",
-                liftable=True,
-            )
-
-
-def _nccl(end: LinkFacts) -> Iterator[Finding]:
-    if end.nccl == _HANGS:
-        yield Finding(
-            "nccl",
-            "warn",
-            f"NCCL {end.nccl} of {end.host} is known to hang between two Sparks",
-            "vllm-project/vllm#42354 reports it for the package of this version",
-            "use a newer nvidia-nccl-cu13",
-        )
+        yield finding("rdma", host=end.host, devices=shown or "/sys/class/infiniband has none")
+    value = variables.get("NCCL_IB_HCA", "")
+    if value and active and not any(selects(value, one) for one in active):
+        devices = ", ".join(active)
+        yield finding("rdma-device", host=end.host, value=value, devices=devices, first=active[0])
 
 
 def _differences(here: LinkFacts, there: LinkFacts) -> Iterator[Finding]:
-    for check, what, own, other, liftable in (
-        ("link-wheel", "wheels", here.wheel, there.wheel, False),
-        ("link-version", "versions of vLLM", here.version, there.version, False),
-        ("link-nccl", "versions of NCCL", here.nccl, there.nccl, True),
+    hosts = {"here": here.host, "there": there.host}
+    for row, own, other in (
+        ("link-wheel", here.wheel, there.wheel),
+        ("link-version", here.version, there.version),
+        ("link-nccl", here.nccl, there.nccl),
     ):
         if own and other and own != other:
-            yield Finding(
-                check,
-                "refuse",
-                f"the two machines have different {what}",
-                f"{here.host} has {own}, and {there.host} {other}",
-                "install the same wheel and its locked requirements on both",
-                liftable=liftable,
-            )
-    speeds = [max((one.mbps for one in end.fast), default=0) for end in (here, there)]
-    if all(speeds) and speeds[0] != speeds[1]:
-        yield Finding(
-            "link-speed",
-            "warn",
-            "the two ends of the link run at different speeds",
-            f"{here.host} at {speeds[0] // 1000} Gb/s, {there.host} at {speeds[1] // 1000}",
-            "check cable and ports (ethtool)",
-        )
+            yield finding(row, own=own, other=other, **hosts)
+    speed, its = (max((one.mbps for one in end.fast), default=0) for end in (here, there))
+    if speed and its and speed != its:
+        yield finding("link-speed", own=speed // 1000, other=its // 1000, **hosts)

@@ -1,15 +1,19 @@
-"""The layers of a model that keep something for each request, from its configuration.
+"""What a model takes in memory: layers that keep something for each request, and its weights once loaded.
 
-`model_shape` knows attention (full, in windows, latent), gated delta nets and Mamba 2. Other layers are
-unknown, and no memory is predicted for them.
+`model_shape` reads the configuration. It knows attention (full, in windows, latent), gated delta nets and
+Mamba 2; other layers are unknown, and no memory is predicted for them. `loaded_weights` reads headers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import NONE, Checkpoint, Tensor, find_quantization
 
 _FULL, _WINDOW, _STATE, _NONE = "full", "window", "state", "none"
 _KINDS = {
@@ -20,6 +24,17 @@ _KINDS = {
 }  # fmt: skip
 _MOST_LAYERS = 10_000
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_MTP = re.compile(r"^(?:model\.)?mtp\.|(?:^|\.)nextn\.")
+_LAYER = re.compile(r"^(?:model\.)?layers\.(\d+)\.")
+_ENCODERS = re.compile(
+    r"(?:^|\.)(?:visual|vision_tower|vision_model|audio_tower|audio_model|multi_modal_projector)\."
+)
+_OUTPUT = re.compile(r"(?:^|\.)lm_head\.weight$")
+_EMBEDDING = re.compile(r"embed|lm_head|norm")
+# Recomputed or kept in 32 bits, whatever the model's type.
+_DROPPED = re.compile(r"rotary_emb\.inv_freq$")
+_WIDE = re.compile(r"(?:A_log|dt_bias|scale|scale_2|e_score_correction_bias)$")
 
 
 @dataclass(frozen=True)
@@ -27,7 +42,6 @@ class Attention:
     """Layers of attention of one kind.
 
     Attributes:
-        kv_heads: heads of keys and values.
         window: tokens of a sliding window; 0 for all.
         latent: values of a token's compressed keys and values (MLA); 0 where there are heads.
     """
@@ -45,7 +59,6 @@ class States:
 
     Attributes:
         taps: earlier inputs that it keeps.
-        temporal: values of the recurrent state.
         temporal_bytes: bytes of each; 0 for the model's own type.
         mamba: true for Mamba 2, false for a gated delta net.
     """
@@ -74,9 +87,7 @@ class ModelShape:
     """The sizes of a model.
 
     Attributes:
-        hidden: values of a hidden state.
         inner: values between the two halves of the widest dense layer that a token passes.
-        vocabulary: tokens.
         attention: layers of attention by kind; the first has the heads that vLLM plans with.
         longest: the longest context that the configuration allows; 0 where it does not say.
         unknown: what it could not read, in words; then attention and states are empty.
@@ -214,15 +225,11 @@ def _attention(config: Mapping[str, Any], plain: ModelShape, kinds: list[str]) -
 def _states(config: Mapping[str, Any], layers: int) -> tuple[States, ...]:
     if not layers:
         return ()
-    keys, values = (
-        whole_number(config, "linear_num_key_heads"),
-        whole_number(config, "linear_num_value_heads"),
+    keys, values, key_size, value_size = (
+        whole_number(config, f"linear_{name}")
+        for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     )
     if keys and values:
-        key_size, value_size = (
-            whole_number(config, "linear_key_head_dim"),
-            whole_number(config, "linear_value_head_dim"),
-        )
         return (
             States(
                 layers=layers,
@@ -251,3 +258,79 @@ def _states(config: Mapping[str, Any], layers: int) -> tuple[States, ...]:
 
 def _state_bytes(dtype: Any) -> int:
     return value_bytes(dtype) if isinstance(dtype, str) and re.search(r"float", dtype) else 0
+
+
+# Weights ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Weights in memory.
+
+    Attributes:
+        by_dtype: bytes in the files that are loaded, by the format's name of their type.
+        left_out: bytes in the files that are not loaded: MTP heads, encoders, tied output layers.
+    """
+
+    bytes: int
+    by_dtype: Mapping[str, int]
+    left_out: int
+
+
+def model_dtype(recipe: Recipe, checkpoint: Checkpoint) -> str:
+    """Return the type of the model's values: the recipe's, or the checkpoint's with 32 bits made 16."""
+    asked = str(recipe.flags.get("dtype", "auto"))
+    if asked != "auto":
+        return asked
+    stated = str(checkpoint.text.get("dtype") or checkpoint.text.get("torch_dtype") or "bfloat16")
+    return "bfloat16" if value_bytes(stated) != value_bytes("bfloat16") else stated.removeprefix("torch.")
+
+
+def loaded_weights(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool = False) -> LoadedWeights:
+    """Return what *checkpoint* takes in memory."""
+    value = value_bytes(model_dtype(recipe, checkpoint))
+    plain = find_quantization(checkpoint).method == NONE
+    online = not draft and plain and str(recipe.flags.get("quantization", "")) == "fp8"
+    taken = {id(tensor) for tensor in _taken(recipe, checkpoint, draft=draft)}
+    by_dtype: Counter[str] = Counter()
+    total, left_out = 0, 0
+    for tensor in checkpoint.tensors:
+        if id(tensor) not in taken:
+            left_out += tensor.bytes
+            continue
+        by_dtype[tensor.dtype] += tensor.bytes
+        small = online and len(tensor.shape) > 1 and not _EMBEDDING.search(tensor.name)
+        total += _loaded(tensor, 1 if small else value)
+    ranks = max(1, whole_number(recipe.flags, "tensor-parallel-size"))
+    if draft:
+        ranks = whole_number(recipe.speculative, "draft_tensor_parallel_size") or ranks
+    return LoadedWeights(total // ranks, dict(by_dtype), left_out)
+
+
+def _loaded(tensor: Tensor, value: int) -> int:
+    if tensor.dtype not in _FLOATS or (tensor.dtype == "F32" and _WIDE.search(tensor.name)):
+        return tensor.bytes
+    return tensor.count * value
+
+
+def _taken(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool) -> Iterator[Tensor]:
+    """Yield the tensors that are loaded."""
+    heads = draft or str(recipe.speculative.get("method", "")).endswith("mtp")
+    text_alone = recipe.flags.get("language-model-only") is True
+    tied = bool(
+        checkpoint.config.get("tie_word_embeddings", checkpoint.text.get("tie_word_embeddings", False))
+    )
+    layers = model_shape(checkpoint.text).layers
+    for tensor in checkpoint.tensors:
+        head = is_head(tensor.name, layers)
+        if _DROPPED.search(tensor.name) or (head and not heads):
+            continue
+        if (text_alone and _ENCODERS.search(tensor.name)) or (tied and _OUTPUT.search(tensor.name)):
+            continue
+        yield tensor
+
+
+def is_head(name: str, layers: int) -> bool:
+    """Tell if the tensor *name* belongs to an MTP layer of a model of so many *layers*; 0 for unknown."""
+    layer = _LAYER.match(name)
+    return bool(_MTP.search(name) or (layer and layers and int(layer.group(1)) >= layers))

@@ -1,18 +1,21 @@
 """Served recipes as services that come back after a reboot: systemd units, compose files, upgrade, rollback.
 
-Read `model` first, then `install`, which plans the files, and `upgrade`, which changes wheels.
+Read `model` first, then `files`, which plans them by templates, and `change`, which changes wheels.
 """
 
-from sparkwright.serve.service.install import InstallPlan, apply_plan, plan_install, plan_uninstall, run_all
-from sparkwright.serve.service.keys import make_key
-from sparkwright.serve.service.manager import ServiceManager, SystemdManager, canary_failure
+from sparkwright.serve.service.change import Slots, SystemdManager, canary_failure, roll_back, upgrade
+from sparkwright.serve.service.files import (
+    InstallPlan,
+    apply_plan,
+    make_key,
+    plan_install,
+    plan_uninstall,
+    run_all,
+)
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord, load_record
-from sparkwright.serve.service.slots import Slots
-from sparkwright.serve.service.upgrade import roll_back, upgrade
 
 __all__ = [
     "InstallPlan",
-    "ServiceManager",
     "ServiceOptions",
     "ServicePlaces",
     "ServiceRecord",

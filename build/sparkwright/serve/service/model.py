@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,16 +30,9 @@ class ServiceOptions:
     Attributes:
         name: of the service, without ``sparkwright-``.
         recipe: name of a recipe that ships, or the path of the service's own copy of another one.
-        scope: a unit of the system, or of one user.
         program: absolute path of the command ``sparkwright``.
-        settings: flags on top of the recipe's, each ``FLAG=VALUE``.
-        host: address to listen at.
         run_as: user of a system's unit.
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
-        offline: serve without a network.
-        force: start in spite of preflight's predictions.
-        image: image of the compose file.
-        uid: user id in its container.
         recipe_text: content of that copy; empty for a recipe that ships.
     """
 
@@ -78,113 +71,92 @@ class ServicePlaces:
     """The files and folders of one service.
 
     Attributes:
-        scope: of its unit.
         root: put before every path, for images and tests; ``/`` otherwise.
-        home: the user's home folder.
+        config: the folder of key, variables, own recipe and compose file.
+        variables: the file of further variables, such as ``HF_TOKEN``.
+        recipe: the copy of a recipe of the user's own; the service's user may not see the original.
+        sysusers: the file that declares the system's user (sysusers.d(5)).
+        state: the folder of everything that is no configuration. Of a system's service, root owns it, the
+            environments and the record: what root runs and trusts is not the service's to change.
+        store: the service's own store: caches, logs and evidence.
+        models: the service's own folder of downloaded models.
+        health: the file of the engine's state, which the watchdog writes.
     """
 
     name: str
     scope: Scope
-    root: Path = Path("/")
-    home: Path = field(default_factory=Path.home)
+    root: Path
+    home: Path
+    unit: Path
+    config: Path
+    key: Path
+    variables: Path
+    recipe: Path
+    compose: Path
+    sysusers: Path
+    state: Path
+    store: Path
+    models: Path
+    health: Path
+    record: Path
+
+    @classmethod
+    def of(cls, name: str, scope: Scope, root: Path = Path("/"), home: Path | None = None) -> ServicePlaces:
+        """Return those of the service *name*, of a user with that *home*."""
+        home = home or Path.home()
+        system = scope == "system"
+        user_config = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+        user_state = os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state"
+
+        def under(path: str) -> Path:
+            return root / path.lstrip("/")
+
+        config = under("/etc/sparkwright" if system else f"{user_config}/sparkwright")
+        units = under("/etc/systemd/system" if system else f"{user_config}/systemd/user")
+        state = under("/var/lib" if system else user_state) / "sparkwright" / "services" / name
+        return cls(
+            name=name,
+            scope=scope,
+            root=root,
+            home=home,
+            unit=units / f"sparkwright-{name}.service",
+            config=config,
+            key=config / f"{name}.key",
+            variables=config / f"{name}.env",
+            recipe=config / f"{name}.toml",
+            compose=config / f"{name}.compose.yaml",
+            sysusers=under("/etc/sysusers.d") / f"sparkwright-{name}.conf",
+            state=state,
+            store=state / "store",
+            models=state / "huggingface",
+            health=state / "health" / "state.json",
+            record=state / "service.json",
+        )
+
+    @property
+    def inside(self) -> ServicePlaces:
+        """Return those that an image itself has: what is written below a root names the image's own paths."""
+        return ServicePlaces.of(self.name, self.scope, home=self.home)
 
     @property
     def unit_name(self) -> str:
         """Return the name of the unit."""
-        return f"sparkwright-{self.name}.service"
-
-    @property
-    def unit(self) -> Path:
-        """Return the unit's file."""
-        folder = "/etc/systemd/system" if self.scope == "system" else self._config("systemd/user")
-        return self._under(folder) / self.unit_name
-
-    @property
-    def config(self) -> Path:
-        """Return the folder of the key, the variables and the compose file."""
-        return self._under("/etc/sparkwright" if self.scope == "system" else self._config("sparkwright"))
-
-    @property
-    def key(self) -> Path:
-        """Return the file of the API key."""
-        return self.config / f"{self.name}.key"
-
-    @property
-    def variables(self) -> Path:
-        """Return the file of further variables, such as ``HF_TOKEN``."""
-        return self.config / f"{self.name}.env"
-
-    @property
-    def recipe(self) -> Path:
-        """Return the copy of a recipe of the user's own; the service's user may not see the original."""
-        return self.config / f"{self.name}.toml"
-
-    @property
-    def compose(self) -> Path:
-        """Return the compose file."""
-        return self.config / f"{self.name}.compose.yaml"
-
-    @property
-    def sysusers(self) -> Path:
-        """Return the file that declares the system's user (sysusers.d(5))."""
-        return self._under("/etc/sysusers.d") / f"sparkwright-{self.name}.conf"
-
-    @property
-    def state(self) -> Path:
-        """Return the folder of everything that is no configuration.
-
-        Of a system's service, root owns it, the environments and the record: what root runs and trusts is
-        not the service's to change.
-        """
-        if self.scope == "system":
-            return self._under("/var/lib/sparkwright") / "services" / self.name
-        data = os.environ.get("XDG_STATE_HOME") or str(self.home / ".local/state")
-        return self._under(data) / "sparkwright" / "services" / self.name
-
-    @property
-    def store(self) -> Path:
-        """Return the service's own store: caches, logs and evidence."""
-        return self.state / "store"
-
-    @property
-    def models(self) -> Path:
-        """Return the service's own folder of downloaded models."""
-        return self.state / "huggingface"
+        return self.unit.name
 
     @property
     def written(self) -> tuple[Path, ...]:
         """Return the folders below its state that the service itself writes."""
         return (self.store, self.models, self.health.parent)
 
-    @property
-    def record(self) -> Path:
-        """Return the record of the installation."""
-        return self.state / "service.json"
-
-    @property
-    def health(self) -> Path:
-        """Return the file of the engine's state, which the watchdog writes."""
-        return self.state / "health" / "state.json"
-
-    def _config(self, below: str) -> str:
-        return str(Path(os.environ.get("XDG_CONFIG_HOME") or self.home / ".config") / below)
-
-    def _under(self, path: str) -> Path:
-        return self.root / path.lstrip("/")
-
 
 class ServiceRecord(Model, frozen=True):
     """The record of an installed service.
 
     Attributes:
-        scope: of its unit.
-        host: address that it listens at.
-        port: port that it listens at.
         models: folder of downloaded models; empty for the service's own.
         channel: place of the channel that its wheels come from; empty for wheels that were named.
         current: the environment that it serves with, a folder's name.
         previous: the one before; empty if there is none.
-        wheels: file names of wheels, by environment.
     """
 
     name: str

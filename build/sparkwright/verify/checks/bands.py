@@ -19,7 +19,7 @@ from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.recipes.reference import ReferenceFigures, load_references
+from sparkwright.recipes.evidence import ReferenceFigures, load_references
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import Check, CheckedCells, conclude, describe

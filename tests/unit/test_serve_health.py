@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.serve.sd_notify import STALE_S, notify, read_state, write_state
+from sparkwright.serve.health import STALE_S, notify, read_state, write_state
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -1,4 +1,4 @@
-"""The facts about this machine that decide whether a server can start, read once."""
+"""This machine: the facts that decide whether a server can start, read once, and what in them forbids it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ import platform
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.base.card import card_fields
 from sparkwright.native.doctor import parse_meminfo
-from sparkwright.serve.preflight.budget import Memory
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.finding import Finding, finding
 
-SPARK = "12.1"
+GIB = 1 << 30
+RESERVE_SHARE = 0.115
+"""Share of a unified machine's memory that the host needs: 14 GiB of a Spark's 121.7. Published recipes for
+one Spark go from 0.60 to 0.88; at 0.88 that is what is left."""
+
+_SMALLEST_RESERVE_GIB = 2.0
+_OLDEST_DRIVER = 580
 _FIELDS = (
     "name",
     "compute_cap",
@@ -37,11 +44,8 @@ class CardFacts:
     """A card as ``nvidia-smi`` describes it.
 
     Attributes:
-        capability: compute capability, such as ``12.1``.
         total: bytes of its own memory; -1 where it shares the machine's.
         free: free bytes of it; -1 where it shares the machine's.
-        mode: compute mode; empty where it has none.
-        persistence: ``Enabled`` or ``Disabled``; empty where it has none.
     """
 
     name: str
@@ -54,13 +58,37 @@ class CardFacts:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """The memory of the machine, or of its card, in bytes.
+
+    Attributes:
+        kind: ``unified`` for a card that shares the host's, ``card`` for one with its own, ``host`` without.
+        available: what a program can have now; -1 where it is not known.
+        free: what is free without dropping the page cache; -1 where it is not known.
+        sidecars: what other programs will take on top, as the user says.
+    """
+
+    kind: str
+    total: int
+    available: int = -1
+    free: int = -1
+    cached: int = 0
+    swap_used: int = 0
+    sidecars: int = 0
+
+    @property
+    def reserve(self) -> int:
+        """The bytes that the host needs for itself and the server's processes; 0 on a card of its own."""
+        if self.kind == "card":
+            return 0
+        return max(int(RESERVE_SHARE * self.total), int(_SMALLEST_RESERVE_GIB * GIB))
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """A machine at one moment.
 
     Attributes:
-        machine: ``aarch64`` or ``x86_64``.
-        meminfo: ``/proc/meminfo``, in bytes.
-        card: its first card, or `None`.
         processes: lines of ``nvidia-smi`` about programs on the card: process id, name, memory.
         disk_free: free bytes where models are cached; -1 where unknown.
         taken: ports of those asked about that something listens at.
@@ -84,11 +112,6 @@ class HostFacts:
         """Tell if the card shares the machine's memory."""
         return self.card is not None and self.card.total < 0
 
-    @property
-    def spark(self) -> bool:
-        """Tell if the card is a GB10."""
-        return self.card is not None and self.card.capability == SPARK
-
     def memory(self, sidecars: int = 0) -> Memory:
         """Return the memory that a server takes its own from; *sidecars* are bytes that others will take."""
         known = self.meminfo
@@ -109,21 +132,16 @@ class HostFacts:
 def read_host(
     environment: Mapping[str, str], *, models: Path, ports: Iterable[int] = (), address: str = "127.0.0.1"
 ) -> HostFacts:
-    """Return the facts about this machine.
-
-    Args:
-        environment: variables of the server, which place caches and compilers.
-        models: the folder that models are cached in, or would be.
-        ports: ports that will be listened at.
-        address: the address to listen at.
-    """
-    meminfo, tools = Path("/proc/meminfo"), _tools(environment)
+    """Return the facts about this machine."""
+    meminfo, tools, free = Path("/proc/meminfo"), _tools(environment), -1
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(_nearest(models)).free
     return HostFacts(
         machine=platform.machine(),
         meminfo=parse_meminfo(meminfo.read_text(encoding="utf-8")) if meminfo.exists() else {},
         card=parse_card(card_fields(*_FIELDS)),
         processes=_processes(),
-        disk_free=_disk_free(models),
+        disk_free=free,
         taken=frozenset(port for port in ports if port and is_taken(address, port)),
         tools=tools,
         nvcc=_nvcc_release(tools.get("nvcc", "")),
@@ -178,12 +196,6 @@ def _nearest(path: Path) -> Path:
     return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
 
 
-def _disk_free(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(_nearest(path)).free
-    return -1
-
-
 def is_taken(address: str, port: int) -> bool:
     """Tell if something listens at *port* of *address*, so that a server could not."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -223,3 +235,37 @@ def writable(path: Path) -> bool:
     """Tell if a folder can be made at *path* and written to."""
     nearest = _nearest(path)
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def check_machine(recipe: Recipe, host: HostFacts, address: str, port: int) -> Iterator[Finding]:
+    """Yield findings about the card, its driver and mode, other programs on it, and the port to listen at."""
+    card = host.card
+    if card is None:
+        if recipe.capability:
+            yield finding("card", capability=recipe.capability)
+    else:
+        yield from _check_card(recipe, card, host.processes)
+    if port in host.taken:
+        yield finding("port", port=port, address=address)
+
+
+def _check_card(recipe: Recipe, card: CardFacts, processes: tuple[str, ...]) -> Iterator[Finding]:
+    if recipe.capability and card.capability != recipe.capability:
+        yield finding("capability", card=card.name, wanted=recipe.capability, capability=card.capability)
+    major = re.match(r"\d+", card.driver)
+    if major and int(major.group()) < _OLDEST_DRIVER:
+        yield finding("driver", driver=card.driver, oldest=_OLDEST_DRIVER)
+    if card.mode == "Prohibited":
+        yield finding("compute-mode", mode=card.mode)
+    elif card.mode.startswith("Exclusive") and processes:
+        yield finding("compute-mode/exclusive", mode=card.mode)
+    if card.persistence == "Disabled":
+        yield finding("persistence")
+    if processes:
+        yield finding("card-processes", processes="; ".join(processes[:4]))
+
+
+def check_caches(host: HostFacts) -> Iterator[Finding]:
+    """Yield a finding for each cache that cannot be written."""
+    for name, folder in host.unwritable.items():
+        yield finding("cache", name=name, folder=folder)

@@ -1,0 +1,203 @@
+"""Ask a release, by its own parser, what it does not take of recipes; answers are recorded.
+
+`ask_release` asks the merged tree, in the environment for probes, and `ask_installed` the vLLM that will
+serve, in its own. A child process imports vLLM and builds its parser: six seconds with bytecode and files in
+the page cache, a minute without, of which the engine's own start is then spared most. Answers depend on
+nothing but the content, the environment and the child's own source, and are recorded under their digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.base.config import Model, decode_json, to_builtins
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.base.errors import ToolError
+from sparkwright.base.events import task
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.state import BuildState, require
+from sparkwright.pipeline.trees import Merge, PristineTree
+from sparkwright.probe.environment import environment_key, prepare_environment
+from sparkwright.probe.pool import environment, interpreter
+from sparkwright.probe.trees import tree_folder
+from sparkwright.recipes.release_options import Problem, Question
+from sparkwright.store import Store
+
+_INSTALLED, _PACKAGE, _PROBLEMS = "installed", "vllm", "option-problems"
+# A minute where nothing is in the page cache, and minutes on a machine that compiles.
+_LIMITS = ProcessLimits(900.0, 6144)
+_SAID = 2000
+_MOST_READ = 16 << 20
+
+
+class Problems(Model, frozen=True):
+    """What a release does not take of one question."""
+
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class ReleaseAnswer:
+    """The answer of the release *version*: what it does not take of each question."""
+
+    version: str
+    problems: tuple[tuple[Problem, ...], ...]
+
+
+@dataclass(frozen=True)
+class AskedRelease:
+    """One release to ask.
+
+    Attributes:
+        identity: digests that determine its answers; empty records nothing.
+        start: returns the command that starts the child without its request, from a folder for scratch files.
+    """
+
+    store: Store
+    version: str
+    identity: tuple[str, ...]
+    start: Callable[[Path], list[str | Path]]
+
+    def recorded(self, questions: Sequence[Question]) -> ReleaseAnswer | None:
+        """Return the answer by records alone; `None` if any of it is not recorded."""
+        known = [self._recorded(one) for one in questions]
+        found = tuple(one.problems for one in known if one is not None)
+        return ReleaseAnswer(self.version, found) if len(found) == len(known) else None
+
+    def ask(self, questions: Sequence[Question]) -> ReleaseAnswer:
+        """Return the answer; the child is started only for what is not recorded, once for all *questions*.
+
+        Raises:
+            ToolError: the release could not be asked.
+        """
+        known = [self._recorded(one) for one in questions]
+        missing = [number for number, one in enumerate(known) if one is None]
+        if missing:
+            told = self._child([questions[number] for number in missing])
+            for number, problems in zip(missing, told, strict=True):
+                known[number] = one = Problems(problems)
+                if self.identity:
+                    self.store.put_record(_PROBLEMS, self._key(questions[number]), to_builtins(one))
+        return ReleaseAnswer(self.version, tuple(require(one).problems for one in known))
+
+    def _recorded(self, question: Question) -> Problems | None:
+        if not self.identity:
+            return None
+        return self.store.find_record_as(Problems, _PROBLEMS, self._key(question))
+
+    def _key(self, question: Question) -> str:
+        first, *rest = self.identity
+        # The parser reads the files that are named, such as templates; a relative name finds none there.
+        named = (word for word in question.line if word.startswith("/"))
+        files = {word: sha256 for word in named if (sha256 := _digest(Path(word)))}
+        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, to_builtins(question), files])
+
+    def _child(self, questions: Sequence[Question]) -> tuple[tuple[Problem, ...], ...]:
+        with task(f"ask vllm {self.version} for its options"), self.store.scratch() as scratch:
+            request, report, log = (scratch / name for name in ("request.json", "report.json", "log"))
+            request.write_text(json.dumps(to_builtins(questions)), encoding="utf-8")
+            argv = [*self.start(scratch), "--request", request, "--report", report]
+            # Without a network, vLLM looks for the model's files while it reads the arguments.
+            variables = {
+                name: value for name, value in environment(scratch).items() if name != "HF_HUB_OFFLINE"
+            }
+            try:
+                run_limited(argv, limits=_LIMITS, cwd=scratch, env=variables, log=log)
+                return decode_json(report.read_bytes(), tuple[tuple[Problem, ...], ...])
+            except (LimitsExceeded, FileNotFoundError, msgspec.MsgspecError) as error:
+                said = log.read_bytes()[-_SAID:].decode(errors="replace").strip() if log.exists() else ""
+                raise ToolError(
+                    f"vllm {self.version} could not be asked for its options",
+                    because=said or str(error),
+                    next_step="sparkwright store verify, then run again",
+                ) from error
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of the file at *path*; empty where there is none that a parser reads."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _MOST_READ:
+            return sha256_bytes(path.read_bytes())
+    return ""
+
+
+def child() -> Path:
+    """Return the program that runs inside the environment that is asked."""
+    return Path(str(resources.files("sparkwright.serve").joinpath("child", "check_options.py")))
+
+
+def ask_release(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
+    """Return what the job's merged tree, the release with its carries, does not take of each question.
+
+    Raises:
+        CarryConflictError: the patchset does not merge.
+        EnvironmentSetupError: the environment for probes could not be made.
+        NotInStoreError: the tree or the environment is not in the store, and the network is off.
+        ToolError: the release could not be asked.
+    """
+    state = BuildState()
+    for step in (PristineTree(), Merge()):
+        if not step.find(job, state):
+            step.make(job, state)
+    report, store = require(state.report), job.store
+
+    def start(scratch: Path) -> list[str | Path]:
+        python = prepare_environment(store, offline=job.options.offline)
+        tree = tree_folder(store, job.repository, report.tree, under=_PACKAGE)
+        places = {"--tree": tree, "--metadata": _metadata(scratch, report.version)}
+        named = [word for pair in places.items() for word in pair]
+        return [*interpreter(store, python), child(), *named]
+
+    asked = AskedRelease(store, report.version, (report.tree, environment_key()), start)
+    return asked.ask(questions)
+
+
+def _metadata(scratch: Path, version: str) -> Path:
+    """Return a folder with the least that makes ``importlib.metadata`` find the package."""
+    folder = scratch / "metadata"
+    info = folder / f"{_PACKAGE}-{version}.dist-info"
+    info.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: {_PACKAGE}\nVersion: {version}\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
+    return folder
+
+
+def ask_installed(
+    store: Store,
+    python: Path | None,
+    engine: EngineFacts,
+    questions: Sequence[Question],
+    *,
+    identity: str = "",
+) -> ReleaseAnswer | None:
+    """Return what an installed vLLM does not take of each question.
+
+    Answers are recorded under the digest of its files, which a wheel has as well before it is installed.
+
+    Args:
+        store: where answers are recorded.
+        python: its interpreter; `None` for a wheel that is not installed, which only records answer for.
+        engine: facts about it.
+        questions: the questions.
+        identity: digest of its content, for one that has no list of its files; without either, nothing is
+            recorded.
+
+    Raises:
+        ToolError: it could not be asked.
+    """
+    content = engine.files or identity
+    key = (content, _INSTALLED, engine.version) if content else ()
+    if python is None:
+        return AskedRelease(store, engine.version, key, lambda _: []).recorded(questions)
+    # Bytecode stays beside the modules, where the engine looks for it next.
+    start: list[str | Path] = [python, "-I", child()]
+    return AskedRelease(store, engine.version, key, lambda _: start).ask(questions)

@@ -1,0 +1,247 @@
+"""The files of a service, by templates, and the commands that install or remove it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkwright.base.errors import ProcessError
+from sparkwright.base.events import emit, warn
+from sparkwright.engine.server import BOOT_S
+from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
+from sparkwright.serve.settings import read_key
+from sparkwright.serve.warmup import LIMIT_S
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_PUBLIC, _PRIVATE = 0o644, 0o600
+_VARIABLES = """\
+# Further variables of the service, one NAME=VALUE a line; read at its start. Mode 600.
+# HF_TOKEN=
+"""
+_KEY_BYTES = 32
+Commands = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file that an installation writes; where *kept*, one that is there already is left as it is."""
+
+    path: Path
+    text: str
+    mode: int = _PUBLIC
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class InstallPlan:
+    """The changes of an installation or of its removal.
+
+    Attributes:
+        commands: commands to run then, where systemd runs; for a removal, before it.
+        afterwards: commands to run once the service has answered; for a removal, after it.
+    """
+
+    files: tuple[PlannedFile, ...] = ()
+    commands: Commands = ()
+    afterwards: Commands = ()
+    removed: tuple[Path, ...] = ()
+
+
+def plan_install(options: ServiceOptions, places: ServicePlaces) -> InstallPlan:
+    """Return the files and commands of an installation; the key, which is made apart, is not among them."""
+    inside = places.inside
+    files = [
+        PlannedFile(places.unit, unit_text(options, inside)),
+        PlannedFile(places.compose, compose_text(options, inside)),
+        PlannedFile(places.variables, _VARIABLES, _PRIVATE, kept=True),
+    ]
+    if options.recipe_text:
+        files.append(PlannedFile(places.recipe, options.recipe_text))
+    systemctl = _systemctl(options.scope)
+    before: Commands = ()
+    if options.scope == "system":
+        # In the format of sysusers.d(5).
+        user = f'u {options.run_as} - "Serves models by sparkwright" /var/lib/sparkwright\n'
+        files.append(PlannedFile(places.sysusers, user))
+        before = _owned(options, inside)
+    return InstallPlan(
+        tuple(files),
+        commands=(*before, (*systemctl, "daemon-reload")),
+        afterwards=((*systemctl, "enable", places.unit_name),),
+    )
+
+
+def plan_uninstall(places: ServicePlaces) -> InstallPlan:
+    """Return the removal of a service; its key, variables, own recipe and environments stay."""
+    systemctl = _systemctl(places.scope)
+    return InstallPlan(
+        commands=((*systemctl, "disable", "--now", places.unit_name),),
+        afterwards=((*systemctl, "daemon-reload"), (*systemctl, "reset-failed", places.unit_name)),
+        removed=(places.unit, places.compose, places.sysusers, places.record),
+    )
+
+
+def _owned(options: ServiceOptions, places: ServicePlaces) -> Commands:
+    """Return the commands that make the service's user and its folders, and show that it can run sparkwright.
+
+    The environments stay root's: their files are links into the installer's cache, and root runs them.
+    """
+    written = [str(path) for path in places.written]
+    return (
+        ("systemd-sysusers", str(places.sysusers)),
+        ("install", "-d", "-m", "0755", str(places.state)),
+        ("install", "-d", "-m", "0750", "-o", options.run_as, *written),
+        ("chown", "-R", f"{options.run_as}:", *written),  # with the user's own group, whatever its name is
+        ("runuser", "-u", options.run_as, "--", str(options.program), "--version"),
+    )
+
+
+def _systemctl(scope: Scope) -> tuple[str, ...]:
+    return ("systemctl", "--user") if scope == "user" else ("systemctl",)
+
+
+# Texts -----------------------------------------------------------------------------------------------------
+
+
+def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, ...]:
+    """Return the command of the service, but for its key."""
+    words = [str(options.program), "serve", options.recipe, "--watch", "--state", str(places.health)]
+    words += ["--python", str(places.state / "current" / "bin" / "python")]
+    words += ["--host", options.host, "--port", str(options.port)]
+    words += ["--use", options.use] if options.use else []
+    for setting in options.settings:
+        words += ["--set", setting]
+    words += ["--offline"] if options.offline else []
+    words += ["--force"] if options.force else []
+    return tuple(words)
+
+
+def unit_text(options: ServiceOptions, places: ServicePlaces) -> str:
+    """Return the text of the unit; the key's path in it is that of the credential."""
+    return _rendered(
+        "unit.service",
+        options,
+        places,
+        command=command_line(options, places),
+        system=options.scope == "system",
+        start_s=round(BOOT_S + LIMIT_S),
+    )
+
+
+def compose_text(options: ServiceOptions, places: ServicePlaces) -> str:
+    """Return the text of the compose file; every word from outside is quoted as YAML and not expanded."""
+    address = f"[{options.host}]" if ":" in options.host else options.host
+    return _rendered("compose.yaml", options, places, own=options.recipe.startswith("/"), address=address)
+
+
+def _rendered(template: str, options: ServiceOptions, places: ServicePlaces, **more: object) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(  # noqa: S701 - no HTML: filters quote what comes from outside
+        loader=FileSystemLoader(_TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "escaped": _escaped,
+        "quoted": _quoted,
+        # An argument of a unit's command, where variables would be expanded.
+        "argument": lambda word: _quoted(word.replace("$", "$$")),
+        "json": json.dumps,
+        # A scalar of YAML; compose expands ``$``.
+        "word": lambda text: json.dumps(str(text).replace("$", "$$")),
+    }
+    return made.get_template(template).render(options=options, places=places, **more)
+
+
+def _escaped(text: object) -> str:
+    """Return *text* with systemd's specifiers escaped."""
+    return str(text).replace("%", "%%")
+
+
+def _quoted(word: object) -> str:
+    """Return *word* as one word of a line that takes several (systemd.syntax(7))."""
+    text = _escaped(word)
+    if text and not set(text) & set(" \t\"'\\;"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# Writing ---------------------------------------------------------------------------------------------------
+
+
+def make_key(path: Path, given: str = "") -> bool:
+    """Make a key of mode 600 in *path*, unless there is one; return true if it was made.
+
+    Args:
+        path: the file.
+        given: the key to write; a random one if empty.
+
+    Raises:
+        ConfigError: the file that is there may be read by others, or holds no key.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _PRIVATE)
+    except FileExistsError:
+        read_key(path)
+        return False
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        os.fchmod(descriptor, _PRIVATE)  # whatever the umask is
+        stream.write(f"{given or f'sk-{secrets.token_urlsafe(_KEY_BYTES)}'}\n")
+    return True
+
+
+def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
+    """Write and remove the files of *plan*, and run its commands, but those for a service that has answered.
+
+    Args:
+        plan: the plan.
+        run_commands: run them; without, as for an image, only files change.
+
+    Raises:
+        ProcessError: a command failed.
+    """
+    anything = tuple(range(256))  # what is not loaded cannot be stopped, and need not be
+    if plan.removed and run_commands:
+        run_all(plan.commands, accept=anything)
+    for file in plan.files:
+        if not (file.kept and file.path.exists()):
+            _write(file)
+    for path in plan.removed:
+        path.unlink(missing_ok=True)
+        emit("service.removed", path=str(path))
+    if run_commands:
+        run_all(plan.afterwards if plan.removed else plan.commands, accept=anything if plan.removed else (0,))
+
+
+def _write(file: PlannedFile) -> None:
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    part = file.path.with_name(f".{file.path.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=file.mode)
+    part.chmod(file.mode)
+    part.write_text(file.text, encoding="utf-8")
+    part.replace(file.path)
+    emit("service.written", path=str(file.path))
+
+
+def run_all(commands: Commands, accept: tuple[int, ...] = (0,)) -> None:
+    """Run *commands*, one after the other.
+
+    Raises:
+        ProcessError: one ended with a status that is not in *accept*.
+    """
+    from sparkwright.base.process import run
+
+    for command in commands:
+        try:
+            run(command, timeout=120, accept=accept)
+        except ProcessError as error:
+            warn(f"{' '.join(command)} failed: {error.because}")
+            raise

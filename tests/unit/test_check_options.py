@@ -1,0 +1,216 @@
+"""The child that asks a release: each planted option is named, and its healthy twin is silent."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparkwright.cli.recipe import _described
+from sparkwright.recipes import Recipe
+from sparkwright.recipes.release_options import Problem, Question, question_of
+from sparkwright.serve.ask import AskedRelease
+from sparkwright.serve.check_recipes import CheckedRecipe
+from sparkwright.serve.child import check_options
+from sparkwright.store import Store
+
+# Answers as the child does: refuses a template that is not there.
+PROGRAM = """
+import json, os, sys
+request, report = sys.argv[2], sys.argv[4]
+none = {"kind": "parser", "name": "vllm serve", "because": "no template"}
+problems = [[none] if "--chat-template" in one["line"] and not os.path.exists(one["line"][-1]) else []
+            for one in json.load(open(request))]
+json.dump(problems, open(report, "w"))
+"""
+PLAIN = (
+    "max-num-seqs", "kv-cache-dtype", "quantization", "attention-backend", "attention-config",
+    "tool-call-parser", "tool-parser-plugin", "enable-prefix-caching", "no-enable-prefix-caching",
+)  # fmt: skip
+RELEASE = check_options.Release(
+    flags={
+        **{name: ([], "") for name in PLAIN},
+        "moe-backend": (["auto", "marlin", "triton"], ""),
+        "mamba-cache-mode": ([], "it has no effect"),
+    },
+    variables={"VLLM_USE_V2_MODEL_RUNNER", "VLLM_DIST_IDENT"},
+    speculative={"method": ["dflash", "mtp"], "num_speculative_tokens": [], "attention_backend": []},
+    registries={
+        "attention-backend": ["TRITON_ATTN", "FLASHINFER"],
+        "kv-cache-dtype": ["auto", "fp8_e4m3", "nvfp4"],
+        "quantization": ["fp8", "compressed-tensors"],
+        "tool-call-parser": ["qwen3_coder", "mistral"],
+        "reasoning-parser": ["qwen3"],
+    },
+)
+
+
+def problems(changes: dict[str, Any], *, error: str = "", user: tuple[str, ...] = ()) -> list[Problem]:
+    recipe = Recipe(**({"format": 1, "name": "made", "title": "Made up", "model": "some/model"} | changes))
+    question = msgspec.to_builtins(question_of(recipe, user))
+    return msgspec.convert(check_options.problems(RELEASE, question, error), list[Problem])
+
+
+def found(changes: dict[str, Any], **keys: Any) -> list[str]:
+    return [str(one) for one in problems(changes, **keys)]
+
+
+NONE = "this release has none of that name"
+DEAD = "no code of this release reads it: it would change nothing"
+BY_LOAD = "num_speculative_tokens_per_batch_size"
+OLD_CHECKPOINTS = "enable-mamba-fine-grained-prefix-cache"
+NOT_TAKEN = "this release does not take that value"
+PLANTED = [
+    (
+        {"flags": {"quantization": "compressed_tensors"}},
+        f"value --quantization compressed_tensors: {NOT_TAKEN}; the nearest name is compressed-tensors",
+        {"flags": {"quantization": "compressed-tensors"}},
+    ),
+    (
+        {"flags": {"max-num-sequences": 4}},
+        "flag --max-num-sequences: this release has none of that name; the nearest name is max-num-seqs",
+        {"flags": {"max-num-seqs": 4}},
+    ),
+    (
+        {"flags": {"speculative-disable-by-batch-size": 8}},
+        f"flag --speculative-disable-by-batch-size: {NONE}; use {BY_LOAD} in [speculative]",
+        {"flags": {"enable-prefix-caching": False}},
+    ),
+    (
+        {"flags": {OLD_CHECKPOINTS: True}},
+        f"flag --{OLD_CHECKPOINTS}: {NONE}; use enable-mamba-shared-prefix-checkpoint (vllm#57382)",
+        {"flags": {"enable-prefix-caching": True}},
+    ),
+    (
+        {"environment": {"VLLM_PLE_CPU_OFFLOAD": "1"}},
+        f"variable VLLM_PLE_CPU_OFFLOAD: {DEAD}; use the flag engram-config",
+        {"environment": {"VLLM_DIST_IDENT": "1"}},
+    ),
+    (
+        {"flags": {"kv-cache-dtype": "fp8_e4m4"}},
+        f"value --kv-cache-dtype fp8_e4m4: {NOT_TAKEN}; the nearest name is fp8_e4m3",
+        {"flags": {"kv-cache-dtype": "fp8_e4m3"}},
+    ),
+    (
+        {"flags": {"attention-backend": "TRITON"}},
+        f"value --attention-backend TRITON: {NOT_TAKEN}; the nearest name is TRITON_ATTN",
+        {"flags": {"attention-backend": "triton_attn"}},
+    ),
+    (
+        {"flags": {"moe-backend": "cutlas"}},
+        "value --moe-backend cutlas: this release does not take that value",
+        {"flags": {"moe-backend": "marlin"}},
+    ),
+    (
+        {"flags": {"tool-call-parser": "qwen3-coder"}},
+        f"value --tool-call-parser qwen3-coder: {NOT_TAKEN}; the nearest name is qwen3_coder",
+        {"flags": {"tool-call-parser": "my_own", "tool-parser-plugin": "my_own.py"}},
+    ),
+    (
+        {"environment": {"VLLM_FP8_MOE_BACKEND": "flashinfer"}},
+        f"variable VLLM_FP8_MOE_BACKEND: {DEAD}; use the flag moe-backend",
+        {"environment": {"VLLM_DIST_IDENT": "x", "NCCL_SOCKET_IFNAME": "eth0"}},
+    ),
+    (
+        {"speculative": {"method": "dflash", "num_spec_tokens": 3}},
+        f"speculative key num_spec_tokens: {NONE}; the nearest name is num_speculative_tokens",
+        {"speculative": {"method": "dflash", "num_speculative_tokens": 3}},
+    ),
+    (
+        {"speculative": {"method": "dflash3"}},
+        "value speculative method dflash3: this release does not take that value; the nearest name is dflash",
+        {"speculative": {"method": "mtp"}},
+    ),
+    (
+        {"speculative": {"method": "dflash", "attention_backend": "XFORMERS"}},
+        "value speculative attention_backend XFORMERS: this release does not take that value",
+        {"speculative": {"method": "dflash", "attention_backend": "auto"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("planted", "said", "healthy"), PLANTED, ids=[said.split(":")[0] for _, said, _ in PLANTED]
+)
+def test_planted_option_is_named_and_its_twin_is_silent(planted, said, healthy):
+    assert found(planted) == [said]
+    assert found(healthy) == []
+
+
+def test_the_parsers_own_error_is_reported_where_nothing_else_explains_it() -> None:
+    assert found({"flags": {"max-num-seqs": "many"}}, error="invalid int value: 'many'") == [
+        "parser vllm serve: invalid int value: 'many'"
+    ]
+    assert len(found({"flags": {"max-num-sequences": 4}}, error="unrecognized arguments")) == 1
+    dead = found({"flags": {"max-num-seqs": "many"}}, error="invalid", user=("VLLM_GONE",))
+    assert dead[0] == "parser vllm serve: invalid"
+    assert dead[1].startswith("shell variable VLLM_GONE")
+
+
+def test_what_still_works_does_not_refuse() -> None:
+    (one,) = problems({"flags": {"mamba-cache-mode": "align"}})
+    assert (one.kind, one.refuses, one.because) == ("deprecated", False, "it has no effect")
+    assert found({"flags": {"attention-config.backend": "TRITON_ATTN"}}) == []
+    assert found({}, user=("VLLM_DIST_IDENT", "OTHER_GONE")) == []
+
+
+class OddError(Exception):
+    """An error of a kind that no version of sparkwright knows."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses well what it is not told to fail on."""
+
+    def validate(self, parsed: argparse.Namespace) -> None:
+        if isinstance(parsed.fails, BaseException):
+            raise parsed.fails
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return argparse.Namespace(fails=args[0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OddError("template is missing"), FileNotFoundError("missing.yaml"), SystemExit(2), RuntimeError("x"),
+     check_options.RefusedError("template is missing")],
+)  # fmt: skip
+def test_one_command_lines_error_is_its_own(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_options, "refused_values", lambda _: "")
+    parser = Parser()
+    lines: list[Any] = [[error], ["good"]]
+    bad, good = (check_options.parse(parser, line) for line in lines)
+    assert str(error) in bad
+    assert good == ""
+
+
+def test_an_answer_is_recorded_by_the_files_that_it_names(store: Store, tmp_path: Path) -> None:
+    """A template that was not there when the release was asked may be there now."""
+    template = tmp_path / "t.jinja"
+    line, other = Question(("m", "--chat-template", str(template)), {}, {}), Question(("m",), {}, {})
+    calls: list[Any] = []
+
+    def start(_: Path) -> list[str | Path]:
+        calls.append(1)
+        return [sys.executable, "-c", PROGRAM]
+
+    asked = AskedRelease(store, "1", ("tree",), start)
+    assert [one.because for one in asked.ask([line, other]).problems[0]] == ["no template"]
+    asked.ask([line, other])
+    assert len(calls) == 1
+    template.write_text("{{ x }}")
+    assert asked.recorded([line]) is None
+    assert asked.recorded([other]) is not None
+    assert asked.ask([line]).problems == ((),)
+    template.write_text("{{ y }}")
+    assert asked.recorded([line]) is None
+
+
+def test_a_problem_is_told_with_what_stands_in_its_place() -> None:
+    wrong = Problem("variable", "VLLM_FP8_MOE_BACKEND", DEAD)
+    (told,) = _described(CheckedRecipe("r", "", "0.24", "0.24.0", (wrong,)))["problems"]
+    assert (told["instead"], told["refuses"]) == ("the flag moe-backend", True)
+    assert {"kind", "name", "because", "nearest"} < told.keys()
