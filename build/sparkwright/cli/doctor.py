@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from dataclasses import asdict
 
 import click
@@ -29,7 +30,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 def command(session: Session) -> None:
     """Check that this machine has what is needed; 'preflight' checks that a recipe would start on it."""
     findings = [
-        MachineCheck("python", "pass", f"{platform.python_version()} (3.11 or newer)"),
+        _python(),
         _git(),
         _disk(session),
         _index(session),
@@ -49,6 +50,12 @@ def command(session: Session) -> None:
             because="; ".join(f"{finding.what}: {finding.detail}" for finding in failed),
             next_step="; ".join(finding.remedy for finding in failed if finding.remedy),
         )
+
+
+def _python() -> MachineCheck:
+    good, found = sys.version_info >= (3, 11), f"{platform.python_version()} (3.11 or newer)"
+    remedy = "" if good else "install Python 3.11 or newer, and create the environment again"
+    return MachineCheck("python", "pass" if good else "fail", found, remedy)
 
 
 def _git() -> MachineCheck:
