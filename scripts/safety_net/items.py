@@ -68,7 +68,7 @@ def native(scratch: Path) -> dict[str, Any]:
 
 
 def merges(scratch: Path) -> dict[str, Any]:
-    """What `merge --json` says of both series on four releases.
+    """Return the output of `merge --json` for both series on four releases.
 
     Left out: evidence from beyond the pin, which grows with the store.
     """

@@ -66,7 +66,7 @@ def _measured(journal: Path) -> int:
 
 
 def attacks(scratch: Path) -> dict[str, Any]:
-    """What became of every test of an attack, and the classes of error that it was refused with."""
+    """Return the outcome of every test of an attack, and the classes of error that it was refused with."""
     path = scratch / "attacks.json"
     files = [str(ROOT / "tests" / name) for name in ATTACKS if (ROOT / "tests" / name).exists()]
     command = [

@@ -259,7 +259,7 @@ def _mounted(mount: str, folder: Path) -> tuple[str, ...]:
     words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mount} && shift && exec "$@"')
     prefix = (*words, "sh", str(folder))
     if run([*prefix, "true"], accept=range(256)).status:
-        pytest.skip("this machine lets nobody mount")
+        pytest.skip("mounting is denied on this machine")
     return prefix
 
 

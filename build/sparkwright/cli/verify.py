@@ -195,7 +195,7 @@ def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify"
 def recorded_options(
     context: click.Context, folder: Path, asked: dict[str, Any], keys: tuple[str, str]
 ) -> VerifyOptions:
-    """Return the options of the interrupted run in *folder*, of which the command line says nothing anew.
+    """Return the options of the interrupted run in *folder*; refuse a command line that repeats any of them.
 
     Raises:
         ConfigError: it does, or a key would go to an address that the journal alone names.

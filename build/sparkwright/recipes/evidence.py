@@ -1,4 +1,4 @@
-"""What is known of a recipe: where it was seen served, published figures, and lowest scores to reach.
+"""Evidence for recipes: where one was seen served, published figures, and lowest scores to reach.
 
 ``reference.toml`` holds each published figure for DGX Spark once, with its source and grade: recipes name its
 keys, and pages are made from it.

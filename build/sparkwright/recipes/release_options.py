@@ -1,4 +1,4 @@
-"""What a recipe asks of one release of vLLM, and what that does not have, as its own parser states it.
+"""Compare the options of a recipe with those of one vLLM release, as its own parser states them.
 
 Nothing here runs vLLM: `sparkwright.serve.ask` asks a release.
 """

@@ -1,4 +1,4 @@
-"""What a rehearsal holds for, in words; and its result files, beside the reports of `verify`."""
+"""Write a rehearsal's result files beside the reports of `verify`, and state which releases it holds for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where candidates are served for a check or a figure: on this machine's CPU, or their wheels by a recipe."""
+"""Serve candidates for a check or a figure: on this machine's CPU, or their wheels by a recipe."""
 
 from __future__ import annotations
 

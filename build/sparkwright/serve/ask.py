@@ -40,7 +40,7 @@ _MOST_READ = 16 << 20
 
 
 class Problems(Model, frozen=True):
-    """What a release does not take of one question."""
+    """The options of one question that a release refuses."""
 
     problems: tuple[Problem, ...]
 

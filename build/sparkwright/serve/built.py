@@ -1,4 +1,4 @@
-"""What is served where no wheel is named: one by build spec and revision, or a checkout's Python."""
+"""Choose what to serve where no wheel is named: one by build spec and revision, or a checkout's Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a served engine: its log, within a size, and evidence of its failures.
+"""Keep the log of a served engine, within a size, and evidence of its failures.
 
 The evidence is beyond that of `engine.server.evidence`: stacks, processes, samples.
 """

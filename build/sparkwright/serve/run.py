@@ -71,7 +71,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served: a recipe by an environment, with the user's choices.
+    """A recipe to serve, with its environment and the user's choices.
 
     Attributes:
         folder: folder for logs and evidence.

@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 @dataclass
 class Release:
-    """What a release has.
+    """The options, variables and registries of a vLLM release.
 
     Attributes:
         flags: choices of each option and what the release says of its end, by every spelling, without dashes.

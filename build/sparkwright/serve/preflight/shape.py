@@ -1,4 +1,4 @@
-"""What a model takes in memory: layers that keep something for each request, and its weights once loaded.
+"""Predict a model's memory: the cache that its layers keep for each request, and its loaded weights.
 
 `model_shape` reads the configuration. It knows attention (full, in windows, latent), gated delta nets and
 Mamba 2; other layers are unknown, and no memory is predicted for them. `loaded_weights` reads headers.
