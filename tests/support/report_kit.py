@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
+from rich.console import Console
 from verify_kit import CATEGORIES, Server, boot_facts, dead, failing
 
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, HostSample, MetricsSnapshot, Observation
+from sparkwright.verify.report import render_terminal
 from sparkwright.verify.report.charts import Chart, charts_by_check
 from sparkwright.verify.run import Run
 
@@ -359,3 +362,10 @@ def hostile() -> Run:
 def all_charts(run: Run) -> tuple[Chart, ...]:
     """Return every chart for which *run* has figures, in the order of the page."""
     return tuple(chart for _, chart in charts_by_check(run))
+
+
+def shown(run: Run, *, terminal: bool, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system="standard")
+    render_terminal(run, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

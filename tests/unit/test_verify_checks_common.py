@@ -13,7 +13,8 @@ from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
-from sparkwright.verify.checks.common import CheckedCells, conclude, in_flight, triage, troubles
+from sparkwright.verify.checks.common import conclude
+from sparkwright.verify.checks.triage import CheckedCells, in_flight, triage, troubles
 
 CODE = {"category": "code"}
 CELLS = tuple(

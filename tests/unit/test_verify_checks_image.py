@@ -14,7 +14,7 @@ from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.simulator.model import look_at
+from sparkwright.verify.simulator.pictures import look_at
 
 SENT, SEEN = "pictures are in the prompt", "pictures are seen"
 

@@ -15,7 +15,7 @@ from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.client import Endpoint, check_endpoint, open_session
 from sparkwright.engine.observations import Observation
 from sparkwright.engine.servers import read_log, standing
-from sparkwright.verify.checks.common import troubles
+from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.measure import measure
 from sparkwright.verify.probe_capabilities import find_lacking

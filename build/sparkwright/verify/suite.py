@@ -25,7 +25,8 @@ from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import Check, unanswered
+from sparkwright.verify.checks.common import Check
+from sparkwright.verify.checks.triage import unanswered
 from sparkwright.verify.estimate import Remaining, estimate
 from sparkwright.verify.journal import (
     BootRecord,

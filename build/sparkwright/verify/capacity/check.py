@@ -24,8 +24,9 @@ from sparkwright.verify.capacity.search import (
 )
 from sparkwright.verify.capacity.slo import Slo, times_of
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import Check, CheckedCells, troubles, unanswered
+from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.machine import disturbances, told_of
+from sparkwright.verify.checks.triage import CheckedCells, troubles, unanswered
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.statistics import percentile, theil_sen
 

@@ -11,7 +11,8 @@ from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import SpeculationAbsentError, speculation
 from sparkwright.engine.observations import BootFacts, Observation
-from sparkwright.verify.checks.common import CheckedCells, Reason, Values, conclude
+from sparkwright.verify.checks.common import Values, conclude
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 from sparkwright.verify.statistics import t_quantile
 
 FEW_DRAFTS = 50

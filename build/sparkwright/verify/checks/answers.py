@@ -22,7 +22,8 @@ from functools import cached_property
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.checks.common import Reason, answered, describe
+from sparkwright.verify.checks.common import answered
+from sparkwright.verify.checks.triage import Reason, describe
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.statistics import mcnemar
 

@@ -14,7 +14,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.capacity.slo import times_of
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import Check, CheckedCells, Values, conclude, describe
+from sparkwright.verify.checks.common import Check, Values, conclude
+from sparkwright.verify.checks.triage import CheckedCells, describe
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.statistics import percentile
 

@@ -22,8 +22,9 @@ from sparkwright.engine.observations import Observation
 from sparkwright.recipes.evidence import ReferenceFigures, load_references
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import sweep
-from sparkwright.verify.checks.common import Check, CheckedCells, conclude, describe
+from sparkwright.verify.checks.common import Check, conclude
 from sparkwright.verify.checks.figures import Figures, figures
+from sparkwright.verify.checks.triage import CheckedCells, describe
 from sparkwright.verify.profile import PROFILES
 
 WIDTH = 0.25

@@ -20,7 +20,8 @@ from sparkwright.engine.slow_kernels import (
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
-from sparkwright.verify.checks.common import Check, CheckedCells, Reason, Values, conclude
+from sparkwright.verify.checks.common import Check, Values, conclude
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 
 ANSWERS = 8
 ANSWER_TOKENS = 96

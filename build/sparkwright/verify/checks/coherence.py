@@ -13,17 +13,9 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.common import (
-    CHAT,
-    Check,
-    CheckedCells,
-    Reason,
-    Values,
-    answered,
-    conclude,
-    describe,
-)
+from sparkwright.verify.checks.common import CHAT, Check, Values, answered, conclude
 from sparkwright.verify.checks.flaws import Flaw, excerpt, flaw
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.corpus import FACTS, holds
 
 ALONE, LOADED = 2, 16

@@ -16,17 +16,10 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, paired_ratio
-from sparkwright.verify.checks.common import (
-    Check,
-    CheckedCells,
-    Reason,
-    Values,
-    conclude,
-    not_applicable,
-    triage,
-)
+from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import without_disturbed
+from sparkwright.verify.checks.triage import CheckedCells, Reason, triage
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.statistics import Effect, paired_log_ratio, t_quantile
 

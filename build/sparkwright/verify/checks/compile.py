@@ -14,7 +14,8 @@ from sparkwright.engine.cell import WATCHED, Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import Check, CheckedCells, Reason, conclude, describe
+from sparkwright.verify.checks.common import Check, conclude
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 
 ROUNDS = ("first", "again")
 REQUESTS, TOKENS = 4, 32

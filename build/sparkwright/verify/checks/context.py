@@ -14,15 +14,8 @@ from sparkwright.engine.metrics.counters import SeriesAbsentError
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
-from sparkwright.verify.checks.common import (
-    Check,
-    CheckedCells,
-    Reason,
-    Values,
-    answered,
-    conclude,
-    not_applicable,
-)
+from sparkwright.verify.checks.common import Check, Values, answered, conclude, not_applicable
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 from sparkwright.verify.corpus import holds
 
 SHORT_TOKENS = 400

@@ -14,8 +14,9 @@ from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import SIGNATURES, Check, CheckedCells, conclude
+from sparkwright.verify.checks.common import Check, conclude
 from sparkwright.verify.checks.states import progress_finding
+from sparkwright.verify.checks.triage import SIGNATURES, CheckedCells
 
 LONGEST = 64
 """Output of a burst; long enough for several verify steps at its full size."""

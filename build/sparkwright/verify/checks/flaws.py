@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sparkwright.engine.cell import REQUIRED, Load, Tool
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation, Sample, ToolCall
-from sparkwright.verify.checks.common import CheckedCells, Reason, describe
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 
 LEAST_TOKENS = 32
 """Shorter texts are not judged: “Yes.” is a good answer."""

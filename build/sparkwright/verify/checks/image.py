@@ -17,16 +17,9 @@ from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import (
-    CHAT,
-    Check,
-    CheckedCells,
-    Reason,
-    all_refused,
-    answered,
-    conclude,
-)
+from sparkwright.verify.checks.common import CHAT, Check, answered, conclude
 from sparkwright.verify.checks.flaws import answers_in, excerpt
+from sparkwright.verify.checks.triage import CheckedCells, Reason, all_refused
 from sparkwright.verify.corpus import holds
 
 LOADED = 4

@@ -17,8 +17,9 @@ from sparkwright.engine.cell import REFUSED, Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import Check, CheckedCells, Reason, answered, conclude, not_applicable
+from sparkwright.verify.checks.common import Check, answered, conclude, not_applicable
 from sparkwright.verify.checks.flaws import excerpt
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.corpus.document import write_notes
 

@@ -28,7 +28,8 @@ from sparkwright.verify.checks.answers import (
     right_answers,
     too_noisy,
 )
-from sparkwright.verify.checks.common import CHAT, Check, CheckedCells, Reason, Values, conclude
+from sparkwright.verify.checks.common import CHAT, Check, Values, conclude
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 from sparkwright.verify.statistics import one_sided_excess, percentile
 
 LEVELS = (1, 8)

@@ -14,7 +14,7 @@ from statistics import median
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, Observation
-from sparkwright.verify.checks.common import CheckedCells, Trouble, describe
+from sparkwright.verify.checks.triage import CheckedCells, Trouble, describe
 
 SLOWED = {
     0x08: "hardware slowdown",

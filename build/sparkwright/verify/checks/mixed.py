@@ -18,16 +18,9 @@ from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import (
-    CHAT,
-    Check,
-    CheckedCells,
-    Reason,
-    Values,
-    conclude,
-    not_applicable,
-)
+from sparkwright.verify.checks.common import CHAT, Check, Values, conclude, not_applicable
 from sparkwright.verify.checks.figures import event_gap_ms
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 
 DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000

@@ -14,7 +14,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import ALTERNATIVES, Agreement, answers_agree, too_noisy
-from sparkwright.verify.checks.common import Check, CheckedCells, Reason, Values, conclude
+from sparkwright.verify.checks.common import Check, Values, conclude
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 
 LEVELS = (1, 8)
 LENGTH = 48

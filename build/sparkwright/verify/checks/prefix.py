@@ -25,16 +25,8 @@ from sparkwright.verify.checks.answers import (
     mean_of,
 )
 from sparkwright.verify.checks.blocks import OFFSETS, block_sizes, missing_words, sizings, write_sized
-from sparkwright.verify.checks.common import (
-    Check,
-    CheckedCells,
-    Reason,
-    Values,
-    answered,
-    conclude,
-    describe,
-    not_applicable,
-)
+from sparkwright.verify.checks.common import Check, Values, answered, conclude, not_applicable
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.corpus import holds
 
 LENGTH = 24

@@ -15,15 +15,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import Agreement, answers_agree, distances, mean_of, too_noisy
-from sparkwright.verify.checks.common import (
-    Check,
-    CheckedCells,
-    Reason,
-    Values,
-    conclude,
-    describe,
-    not_applicable,
-)
+from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.reference import Reference
 from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
 

@@ -16,7 +16,7 @@ from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import drafter, not_speculating, paired_ratio
-from sparkwright.verify.checks.common import Check, CheckedCells, Reason, Values, conclude
+from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.drift import (
     TimedValue,
     clock,
@@ -30,6 +30,7 @@ from sparkwright.verify.checks.drift import (
 )
 from sparkwright.verify.checks.soak_rounds import HOLD, LEAST_ROUNDS, SURE, Probes, cells
 from sparkwright.verify.checks.states import state_findings
+from sparkwright.verify.checks.triage import CheckedCells, Reason
 
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak does not test that cache. Half of the

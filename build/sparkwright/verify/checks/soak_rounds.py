@@ -12,7 +12,7 @@ from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import RatioInterval, acceptance, paired_ratio
-from sparkwright.verify.checks.common import CheckedCells
+from sparkwright.verify.checks.triage import CheckedCells
 
 ROUND_S = 300.0
 LEAST_ROUNDS = 4

@@ -12,8 +12,9 @@ import msgspec
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
-from sparkwright.verify.checks.common import CheckedCells, conclude, describe, unanswered
+from sparkwright.verify.checks.common import conclude
 from sparkwright.verify.checks.machine import describe_card, is_low, slow_state, under_load
+from sparkwright.verify.checks.triage import CheckedCells, describe, unanswered
 
 FROZEN_S = 15.0
 """Seconds of the server's clock without a token, at the end of a cell, from which an engine that holds

@@ -15,7 +15,7 @@ from sparkwright.engine.cell import REQUIRED, Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import CHAT, Check, CheckedCells, Reason, Values, conclude, describe
+from sparkwright.verify.checks.common import CHAT, Check, Values, conclude
 from sparkwright.verify.checks.dialogues import (
     PARALLEL,
     SCHEMA,
@@ -36,6 +36,7 @@ from sparkwright.verify.checks.flaws import (
     role_mark,
     tool_flaw,
 )
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 
 LOADED = 4
 LONGEST = 256

@@ -11,9 +11,9 @@ import msgspec
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.metrics import Speculation, hit_rate, speculation
 from sparkwright.engine.observations import MetricsSnapshot, Observation
-from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import energy_per_token_j
+from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.run import Run
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock

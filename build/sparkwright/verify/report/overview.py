@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from sparkwright.base.text import clean
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.machine import disturbances
+from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.report.figures import CellFigures
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span
 from sparkwright.verify.run import Run

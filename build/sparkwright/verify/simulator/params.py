@@ -20,11 +20,11 @@ from sparkwright.verify.simulator.model import (
     category_of,
     digest,
     encode,
-    look_at,
     mix,
     spell,
     text_of,
 )
+from sparkwright.verify.simulator.pictures import look_at
 from sparkwright.verify.simulator.request import Request
 from sparkwright.verify.simulator.settings import Settings
 

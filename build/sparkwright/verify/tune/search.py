@@ -29,9 +29,9 @@ from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.slo import parse_slo, times_of
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
+from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.corpus import Corpus
 from sparkwright.verify.journal import (
     BootRecord,

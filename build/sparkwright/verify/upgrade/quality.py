@@ -14,7 +14,8 @@ from sparkwright.verify.checks.answers import (
     mean_distance,
     right_answers,
 )
-from sparkwright.verify.checks.common import Values, describe
+from sparkwright.verify.checks.common import Values
+from sparkwright.verify.checks.triage import describe
 from sparkwright.verify.statistics import one_sided_excess
 from sparkwright.verify.upgrade.pairs import MatchedCells
 from sparkwright.verify.upgrade.speed import CHECK

@@ -16,9 +16,10 @@ import msgspec
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.checks.acceptance import RatioInterval, paired_ratio
-from sparkwright.verify.checks.common import Values, troubles
+from sparkwright.verify.checks.common import Values
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.statistics import paired_log_ratio, t_quantile
 from sparkwright.verify.upgrade.pairs import MatchedCells
 

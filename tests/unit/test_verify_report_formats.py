@@ -1,0 +1,156 @@
+"""JUnit, the table of cells and the terminal: each in its own form, and unharmed by what servers send."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+import report_kit
+from report_kit import shown
+from verify_kit import Server, boot_facts, context, failing, profile
+from verify_kit import run as measured
+
+from sparkwright.engine.observations import FailureKind, HostSample, Observation
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.report import render_csv, render_junit
+from sparkwright.verify.run import Run
+
+parse = ET.fromstring  # our own XML
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Run:
+    return report_kit.healthy()
+
+
+@pytest.fixture(scope="module")
+def unhealthy() -> Run:
+    return report_kit.unhealthy()
+
+
+# JUnit ------------------------------------------------------------------------------------------------
+
+
+SUITE = {"name", "id", "package", "hostname", "timestamp", "tests", "failures", "errors", "skipped", "time"}
+
+
+def violations(xml: str) -> list[str]:
+    """Return the parts of *xml* that JUnit.xsd (Ant) and junit-10.xsd (Jenkins) both forbid."""
+    root = parse(xml)
+    found = ["root"] if root.tag != "testsuites" or root.attrib else []
+    for index, suite in enumerate(root):
+        found += _of_suite(index, suite)
+        for case in suite.findall("testcase"):
+            if not {"name", "classname", "time"} <= set(case.attrib) or len(case) > 1:
+                found.append("case")
+            if any(one.tag != "skipped" and "type" not in one.attrib for one in case):
+                found.append("type")
+    return found
+
+
+def _of_suite(index: int, suite: ET.Element) -> list[str]:
+    cases = len(suite.findall("testcase"))
+    counts = {"tests": cases}
+    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        counts[name] = len(suite.findall(f"testcase/{outcome}"))
+    order = ["properties", *["testcase"] * cases, "system-out", "system-err"]
+    wrong = {
+        "suite": suite.tag != "testsuite" or set(suite.attrib) != SUITE or suite.get("id") != str(index),
+        "timestamp": not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.get("timestamp", "")),
+        "order": [one.tag for one in suite] != order,
+        "counts": any(suite.get(name) != str(count) for name, count in counts.items()),
+    }
+    return [name for name, is_wrong in wrong.items() if is_wrong]
+
+
+def test_junit_is_valid(healthy: Run, unhealthy: Run) -> None:
+    for run in (healthy, unhealthy, report_kit.hostile(), Run()):
+        assert violations(render_junit(run)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "which"),
+    [
+        ('failures="1"', 'failures="0"', "counts"),
+        ("T09:30:00", " 09:30", "timestamp"),
+        ("<system-err />", "", "order"),
+        ('type="fail"', "", "type"),
+        ('id="0"', 'id="7"', "suite"),
+    ],
+)
+def test_a_planted_violation_is_seen(unhealthy: Run, old: str, new: str, which: str) -> None:
+    xml = render_junit(unhealthy)
+    assert old in xml
+    assert which in violations(xml.replace(old, new))
+
+
+# The table of cells -----------------------------------------------------------------------------------
+
+
+def table(observations: list[Observation]) -> list[dict[str, str]]:
+    text = render_csv(Run(facts={("main", 0): boot_facts()}, observations=observations))
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def swept(**changes: Any) -> list[Observation]:
+    return measured(ALL["sweep"], context(profile()), Server(**changes))
+
+
+def test_what_is_unknown_is_empty_and_never_nan() -> None:
+    rows = table(swept(k=0))
+    assert {row["mean_acceptance_length"] for row in rows} == {""}
+    assert {row["gpu_power_mean_w"] for row in rows} == {""}
+    failed = [failing(observation, FailureKind.STALL) for observation in swept()]
+    assert {row["ttft_p50_ms"] for row in table(failed)} == {""}
+    assert all(row["trouble"] for row in table(failed))
+    assert not any(
+        "nan" in value for row in table(failed) for name, value in row.items() if name != "trouble"
+    )
+
+
+def test_the_machine_is_summed_up_over_the_samples_that_know_it() -> None:
+    host = (
+        HostSample(at=1, memory_available_mib=9000, gpu_power_w=40, gpu_temperature_c=60, gpu_clock_mhz=2000),
+        HostSample(at=2, memory_available_mib=8000, gpu_power_w=60, gpu_temperature_c=70),
+    )
+    row = table([msgspec.structs.replace(swept()[0], host=host)])[0]
+    assert (row["memory_available_min_mib"], row["gpu_power_mean_w"]) == ("8000", "50.0")
+    assert (row["gpu_temperature_max_c"], row["gpu_clock_min_mhz"]) == ("70", "2000")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_nothing_is_a_formula(start: str) -> None:
+    seen = swept()[0]
+    cell = msgspec.structs.replace(seen.cell, name=f"{start}cmd|' /C calc'!A0")
+    row = table([msgspec.structs.replace(seen, cell=cell)])[0]
+    assert row["cell"].startswith(f"'{start}")
+
+
+# The terminal -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_the_reports_path_is_never_broken(healthy: Run, width: int) -> None:
+    for terminal in (False, True):
+        assert "report: /runs/2026-11-21/report.html\n" in shown(healthy, terminal=terminal, width=width)
+
+
+def test_a_server_cannot_steer_the_terminal() -> None:
+    plain = shown(report_kit.hostile(), terminal=False)
+    assert not set(plain) & {"\x1b", "\x07", "\x00", "\x08", "\u202e", "\ud800"}
+    styled = shown(report_kit.hostile(), terminal=True, width=400)
+    assert "\x1b]0;" not in styled
+    assert "[bold red]x[/]" in styled  # as words, not as markup
+    assert "\x1b[1;31m✗ Failed" in shown(report_kit.unhealthy(), terminal=True)
+
+
+def test_without_cells_that_count_there_is_no_table_of_speed(healthy: Run) -> None:
+    spoilt = [msgspec.structs.replace(seen, canary="first-token: none") for seen in healthy.observations]
+    for seen in ((), spoilt):
+        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings)
+        assert "tok/s  TTFT" not in shown(other, terminal=False)
