@@ -227,6 +227,8 @@ def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", killed)
+        listed = Path.iterdir  # folders first, so that no file has been removed by then
+        patched.setattr(Path, "iterdir", lambda folder: sorted(listed(folder), key=Path.is_file))
         with pytest.raises(KeyboardInterrupt):
             prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
     assert python.exists()
