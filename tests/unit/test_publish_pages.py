@@ -69,12 +69,6 @@ def test_a_file_may_lie_elsewhere(url: str, resolved: str) -> None:
         assert package.digests == {"sha256": PLAIN.sha256}
 
 
-def test_attestations_are_linked() -> None:
-    address = "https://wheels.example/x.whl.provenance"
-    for page in both([replace(PLAIN, provenance=address), PLAIN]):
-        assert [package.provenance_url for package in page.packages] == [address, None]
-
-
 @pytest.mark.parametrize("marker", ["active", "archived", "quarantined", "deprecated"])
 def test_the_status_is_stated_and_a_quarantined_project_offers_nothing(marker: str) -> None:
     for page in both([PLAIN], ProjectStatus(marker, 'because of "<x>"')):  # type: ignore[arg-type]

@@ -24,10 +24,11 @@ from sparkwright.publish.runtimes import runtimes_in
 @click.option(
     "--channel", default="", metavar="NAME", help="Promote the wheels in FOLDER to this channel too."
 )
+@click.option("--dry-run", is_flag=True, help="List the files that would change; nothing is written.")
 @signing_options
 @common_options
 @run_in_session
-def command(session: Session, *, folder: Path | None, channel: str, **options: Any) -> None:
+def command(session: Session, *, folder: Path | None, channel: str, dry_run: bool, **options: Any) -> None:
     """Write a static package index over the wheels in FOLDER.
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
@@ -40,10 +41,11 @@ def command(session: Session, *, folder: Path | None, channel: str, **options: A
         raise PublishError(
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
-    dry_run = options["dry_run"]
+    if dry_run and channel:
+        raise click.UsageError("--dry-run is of the index alone, and excludes --channel.")
     runtimes = runtimes_in(session.checkout.patchsets)
     index = publish(wheels, where, runtimes=runtimes, dry_run=dry_run)
-    if not channel or (dry_run and not session.as_json):
+    if not channel:
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
         publisher = make_publisher(session.checkout.root, **options)

@@ -1,7 +1,7 @@
 """The pages of a simple repository, as pure functions of the files that they list.
 
 HTML after PEP 503, JSON after PEP 691 and PEP 700, metadata links after PEP 658 and PEP 714, yanks after
-PEP 592, links to attestations after PEP 740, a project's status after PEP 792. Nothing here reads a clock:
+PEP 592, a project's status after PEP 792. Nothing here reads a clock:
 an upload time is on a page only where the caller gives one, so equal files give equal pages.
 """
 
@@ -46,7 +46,6 @@ class PublishedFile:
             ``.metadata`` behind it; two folders above the page if empty.
         upload_time: time of its upload, in UTC, as ``2026-11-23T00:52:10Z``; on no page if empty.
         yanked: reason for its yank, which may be empty; `None` if it is not yanked.
-        provenance: absolute address of its attestations (PEP 740); none if empty.
     """
 
     project: str
@@ -59,7 +58,6 @@ class PublishedFile:
     url: str = ""
     upload_time: str = ""
     yanked: str | None = None
-    provenance: str = ""
 
     @property
     def order(self) -> tuple[Version, str]:
@@ -136,8 +134,6 @@ def _anchor(file: PublishedFile) -> str:
         attributes[name] = f"sha256={file.metadata_sha256}"
     if file.yanked is not None:
         attributes["data-yanked"] = file.yanked
-    if file.provenance:
-        attributes["data-provenance"] = file.provenance
     listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
     return f"<a {listed}>{html.escape(file.filename)}</a>"
 
@@ -157,8 +153,6 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
         entry["upload-time"] = file.upload_time
     if file.yanked is not None:
         entry["yanked"] = file.yanked or True
-    if file.provenance:
-        entry["provenance"] = file.provenance
     return entry
 
 
