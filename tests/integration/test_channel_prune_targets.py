@@ -16,7 +16,7 @@ from sparkwright.publish.target import Target
 from sparkwright.publish.targets import open_target
 
 KINDS = ("folder", "s3", "github")
-# Steps of the publisher and of the pruner: before the lease and pointers are read, and files are written or removed.
+# Steps of the publisher and of the pruner: before leases and pointers are read, and files written or removed.
 ORDERS = ((0, 6), (2, 8), (6, 9), (9, 12), (14, 10), (99, 10), (4, 99))
 
 

@@ -90,7 +90,7 @@ class ChannelWorld:
     def own_roots(self) -> list[PinnedRoot]:
         """Return the newest roots of all channels of the publisher."""
         homes = sorted((self.folder / "publisher").glob("*"))
-        return [found[0] for home in homes if (found := published_root(home))]
+        return [found for home in homes if (found := published_root(home))]
 
     def wheel(self, version: str) -> Path:
         """Return the wheel of *version* with one audit; asking again changes neither."""

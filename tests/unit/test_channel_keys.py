@@ -11,6 +11,7 @@ from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.errors import (
     PublishError,
+    ReplayedChannelError,
     SignatureError,
     TamperedError,
     UnknownNameError,
@@ -24,6 +25,7 @@ from sparkwright.publish.keys import (
     revoke_key,
     rotate_key,
 )
+from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.repository import signed_metadata
 from sparkwright.publish.roots import read_root
 
@@ -182,6 +184,25 @@ def test_nothing_of_a_revoked_key_is_trusted(world: ChannelWorld) -> None:
         world.verify()
     with pytest.raises(UntrustedKeyError):
         world.promote("2")
+
+
+def test_a_thief_who_counts_ahead_locks_nobody_out(world: ChannelWorld) -> None:
+    healthy = world.folder / "healthy"
+    shutil.copytree(world.published, healthy)
+    forge(world, load_publisher(world.home), version=999_999)
+    world.verify()
+    shutil.rmtree(world.published)
+    shutil.copytree(healthy, world.published)
+    with pytest.raises(ReplayedChannelError):
+        world.verify()
+    rotate_key(world.home, revoke="stolen")
+    world.publisher().renew("nightly", POLICY, now())
+    world.verify()
+    shutil.copytree(world.published, world.folder / "frozen")
+    world.publisher().renew("nightly", POLICY, now())
+    world.verify()
+    with pytest.raises(ReplayedChannelError):
+        world.verify(mirror=FolderMirror(world.folder / "frozen"))
 
 
 def test_a_key_or_identity_is_revoked_by_its_id(world: ChannelWorld) -> None:

@@ -208,7 +208,7 @@ def pinned_roots(trust: Path | None) -> list[PinnedRoot]:
         return [root_of_file(trust)]
     homes = sorted(path for path in publisher_home().glob("*") if path.is_dir())
     own = (published_root(home) for home in homes)
-    return [*pinned_in(pinned_folder()), *(found[0] for found in own if found)]
+    return [*pinned_in(pinned_folder()), *(found for found in own if found)]
 
 
 def default_folder(root: Path) -> Path:

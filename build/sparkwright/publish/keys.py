@@ -54,13 +54,11 @@ class ChannelKeys:
         signer: signs generations.
         root: the newest version of the root.
         files: all versions of it, the first one first, to be published beside the channel.
-        home: the folder of the key; nowhere, if the signer has no key.
     """
 
     signer: Signer
     root: PinnedRoot
     files: tuple[Path, ...]
-    home: Path = Path()
 
     @property
     def signer_name(self) -> str:
@@ -82,15 +80,9 @@ def own_root_file(home: Path) -> Path | None:
     return home / root_name(max(versions)) if versions else None
 
 
-def published_root(home: Path) -> tuple[PinnedRoot, tuple[Path, ...]] | None:
-    """Return the newest root in *home* and the files of all its versions, `None` if it has no key.
-
-    Nothing is made, and no interrupted rotation is finished.
-    """
-    if own_root_file(home) is None:
-        return None
-    root = _newest(home)
-    return root, versions_of(home, root.version)
+def published_root(home: Path) -> PinnedRoot | None:
+    """Return the newest root in *home*, `None` if it has no key; nothing is made or finished."""
+    return None if own_root_file(home) is None else _newest(home)
 
 
 def versions_of(folder: Path, version: int) -> tuple[Path, ...]:
@@ -134,7 +126,7 @@ def open_publisher(home: Path) -> ChannelKeys:
             because=f"the root in {home} does not list it",
             next_step=f"put back the files of {home}, or move the folder away to make another key",
         )
-    return ChannelKeys(key, root, versions_of(home, root.version), home)
+    return ChannelKeys(key, root, versions_of(home, root.version))
 
 
 def rotate_key(

@@ -46,7 +46,6 @@ from sparkwright.publish.keys import ChannelKeys
 from sparkwright.publish.lease import Lease
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promotion import promotion_statement
-from sparkwright.publish.repository import read_channel, read_unverified, signed_metadata
 from sparkwright.publish.retention import Retained
 from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
@@ -115,6 +114,8 @@ class ChannelPublisher:
             UntrustedKeyError: a key signed them that this publisher does not trust.
             ReplayedChannelError: it is older than one that was seen before.
         """
+        from sparkwright.publish.repository import read_channel, read_unverified
+
         seen, path = self.memory.recall(), metadata_path(require_channel_name(channel))
         stored = self.target.read(path)
         if stored is None:
@@ -393,6 +394,8 @@ class ChannelPublisher:
         Raises:
             LostRaceError: there are too many of those.
         """
+        from sparkwright.publish.repository import signed_metadata
+
         expires = moment(state.expires, state.channel).astimezone(UTC)
         for number in range(version + 1, version + _TRIES):
             metadata = signed_metadata(state, expires, number, [keys.signer])

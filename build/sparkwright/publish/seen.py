@@ -29,11 +29,13 @@ class SeenChannel(Model, frozen=True):
 
     Attributes:
         publisher: id of the one who signed it.
-        version: of its timestamp.
+        root: version of the root that verified it.
+        version: of its timestamp, which starts again with the keys of a later root.
         files: its signed metadata by role, in base64.
     """
 
     publisher: str
+    root: int
     version: int
     files: dict[str, str]
 
@@ -124,8 +126,9 @@ class SeenChannels:
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
             before = memory = self.recall()
             known = memory.channels.get(origin)
-            if known is None or known.version < version or known.publisher != root.publisher:
-                seen = SeenChannel(publisher=root.publisher, version=version, files=files)
+            seen = SeenChannel(publisher=root.publisher, root=root.version, version=version, files=files)
+            older = known is None or (known.root, known.version) < (seen.root, seen.version)
+            if older or (known and known.publisher != root.publisher):
                 memory = msgspec.structs.replace(memory, channels={**memory.channels, origin: seen})
             newest = memory.root(root.publisher)
             if keep_root and (newest is None or newest.version < root.version):

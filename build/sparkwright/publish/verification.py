@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import (
@@ -21,15 +23,13 @@ from sparkwright.publish.channel import (
     CHANNELS,
     CLOCK_SKEW,
     STABLE,
-    STATE,
     ChannelState,
     ListedWheel,
-    decode_state,
-    generation_folder,
     moment,
     newest_first,
     require_channel_name,
 )
+from sparkwright.publish.history import generations_of
 from sparkwright.publish.mirror import Mirror
 from sparkwright.publish.promotion import (
     InTotoStatement,
@@ -37,9 +37,11 @@ from sparkwright.publish.promotion import (
     PromotionStatement,
     decode_statement,
 )
-from sparkwright.publish.repository import ReadChannel, read_channel
 from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
+
+if TYPE_CHECKING:
+    from sparkwright.publish.repository import ReadChannel
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5
@@ -171,6 +173,8 @@ class _Reading:
 
     def pointer(self, roots: Sequence[PinnedRoot]) -> tuple[ReadChannel, PinnedRoot]:
         """Return the present generation and the root by which it was verified."""
+        from sparkwright.publish.repository import read_channel  # with tuf, which takes a while to import
+
         seen = self.memory.recall()
         found = read_channel(
             self.mirror.read, self.channel, roots, seen, self.mirror.address, named=self.options.named_root
@@ -244,13 +248,9 @@ class _Reading:
 
     def _earlier(self, state: ChannelState) -> ChannelState | None:
         """Return the generation before *state*, by the digest that it names; `None` if it is not there."""
-        if not state.previous:
-            return None
-        folder = generation_folder(self.channel, state.generation - 1, state.previous)
-        data = self.mirror.read(f"{folder}/{STATE}")
-        if data is None or sha256_bytes(data) != state.previous:
-            return None
-        return decode_state(data, self.channel, f"generation {state.generation - 1} of {self.channel}")
+        with contextlib.suppress(TamperedError):
+            return next(itertools.islice(generations_of(self.mirror.read, state), 1, None), None)
+        return None
 
     def beside(self, file: ListedWheel) -> None:
         """Verify METADATA, statements and locked runtime of a wheel, and the evidence of its promotion."""

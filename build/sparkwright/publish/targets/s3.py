@@ -290,7 +290,7 @@ class S3Target:
         from obstore.store import S3Store
 
         patience = timedelta(seconds=self.settings.timeout_s)
-        client: dict[str, Any] = {
+        client: Any = {
             "connect_timeout": patience,
             "read_timeout": patience,
             "timeout": _LONGEST,
