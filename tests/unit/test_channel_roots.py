@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 from channel_kit import POLICY, ChannelWorld, now, pinned
 from kit import Recorder
+from securesystemslib.signer import Signature
 from tuf.api.metadata import Metadata
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ReplayedChannelError, SignatureError, UntrustedKeyError
-from sparkwright.publish.keys import load_publisher, own_root_file, pin_root, pinned_in, rotate_key
+from sparkwright.publish.identities import IdentityKey
+from sparkwright.publish.keys import (
+    allow_identity,
+    load_publisher,
+    own_root_file,
+    pin_root,
+    pinned_in,
+    rotate_key,
+)
 from sparkwright.publish.mirror import FolderMirror
-from sparkwright.publish.roots import OURS, PinnedRoot, first_root, read_root, root_of_file
+from sparkwright.publish.roots import OURS, PinnedRoot, first_root, next_root, read_root, root_of_file
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.verification import VerifiedChannel, VerifyChannelOptions, verify_channel
 
@@ -142,6 +151,33 @@ def test_a_digest_alone_replaces_no_publishers_pin(
     newest = world.home / "2.root.json"
     pin_root(newest, pins, digest=sha256_bytes(newest.read_bytes()), publisher=publisher)
     assert [one.version for one in pinned_in(pins)] == [2]
+
+
+# Identities ----------------------------------------------------------------------------------------
+
+
+def test_an_identity_that_may_sign_channels_signs_no_root(
+    world: ChannelWorld, thief: ChannelWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can run the allowed workflow makes a root with a key of their own; sigstore's check is good."""
+    root = allow_identity(world.home, "https://example.org/w@refs/heads/main", "https://issuer").root
+    world.publisher().renew("nightly", POLICY, now())
+    monkeypatch.setattr(IdentityKey, "verify_signature", lambda *_: None)
+    (identity,) = (key for key in root.keys("timestamp") if key not in root.keys("root"))
+    evil = copy.deepcopy(root.root)
+    evil.version += 1
+    own = load_publisher(thief.home).signer
+    for role in ("root", "timestamp", "snapshot", "targets"):
+        evil.add_key(own.public_key, role)
+    metadata = Metadata(evil)
+    metadata.sign(own)
+    metadata.signatures[identity] = Signature(identity, "ab", {"bundle": {}})
+    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
+        next_root(root, metadata.to_bytes(), "3.root.json")
+    assert world.verify().root.version == 2
+    (world.published / "channels/nightly/3.root.json").write_bytes(metadata.to_bytes())
+    with pytest.raises(UntrustedKeyError):
+        world.verify()
 
 
 # What is remembered --------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ _HEAD = (
     "<head>",
     '<meta charset="utf-8">',
 )
-# Pages of sparkwright 0.1 state 1.1; they are recognised too.
-_VERSIONS = tuple(f'<meta name="pypi:repository-version" content="{one}">' for one in (API_VERSION, "1.1"))
+_VERSION = f'<meta name="pypi:repository-version" content="{API_VERSION}">'
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
 
 def is_index_page(page: bytes) -> bool:
     """Tell if *page* has the form that this module writes: HTML with its head, or JSON in canonical form."""
-    if page.startswith(tuple("\n".join([*_HEAD, version]).encode() for version in _VERSIONS)):
+    if page.startswith("\n".join([*_HEAD, _VERSION]).encode()):
         return True
     try:
         value = json.loads(page)
@@ -174,7 +173,7 @@ def _meta(name: str, content: str) -> str:
 def _page(title: str, links: Sequence[str], meta: Sequence[str] = ()) -> bytes:
     lines = [
         *_HEAD,
-        _VERSIONS[0],
+        _VERSION,
         *meta,
         f"<title>{html.escape(title)}</title>",
         "</head>",
