@@ -68,6 +68,12 @@ def forget(world: ChannelWorld) -> None:
     (world.folder / "reader-seen.json").unlink()
 
 
+def plant(page: Path) -> None:
+    """Put a page of another project there."""
+    page.parent.mkdir(exist_ok=True)
+    page.write_text('<a href="torch-9-py3-none-any.whl">torch</a>')
+
+
 def cut(path: Path, count: int) -> None:
     """Remove the last bytes of the file."""
     path.write_bytes(path.read_bytes()[:-count])
@@ -108,6 +114,21 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
     "page removed": (lambda w: (w.published / PAGE).unlink(), TamperedError, "it is missing"),
     "page of the generation changed": (
         lambda w: flip(generation_page(w)), TamperedError, "page vllm/index.html of generation 3 was changed",
+    ),
+    "page added": (
+        lambda w: plant(w.published / "channels/nightly/simple/torch/index.html"), TamperedError,
+        "page channels/nightly/simple/torch/index.html is of no generation",
+    ),
+    "form of a page added": (
+        lambda w: plant(w.published / "channels/nightly/simple/vllm/index.v1_html"), TamperedError,
+        "is of no generation",
+    ),
+    "folder of pages linked": (
+        lambda w: (w.published / "channels/nightly/simple/torch").symlink_to("/etc"), TamperedError,
+        "page channels/nightly/simple/torch is of no generation",
+    ),
+    "page added to the generation": (
+        lambda w: plant(generation_page(w).with_name("index.v1_html")), TamperedError, "is of no generation",
     ),
     "evidence changed": (
         lambda w: flip(next(w.published.rglob("evidence/*.json"))), TamperedError, "evidence about vllm-",

@@ -105,6 +105,17 @@ def test_the_newest_wheel_of_a_series_stays_listed(world: ChannelWorld) -> None:
     assert set(world.listed()) == {"0.23.2", "0.24.3", "0.24.4"}
 
 
+def test_pages_that_a_channel_has_no_longer_go_from_the_stable_address(world: ChannelWorld) -> None:
+    for number in range(1, 4):
+        world.promote(f"0.24.{number}")
+    former = world.published / "channels/nightly/simple/torch/index.html"
+    former.parent.mkdir()
+    former.write_bytes(b"of a project that is listed no more")
+    pruner(world).prune()
+    assert not former.exists()
+    verify(world)
+
+
 def test_a_channel_without_limits_or_without_policy_is_kept_for_ever(world: ChannelWorld) -> None:
     for number in range(1, 5):
         world.promote(f"0.24.{number}", "stable")

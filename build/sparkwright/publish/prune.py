@@ -24,7 +24,7 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, task
-from sparkwright.publish.channel import CHANNELS, POINTER, metadata_path, moment, stamp, unit_of
+from sparkwright.publish.channel import CHANNELS, POINTER, STABLE, metadata_path, moment, stamp, unit_of
 from sparkwright.publish.lease import Lease
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
@@ -168,6 +168,8 @@ class Pruner:
     def _remove(self, lease: Lease, oldest: Mapping[str, int], report: PruneReport) -> None:
         """Bring the list up to date, and remove what has been on it for long enough."""
         target = self.publisher.target
+        for channel in oldest:
+            self._remove_former_pages(channel)
         after, before, tag = self._look(oldest, report)
         if after != before:
             tag = target.replace(UNNAMED, to_json(after) + b"\n", expected=tag)
@@ -181,6 +183,13 @@ class Pruner:
         if report.removed:
             left = {found.path: found.since for found in report.condemned}
             target.replace(UNNAMED, to_json(left) + b"\n", expected=tag)
+
+    def _remove_former_pages(self, channel: str) -> None:
+        """Remove pages at the stable address of *channel* that its present generation does not have."""
+        target, stable = self.publisher.target, f"{CHANNELS}/{channel}/{STABLE}"
+        present = {f"{stable}/{name}" for name in self.publisher.require(channel).state.pages}
+        for path in target.sizes(stable).keys() - present:
+            target.remove(path)
 
     def _listed(self) -> tuple[dict[str, str], str | None]:
         """Return the list, and its tag; `None` if there is none yet.

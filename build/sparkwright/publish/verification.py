@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.digests import sha256_bytes
@@ -23,6 +24,7 @@ from sparkwright.publish.channel import (
     CHANNELS,
     CLOCK_SKEW,
     STABLE,
+    STATE,
     ChannelState,
     ListedWheel,
     moment,
@@ -30,7 +32,7 @@ from sparkwright.publish.channel import (
     require_channel_name,
 )
 from sparkwright.publish.history import generations_of
-from sparkwright.publish.mirror import Mirror
+from sparkwright.publish.mirror import FolderMirror, Mirror
 from sparkwright.publish.promotion import (
     InTotoStatement,
     PromotionPredicate,
@@ -113,6 +115,8 @@ def verify_channel(
     reading = _Reading(mirror, require_channel_name(channel), memory, now, options)
     read, root = reading.settled(roots)
     state = read.state
+    if isinstance(mirror, FolderMirror):
+        reading.nothing_else(mirror.folder, state)
     files = newest_first([file for file in state.files if file.yanked is None])
     chosen: Sequence[ListedWheel] = {"all": state.files, "newest": files[:1], "none": ()}[options.wheels]
     for file in state.files:
@@ -221,6 +225,27 @@ class _Reading:
                     next_step="install from another mirror; its publisher runs the last command again",
                 )
             time.sleep(min(0.5, self.options.patience_s))
+
+    def nothing_else(self, folder: Path, state: ChannelState) -> None:
+        """Refuse a page in a *folder* that no kept generation names: pip and uv would take it.
+
+        Raises:
+            TamperedError: there is one.
+        """
+        for index in (f"{CHANNELS}/{self.channel}/{STABLE}", state.folder):
+            top = folder / index
+            found = {path for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
+            others = {path.relative_to(top).as_posix() for path in found} - {*state.pages, STATE}
+            if others:  # of earlier generations, perhaps, which had more projects or series
+                with contextlib.suppress(TamperedError):
+                    for earlier in generations_of(self.mirror.read, state):
+                        others -= earlier.pages.keys()
+            if others:
+                raise TamperedError(
+                    f"page {index}/{min(others)} is of no generation of channel {self.channel}",
+                    because="the publisher signed none of that name, and pip and uv would take it",
+                    next_step=_ELSEWHERE,
+                )
 
     def _stale_pages(self, state: ChannelState) -> tuple[str, int] | None:
         """Return a stable page that is of the generation before, and its number; `None` if all are new.
