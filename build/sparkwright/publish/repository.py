@@ -248,24 +248,22 @@ def read_unverified(read: Read, channel: str, where: str) -> ReadChannel:
     files = _Files(read)
     pointer = _pointer(files, channel, where)
     metadata = {"timestamp": files.read(metadata_path(channel)) or b""}
+
+    def listed(role: str, meta: MetaFile) -> bytes:
+        path = metadata_path(channel, f"{meta.version}.{role}.json")
+        data = files.read(path)
+        if data is None:
+            raise _missing(path, where)
+        meta.verify_length_and_hashes(data)
+        metadata[role] = data
+        return data
+
     try:
-        meta = pointer.signed.snapshot_meta
-        for role in ("snapshot", "targets"):
-            path = metadata_path(channel, f"{meta.version}.{role}.json")
-            data = files.read(path)
-            if data is None:
-                raise _missing(path, where)
-            meta.verify_length_and_hashes(data)
-            metadata[role] = data
-            content = Metadata.from_bytes(data).signed
-            meta = content.meta["targets.json"] if isinstance(content, Snapshot) else meta
-        target = content.targets[STATE] if isinstance(content, Targets) else None
-    except (DeserializationError, KeyError, LengthOrHashMismatchError) as error:
-        raise SignatureError(f"the metadata of channel {channel} are damaged", because=str(error)) from error
-    if target is None:
-        raise SignatureError(
-            f"the metadata of channel {channel} are damaged", because="they are of other roles"
-        )
+        snapshot = Metadata[Snapshot].from_bytes(listed("snapshot", pointer.signed.snapshot_meta)).signed
+        targets = Metadata[Targets].from_bytes(listed("targets", snapshot.meta["targets.json"])).signed
+        target = targets.targets[STATE]
+    except (AttributeError, DeserializationError, KeyError, LengthOrHashMismatchError) as error:
+        raise SignatureError(f"the metadata of channel {channel} are damaged", because=repr(error)) from error
     return ReadChannel(_state(files, target, channel), pointer.signed.version, metadata)
 
 
@@ -337,7 +335,7 @@ def _refusal(error: Exception, files: _Files, channel: str, root: PinnedRoot, wh
     """Return what a refusal of the client means for the user."""
     if isinstance(error, UnsignedMetadataError):
         return _unsigned(error, files, channel, root)
-    kind, what, more, step = next(found for of, *found in _MEANINGS if isinstance(error, of))
+    _, kind, what, more, step = next(found for found in _MEANINGS if isinstance(error, found[0]))
     if "root version" in str(error):
         kind, what, more = SignatureError, "a root of {} does not follow the one before it", ""
     return kind(what.format(f"channel {channel} at {where}"), because=f"{error}{more}", next_step=step)
