@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -74,6 +75,22 @@ class PruneReport:
     condemned: list[PruneUnit] = field(default_factory=list)
     removed: list[PruneUnit] = field(default_factory=list)
     kept: int = 0
+
+
+class _Listed(NamedTuple):
+    """The list of unnamed units.
+
+    Attributes:
+        since: when each was found.
+        changed: it has to be written.
+        tag: of the present one.
+        former: pages at stable addresses that their channels have no longer.
+    """
+
+    since: dict[str, str]
+    changed: bool
+    tag: str | None
+    former: list[str]
 
 
 @dataclass(frozen=True)
@@ -135,44 +152,46 @@ class Pruner:
         return kept.oldest
 
     def _named(self, oldest: Mapping[str, int]) -> set[str]:
-        """Return the units that kept generations name."""
+        """Return the units that kept generations name, and the present pages at stable addresses."""
         named: set[str] = set()
         for channel in self._channels():
             present = self.publisher.require(channel)
             for role in ("targets", "snapshot"):
                 named.add(metadata_path(channel, f"{present.version}.{role}.json"))
+            named |= {metadata_path(channel, f"{STABLE}/{name}") for name in present.state.pages}
             for state in self.publisher.history(present.state):
                 if state.generation >= oldest.get(channel, 1):
                     named |= {state.folder, *(file.folder for file in state.files)}
         return named
 
-    def _look(
-        self, oldest: Mapping[str, int], report: PruneReport
-    ) -> tuple[dict[str, str], dict[str, str], str | None]:
-        """Report what waits and what is due; return the list as it has to be and as it is, with its tag."""
+    def _look(self, oldest: Mapping[str, int], report: PruneReport) -> _Listed:
+        """Report what waits and what is due; return the list as it has to be."""
         before, tag = self._listed()
         named = self._named(oldest)
         units: dict[str, dict[str, int]] = {}
+        former = []
         for top in ("wheels", CHANNELS):
             for path, size in self.publisher.target.sizes(top).items():
                 if unit := unit_of(path):
                     units.setdefault(unit, {})[path] = size
+                elif f"/{STABLE}/" in path and path not in named:
+                    former.append(path)
         after = {unit: before.get(unit, stamp(self.now)) for unit in units if unit not in named}
         report.kept = len(units) - len(after)
         for unit in sorted(after):  # "channels/" sorts before "wheels/": pages before what they link to
             found = PruneUnit(unit, units[unit], _why(unit, oldest), after[unit])
             due = self.now - moment(found.since, UNNAMED) >= self.grace
             (report.removed if due else report.condemned).append(found)
-        return after, before, tag
+        return _Listed(after, after != before, tag, former)
 
     def _remove(self, lease: Lease, oldest: Mapping[str, int], report: PruneReport) -> None:
         """Bring the list up to date, and remove what has been on it for long enough."""
-        target = self.publisher.target
-        for channel in oldest:
-            self._remove_former_pages(channel)
-        after, before, tag = self._look(oldest, report)
-        if after != before:
-            tag = target.replace(UNNAMED, to_json(after) + b"\n", expected=tag)
+        target, listed = self.publisher.target, self._look(oldest, report)
+        tag = listed.tag
+        if listed.changed:
+            tag = target.replace(UNNAMED, to_json(listed.since) + b"\n", expected=tag)
+        for path in listed.former:
+            target.remove(path)
         with task("prune", total=len(report.removed), unit="units") as progress:
             for found in report.removed:
                 lease.require()
@@ -183,13 +202,6 @@ class Pruner:
         if report.removed:
             left = {found.path: found.since for found in report.condemned}
             target.replace(UNNAMED, to_json(left) + b"\n", expected=tag)
-
-    def _remove_former_pages(self, channel: str) -> None:
-        """Remove pages at the stable address of *channel* that its present generation does not have."""
-        target, stable = self.publisher.target, f"{CHANNELS}/{channel}/{STABLE}"
-        present = {f"{stable}/{name}" for name in self.publisher.require(channel).state.pages}
-        for path in target.sizes(stable).keys() - present:
-            target.remove(path)
 
     def _listed(self) -> tuple[dict[str, str], str | None]:
         """Return the list, and its tag; `None` if there is none yet.

@@ -67,20 +67,15 @@ class GithubTarget:
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
         if _is_asset(checked_path(path)):
-            asset = self._asset(path)
-            return (
-                Stored(*self._downloaded(asset, lambda file: (file.read_bytes(), sha256_file(file))))
-                if asset
-                else None
-            )
+            if (asset := self._asset(path)) is None:
+                return None
+            data = self._downloaded(asset, Path.read_bytes)
+            return Stored(data, sha256_bytes(data))
         page = self._page(path)
         if page is None:
             return None
         # Contents have the bytes of files up to 1 MB, blobs up to 100 MB.
-        content = (
-            page["content"]
-            or json.loads(self._call("api", f"{self._api}/git/blobs/{page['sha']}"))["content"]
-        )
+        content = page["content"] or self._json("api", f"{self._api}/git/blobs/{page['sha']}")["content"]
         return Stored(base64.b64decode(content), page["sha"])
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
@@ -214,33 +209,17 @@ class GithubTarget:
         require_digest(self.url(path), self._downloaded(sent, sha256_file) if sent else "missing", sha256)
 
     def _send(self, path: str, file: Path) -> None:
+        where = ("--repo", self._name)
         if self._find("api", f"{self._api}/releases/tags/{quote(self.release, safe='')}") is None:
             notes = "Wheels; their index is on this repository's Pages."
-            self._call(
-                "release",
-                "create",
-                self.release,
-                "--title",
-                self.release,
-                "--notes",
-                notes,
-                "--repo",
-                self._name,
-            )
+            self._call("release", "create", self.release, "--title", self.release, "--notes", notes, *where)
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as scratch:
             # gh names an asset after its file, and takes what follows # as the label.
             link = Path(scratch, _name(path))
             link.symlink_to(file.absolute())
+            upload, size = ("release", "upload", self.release, f"{link}#{path}"), file.stat().st_size
             try:
-                self._call(
-                    "release",
-                    "upload",
-                    self.release,
-                    f"{link}#{path}",
-                    "--repo",
-                    self._name,
-                    bytes_moved=file.stat().st_size,
-                )
+                self._call(*upload, *where, bytes_moved=size)
             except UploadError as error:
                 if "already exists" not in error.because:
                     raise  # else another publisher was faster; the digest decides
@@ -258,6 +237,9 @@ class GithubTarget:
             return consume(Path(scratch, name))
 
     # Calls of gh -----------------------------------------------------------------------------------------
+
+    def _json(self, *arguments: str) -> Any:
+        return json.loads(self._call(*arguments))
 
     def _find(self, *arguments: str) -> bytes | None:
         """Return the output of ``gh``, `None` if what it was asked for does not exist."""

@@ -123,8 +123,7 @@ class S3Target:
         Clients ask an index for folders, and a store knows only objects. The copy is read before the page and
         replaced only if it is still what was read, so that of two publishers the later page stays.
         """
-        # obstore drops a slash at the end of a key; below the folder's own address, the key is empty.
-        folder = self._opened(self._address(path).removesuffix(_PAGE), virtual_hosted_style_request=True)
+        folder = self._folder_of(path)
         for _ in range(self.settings.attempts):
             copy = None
             with contextlib.suppress(FileNotFoundError):
@@ -137,6 +136,10 @@ class S3Target:
                 self._put(path, page.data, _ALWAYS_ASK, mode=condition, folder=folder)
         raise UploadError(f"{path} is not at the address of its folder", because="others kept replacing it")
 
+    def _folder_of(self, page: str) -> Any:
+        """Return a store whose empty key is the folder of *page*: obstore drops a slash at the end."""
+        return self._opened(self._address(page).removesuffix(_PAGE), virtual_hosted_style_request=True)
+
     def sizes(self, prefix: str) -> dict[str, int]:
         """See `Target.sizes`."""
         start = self._key(prefix.rstrip("/")) if prefix else self.prefix
@@ -147,15 +150,17 @@ class S3Target:
             return {item["path"][base:]: item["size"] for page in pages for item in page}
 
         found = self._do("listing", prefix or ".", listed)
-        copies = {
-            path.removesuffix(_PAGE) for path in found if path.endswith(_PAGE)
-        }  # of pages, for their folders
-        return {path: size for path, size in found.items() if not is_hidden(path) and path not in copies}
+        # Leave out what stands for a folder: the copy of its page, or what is left of one.
+        copies = {path.removesuffix(_PAGE) for path in found if path.endswith(_PAGE)}
+        return {p: size for p, size in found.items() if size and not is_hidden(p) and p not in copies}
 
     def remove(self, path: str) -> None:
         """See `Target.remove`."""
         key = self._key(checked_path(path))
         self._do("removing", path, lambda: self._obstore.delete(self._store, key))
+        if path.endswith(_PAGE):
+            # Stores remove by lists of names, which obstore gives without that slash: an empty page stays.
+            self._put(path, b"", _ALWAYS_ASK, mode="overwrite", folder=self._folder_of(path))
 
     def url(self, path: str) -> str:
         """See `Target.url`."""
