@@ -115,7 +115,7 @@ def test_locks_are_hidden() -> None:
 def test_s3_without_obstore_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     target = open_target("s3://wheels/p?endpoint=http://127.0.0.1:9")
-    for use in (lambda: target.sizes("channels"), lambda: target.read("a"), lambda: target.stat("a")):
+    for use in (lambda: target.sizes("channels"), lambda: target.read("a")):
         with pytest.raises(ToolError, match="cannot be used") as caught:
             use()
         assert "publish]" in caught.value.next_step

@@ -155,7 +155,11 @@ def _show(keys: ChannelKeys, *, as_json: bool) -> None:
         key_id: [role for role in ("root", *ONLINE) if key_id in root.keys(role)] for key_id in root.root.keys
     }
     if as_json:
-        told = {"key": own, "keys": trusted, "former": root.former, "file": str(file), "digest": digest}
+        listed = [
+            {"id": key_id, "name": name_of(root.root.keys[key_id]), "signs": roles}
+            for key_id, roles in trusted.items()
+        ]
+        told = {"key": own, "keys": listed, "former": root.former, "file": str(file), "digest": digest}
         print_json({**_described(root), **told})
         return
     click.echo(f"channel   {root.channel}")
