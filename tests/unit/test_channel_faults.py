@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
+from tuf.api.metadata import TargetFile
 
 from sparkwright.base.errors import (
     ConfigError,
@@ -27,8 +28,10 @@ from sparkwright.base.errors import (
     UnknownNameError,
     UntrustedKeyError,
 )
+from sparkwright.publish import repository
 from sparkwright.publish.mirror import FolderMirror
-from sparkwright.publish.repository import signed_metadata
+from sparkwright.publish.repository import read_unverified, signed_metadata
+from sparkwright.publish.retention import Retained
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.verification import require_listed
 
@@ -267,6 +270,46 @@ def test_a_mirror_whose_pages_are_behind_is_refused(world: ChannelWorld) -> None
     (world.published / PAGE).write_bytes(old)
     with pytest.raises(ReplayedChannelError, match="the mirror is stale"):
         world.verify()
+
+
+def test_a_page_of_an_earlier_generation_is_known_by_its_bytes(world: ChannelWorld) -> None:
+    """A prune drops the last wheel of a series, and mirrors keep its pages until they are brought up."""
+    world.promote("0.23.1")
+    publisher = world.publisher()
+    current = publisher.require("nightly")
+    files = tuple(file for file in current.state.files if file.version != "0.23.1")
+    dropped = tuple(file for file in current.state.files if file.version == "0.23.1")
+    state = publisher.drop(current, Retained(1, files, dropped), POLICY, now())
+    (former,) = {
+        name for name in current.state.pages.keys() - state.pages.keys() if "vllm/index.html" in name
+    }
+    world.verify()
+    plant(world.published / "channels/nightly/simple" / former)
+    with pytest.raises(TamperedError, match="is of no generation"):
+        world.verify()
+
+
+@pytest.mark.parametrize("custom", [None, [], "1", {}, {"generation": "abc"}, {"generation": [1]}])
+def test_a_target_that_names_no_generation_is_one_clear_error(
+    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch, custom: object
+) -> None:
+    real = repository.TargetFile.from_data
+
+    def from_data(*arguments: object) -> TargetFile:
+        made = real(*arguments)
+        made.unrecognized_fields = Fixed(custom=custom)
+        return made
+
+    class Fixed(dict[str, object]):
+        def __setitem__(self, name: str, value: object) -> None:
+            """Keep what there is."""
+
+    monkeypatch.setattr(repository.TargetFile, "from_data", from_data)
+    with pytest.raises(SignatureError, match="they name no generation"):
+        world.promote("3")  # which reads what it wrote
+    for read in (world.verify, lambda: read_unverified(FolderMirror(world.published).read, "nightly", "it")):
+        with pytest.raises(SignatureError, match="they name no generation"):
+            read()
 
 
 def test_two_generations_of_one_number_are_noticed(world: ChannelWorld) -> None:

@@ -28,6 +28,8 @@ from sparkwright.publish.keys import (
 from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.repository import signed_metadata
 from sparkwright.publish.roots import read_root
+from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 
 
 @pytest.fixture
@@ -281,6 +283,37 @@ def test_the_key_of_roots_signs_no_generation(world: ChannelWorld) -> None:
     forge(world, roots)
     with pytest.raises(UntrustedKeyError, match="may not sign the timestamp"):
         world.verify()
+
+
+def test_a_second_split_leaves_the_key_of_the_first_alone(world: ChannelWorld) -> None:
+    offline = world.folder / "roots.pem"
+    rotate_key(world.home, split=offline)
+    kept = offline.read_bytes()
+    with pytest.raises(PublishError, match="may be the only copy of another key"):
+        rotate_key(world.home, split=offline)
+    assert offline.read_bytes() == kept
+    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
+        allow_identity(world.home, "https://example.org/w", "https://issuer")
+    root = allow_identity(world.home, "https://example.org/w", "https://issuer", roots_key=offline).root
+    assert len(root.keys("timestamp")) == 2
+
+
+def test_a_copy_of_the_key_of_another_channel_signs_nothing(world: ChannelWorld) -> None:
+    shutil.copytree(world.home, world.home_of("stable"))
+    with pytest.raises(SignatureError, match="has the root of channel nightly"):
+        world.promote("1", "stable")
+    assert not (world.published / "channels/stable/timestamp.json").exists()
+
+
+def test_what_this_machine_only_read_is_not_its_own(world: ChannelWorld) -> None:
+    """A thief's generation is looked at with the memory of the publisher, before the key is revoked."""
+    forge(world, load_publisher(world.home), version=7)
+    memory = SeenChannels(world.folder / "publisher-seen.json")
+    verify_channel(FolderMirror(world.published), "nightly", world.own_roots(), memory=memory, now=now(),
+                   options=VerifyChannelOptions(patience_s=0.0))  # fmt: skip
+    rotate_key(world.home, revoke="stolen")
+    with pytest.raises(UntrustedKeyError, match="was revoked"):
+        world.publisher().renew("nightly", POLICY, now())
 
 
 # Clocks ---------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 import subprocess
 import threading
@@ -244,7 +243,7 @@ def held(world: ChannelWorld, holder: str, seconds: float) -> None:
     target.replace(lease.PATH, to_json(to_builtins(record)), expected=found.tag if found else None)
 
 
-@pytest.mark.parametrize("holder", ["elsewhere:1:ab", f"{platform.node()}:1:ab"])
+@pytest.mark.parametrize("holder", ["elsewhere:1:ab", f"{lease._host()}:1:ab"])
 def test_another_writer_is_waited_for_and_then_named(world: ChannelWorld, holder: str) -> None:
     world.promote("1")
     held(world, holder, 60)
@@ -260,8 +259,30 @@ def test_a_writer_of_this_machine_that_died_holds_up_nobody(world: ChannelWorld)
     world.promote("1")
     child = subprocess.Popen(["true"])
     child.wait()
-    held(world, f"{platform.node()}:{child.pid}:ab", 600)
+    held(world, f"{lease._host()}:{child.pid}:ab", 600)
     world.promote("2", publisher=replace(world.publisher(), patience_s=0.0))
+
+
+def test_the_end_of_a_lease_is_named_as_it_is(world: ChannelWorld) -> None:
+    """The clock of the machine that was killed was a day ahead."""
+    world.promote("1")
+    held(world, "elsewhere:1:ab", 86_400)
+    with pytest.raises(LostRaceError) as caught:
+        world.promote("2", publisher=replace(world.publisher(), patience_s=0.0))
+    assert "another 86" in str(caught.value.next_step)
+    assert "a clock is wrong" in str(caught.value.next_step)
+
+
+def test_a_process_of_another_container_of_this_machine_is_not_taken_for_dead(
+    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.promote("1")
+    child = subprocess.Popen(["true"])
+    child.wait()
+    held(world, f"{lease._host()}:{child.pid}:ab", 600)
+    monkeypatch.setattr(lease, "_host", lambda: "the same name/another namespace")
+    with pytest.raises(LostRaceError):
+        world.promote("2", publisher=replace(world.publisher(), patience_s=0.0))
 
 
 def test_a_damaged_lease_is_one_clear_error(world: ChannelWorld) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from channel_kit import POLICY, ChannelWorld, now, pinned
 from kit import Recorder
@@ -14,6 +16,7 @@ from tuf.api.metadata import Metadata
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ReplayedChannelError, SignatureError, UntrustedKeyError
+from sparkwright.publish.channel import with_pages
 from sparkwright.publish.identities import IdentityKey
 from sparkwright.publish.keys import (
     allow_identity,
@@ -24,6 +27,7 @@ from sparkwright.publish.keys import (
     rotate_key,
 )
 from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.repository import signed_metadata
 from sparkwright.publish.roots import OURS, PinnedRoot, first_root, next_root, read_root, root_of_file
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.verification import VerifiedChannel, VerifyChannelOptions, verify_channel
@@ -327,6 +331,35 @@ def test_a_stolen_key_of_one_channel_neither_moves_nor_blocks_another(
     assert verify().state.generation == 1
     world.promote("2", "stable", publisher=world.publisher(adopt=True))
     assert verify().state.generation == 2
+
+
+def test_a_channel_that_names_the_origin_of_another_makes_its_reader_forget_nothing(
+    world: ChannelWorld,
+) -> None:
+    world.promote("1", "stable")
+    shutil.copytree(world.published, world.folder / "old")
+    origin = world.promote("2", "stable").origin
+    roots = [pinned(world.pin("stable")), pinned(world.pin("nightly"))]
+    memory = SeenChannels(world.folder / "m.json")
+
+    def verify(folder: Path, channel: str) -> VerifiedChannel:
+        return verify_channel(FolderMirror(folder), channel, roots, memory=memory, now=now())
+
+    verify(world.published, "stable")
+    state, _ = with_pages(msgspec.structs.replace(verify(world.published, "nightly").state, origin=origin))
+    (world.published / state.path).parent.mkdir()
+    for name in state.pages:
+        page = world.published / state.folder / name
+        page.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(world.published / "channels/nightly/simple" / name, page)
+    (world.published / state.path).write_bytes(state.payload)
+    signer, expires = load_publisher(world.home).signer, now().replace(microsecond=0) + timedelta(days=9)
+    for role, data in signed_metadata(state, expires, 99, [signer]).items():
+        name = "timestamp.json" if role == "timestamp" else f"99.{role}.json"
+        (world.published / "channels/nightly" / name).write_bytes(data)
+    assert verify(world.published, "nightly").state.origin == origin
+    with pytest.raises(ReplayedChannelError):
+        verify(world.folder / "old", "stable")
 
 
 def test_another_publishers_root_is_no_obstacle(world: ChannelWorld) -> None:

@@ -74,12 +74,14 @@ def revoke(channel: str, key_id: str, *, reason: str, roots_key: Path | None, as
 @_NAME
 @click.argument("identity")
 @click.option("--issuer", required=True, help="The issuer of its tokens.")
+@_ROOTS_KEY
 @_JSON
-def allow(channel: str, identity: str, *, issuer: str, as_json: bool) -> None:
+def allow(channel: str, identity: str, *, issuer: str, roots_key: Path | None, as_json: bool) -> None:
     """Trust generations of channel NAME that sigstore signed for IDENTITY, such as one CI workflow."""
     from sparkwright.publish.keys import allow_identity
 
-    _show_next(allow_identity(_home(channel, new=True), identity, issuer), as_json=as_json)
+    keys = allow_identity(_home(channel, new=True), identity, issuer, roots_key=roots_key)
+    _show_next(keys, as_json=as_json)
 
 
 @key.command("pin")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import click
@@ -55,10 +57,14 @@ _ADOPT = click.option(
     help="Build on a channel that no trusted key signed, or of a date to come, once you looked at it.",
 )
 
+_DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="List what would be written or removed; nothing is, nor remembered."
+)
+
 
 def signing_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt`` and so on."""
-    for option in (_ADOPT, trust_option, _SIGN, target_option):
+    """Add the options of changing a channel: ``--target``, ``--sign``, ``--dry-run`` and so on."""
+    for option in (_DRY_RUN, _ADOPT, trust_option, _SIGN, target_option):
         function = option(function)
     return function
 
@@ -98,42 +104,57 @@ def open_place(root: Path, address: str) -> Target:
 
 
 def make_publisher(
-    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool
+    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool, dry_run: bool = False
 ) -> ChannelPublisher:
-    """Return the publisher that the options describe; a channel's key is made on first use."""
+    """Return the publisher that the options describe; a channel's key is made on first use.
+
+    Of a dry run, what it would make or remember is in a folder that ends with the command, and no identity
+    signs.
+    """
     from sparkwright.publish.keys import (
         ChannelKeys,
         load_publisher,
         published_root,
         publisher_home,
+        throwaway_signer,
         versions_of,
     )
+    from sparkwright.publish.planned import PlannedTarget
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.roots import root_of_file
-    from sparkwright.publish.seen import default_memory
+    from sparkwright.publish.seen import SeenChannels, default_memory
+
+    place, memory = open_place(root, target), default_memory()
+    scratch = Path()
+    if dry_run:
+        folder = TemporaryDirectory(prefix="sparkwright-")
+        scratch = Path(click.get_current_context().with_resource(folder))
+        if memory.path.exists():
+            shutil.copy(memory.path, scratch / "channels.json")
+        place, memory = PlannedTarget(place), SeenChannels(scratch / "channels.json")
 
     def by_identity(_: str) -> ChannelKeys:
         from sparkwright.publish.identities import identity_signer
 
         file = require_trust(trust)
         pinned = root_of_file(file)
-        signer = identity_signer(pinned.keys("timestamp").values())
+        trusted = pinned.keys("timestamp").values()
+        signer = throwaway_signer() if dry_run else identity_signer(trusted)
         return ChannelKeys(signer, pinned, (*versions_of(file.parent, pinned.version - 1), file))
 
     def by_key(channel: str) -> ChannelKeys:
         home = publisher_home() / channel
         made = published_root(home) is None
-        found = load_publisher(home)
-        if made:
+        found = load_publisher(scratch / "publisher" / channel if made and dry_run else home)
+        if made and not dry_run:
             warn(f"a key for channel {channel} was made: {home}; keep a copy of that folder in a safe place")
         return found
 
     if mode == "sigstore":
         require_trust(trust)
     return ChannelPublisher(
-        open_place(root, target), by_identity if mode == "sigstore" else by_key, lambda: pinned_roots(trust),
-        default_memory(), adopt,
-    )  # fmt: skip
+        place, by_identity if mode == "sigstore" else by_key, lambda: pinned_roots(trust), memory, adopt
+    )
 
 
 def require_trust(trust: Path | None) -> Path:

@@ -24,7 +24,6 @@ from sparkwright.publish.prune import PruneReport, PruneUnit
     metavar="HOURS",
     help="Time between finding that nothing names a file and removing it.",
 )
-@click.option("--dry-run", is_flag=True, help="List what would be removed; nothing is written.")
 @signing_options
 @common_options
 @run_read_only

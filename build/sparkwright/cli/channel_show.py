@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
 from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.planned import PlannedTarget
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.target import Target
 from sparkwright.publish.verification import VerifiedChannel
@@ -71,8 +73,11 @@ def show_wheels(state: ChannelState) -> None:
 
 
 def show_change(publisher: ChannelPublisher, state: ChannelState, *, as_json: bool) -> None:
-    """Print the new generation *state* of a channel, and the next step."""
+    """Print the new generation *state* of a channel, and the next step; of a dry run, the planned writes."""
     target = publisher.target
+    if isinstance(target, PlannedTarget):
+        _show_plan(target, state, as_json=as_json)
+        return
     signer = publisher.keys(state.channel).signer_name
     if as_json:
         index = target.url(f"channels/{state.channel}/simple")
@@ -92,3 +97,15 @@ def show_next(target: Target, channel: str) -> None:
     verify = f"sparkwright channel verify {target.url(f'channels/{channel}')}"
     click.echo(f"next     {verify}")
     click.echo(f"readers  {verify} --requirements FILE")
+
+
+def _show_plan(target: PlannedTarget, state: ChannelState, *, as_json: bool) -> None:
+    """Print the writes of a dry run, in order; digests in paths that contain the time will be others."""
+    if as_json:
+        planned = [asdict(write) for write in target.writes]
+        print_json({"channel": state.channel, "generation": state.generation, "planned": planned})
+        return
+    for write in target.writes:
+        click.echo(f"{write.change:8} {write.path} ({human_size(write.size)})")
+    told = f"generation {state.generation}, {len(target.writes)} files"
+    click.echo(f"planned  {state.channel}, {told}; a dry run: nothing was written")

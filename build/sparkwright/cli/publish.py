@@ -24,7 +24,6 @@ from sparkwright.publish.runtimes import runtimes_in
 @click.option(
     "--channel", default="", metavar="NAME", help="Promote the wheels in FOLDER to this channel too."
 )
-@click.option("--dry-run", is_flag=True, help="List the files that would change; nothing is written.")
 @signing_options
 @common_options
 @run_in_session
@@ -41,14 +40,12 @@ def command(session: Session, *, folder: Path | None, channel: str, dry_run: boo
         raise PublishError(
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
-    if dry_run and channel:
-        raise click.UsageError("--dry-run is of the index alone, and excludes --channel.")
     runtimes = runtimes_in(session.checkout.patchsets)
     index = publish(wheels, where, runtimes=runtimes, dry_run=dry_run)
-    if not channel:
+    if not channel or (dry_run and not session.as_json):
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
-        publisher = make_publisher(session.checkout.root, **options)
+        publisher = make_publisher(session.checkout.root, dry_run=dry_run, **options)
         names = [file.filename for file in index.files if not is_companion(file.filename)]
         states = [
             promote_wheel(session, publisher, where / name, channel, where / EVIDENCE) for name in names

@@ -120,6 +120,12 @@ def open_publisher(home: Path) -> ChannelKeys:
         _finish_rotation(home)
         root, key = _newest(home), _read_key(home / _KEY)
     own = key.public_key.keyid
+    if root.channel != home.name:
+        raise SignatureError(
+            f"this machine's key cannot be used for channel {home.name}",
+            because=f"{home} has the root of channel {root.channel}, and each channel has its own",
+            next_step=f"move {home} away to make a key for {home.name}",
+        )
     if own not in root.root.keys and own not in root.former:
         raise SignatureError(
             "this machine's key cannot be used",
@@ -143,10 +149,17 @@ def rotate_key(
 
     Raises:
         UntrustedKeyError: the key that is to sign the root may not.
+        PublishError: another file is at *split*, perhaps the key of an earlier split.
         StorageError: the disk is full or cannot be written.
     """
     before = open_publisher(home)
     present = _read_key(home / _KEY)
+    if split is not None and split.exists() and split.read_bytes() != present.private_bytes:
+        raise PublishError(
+            "the key was not split",
+            because=f"{split} exists, and may be the only copy of another key",
+            next_step="name another file",
+        )
     signing = present if roots_key is None else _read_key(roots_key)
     old, now = present.public_key.keyid, stamp(datetime.now(UTC))
     with _locked(home):
@@ -211,11 +224,17 @@ def revoke_key(home: Path, key_id: str, reason: str, *, roots_key: Path | None =
     return open_publisher(home)
 
 
-def allow_identity(home: Path, identity: str, issuer: str) -> ChannelKeys:
+def allow_identity(home: Path, identity: str, issuer: str, *, roots_key: Path | None = None) -> ChannelKeys:
     """Trust generations that sigstore signed for *identity*, such as one workflow of one repository.
 
+    Args:
+        home: the channel's folder.
+        identity: as the certificate names it.
+        issuer: of its tokens.
+        roots_key: private key that signs the root, where the present one may not.
+
     Raises:
-        UntrustedKeyError: the present key may not sign roots.
+        UntrustedKeyError: the key that is to sign may not sign roots.
     """
     from sparkwright.publish.identities import identity_key
 
@@ -225,7 +244,7 @@ def allow_identity(home: Path, identity: str, issuer: str) -> ChannelKeys:
         for role in ONLINE:
             root.add_key(key, role)
         with _locked(home):
-            _write_root(home, before.root, root, [_read_key(home / _KEY)], {})
+            _write_root(home, before.root, root, [_read_key(roots_key or home / _KEY)], {})
     return open_publisher(home)
 
 
@@ -368,6 +387,11 @@ def _newest(home: Path) -> PinnedRoot:
             next_step=f"put it back, or move {home} away to make another key",
         ) from error
     return root
+
+
+def throwaway_signer() -> Signer:
+    """Return a signer of a dry run, whose key no root lists."""
+    return _new_key()
 
 
 def _new_key() -> CryptoSigner:

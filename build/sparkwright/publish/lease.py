@@ -13,6 +13,7 @@ import platform
 import time
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -51,7 +52,7 @@ class Lease:
 
     target: Target
     patience_s: float
-    _holder: str = field(default_factory=lambda: f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
+    _holder: str = field(default_factory=lambda: f"{_host()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
     _tag: str | None = None
     _since: float = 0.0
 
@@ -73,7 +74,9 @@ class Lease:
                 raise LostRaceError(
                     f"{self.target.url(PATH)} is held by another writer",
                     because=f"{record.holder or 'another one'} writes there",
-                    next_step=f"run the same command again; one that was killed has it for {LASTS_S:.0f} s",
+                    next_step="run the same command again; one that was killed has it for another "
+                    f"{record.until - time.time():.0f} s: if that is far more than {LASTS_S:.0f}, a clock is "
+                    "wrong, and you may remove the file if nothing is being published there",
                 )
             if not told:
                 emit("lock.waiting", what=f"the lease of {record.holder}", path=self.target.url(PATH))
@@ -116,11 +119,19 @@ class Lease:
         self._tag = self.target.replace(PATH, to_json(to_builtins(record)), expected=self._tag)
 
 
+def _host() -> str:
+    """Return a name of this machine; a container with numbers of processes of its own has another one."""
+    try:
+        return f"{platform.node()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return platform.node()
+
+
 def _is_held(record: LeaseRecord) -> bool:
     """Tell if a writer has the lease: its time has not ended, nor its process where that can be seen."""
     host, _, rest = record.holder.partition(":")
     number = rest.partition(":")[0]
-    if host == platform.node() and number.isdecimal() and int(number) != os.getpid():
+    if host == _host() and number.isdecimal() and int(number) != os.getpid():
         try:
             os.kill(int(number), 0)
         except ProcessLookupError:

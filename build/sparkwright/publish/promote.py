@@ -44,6 +44,7 @@ from sparkwright.publish.history import content_of, generations_of
 from sparkwright.publish.index import describe
 from sparkwright.publish.keys import ChannelKeys
 from sparkwright.publish.lease import Lease
+from sparkwright.publish.planned import PlannedTarget
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promotion import promotion_statement
 from sparkwright.publish.retention import Retained
@@ -126,7 +127,9 @@ class ChannelPublisher:
 
         where = self.target.url(path)
         # What this machine wrote last stays its own, even when the key of then was replaced.
-        own = any(one.metadata().get("timestamp") == stored.data for one in seen.channels.values())
+        own = any(
+            one.own and one.metadata().get("timestamp") == stored.data for one in seen.channels.values()
+        )
         if own or self.adopt:
             found = read_unverified(read, channel, where)
         else:
@@ -371,8 +374,9 @@ class ChannelPublisher:
             self.target.replace(
                 metadata_path(state.channel), metadata["timestamp"], expected=current.tag if current else None
             )
-        self.memory.remember(state.origin, version, metadata, keys.root)
-        emit("channel.changed", channel=state.channel, generation=state.generation, action=state.action.kind,
+        self.memory.remember(state.origin, version, metadata, keys.root, own=True)
+        kind = "channel.planned" if isinstance(self.target, PlannedTarget) else "channel.changed"
+        emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
              detail=state.action.detail, signer=keys.signer_name)  # fmt: skip
         self.write_stable_pages(state.channel)
         return state

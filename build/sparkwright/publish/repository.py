@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 Read = Callable[[str], bytes | None]
 """Returns the file at a path of a target, or `None`."""
 
-_CONFIG = UpdaterConfig(prefix_targets_with_hash=False)
+_CONFIG = UpdaterConfig(prefix_targets_with_hash=False, timestamp_max_length=1 << 18)
+"""Signatures of a timestamp may be bundles of sigstore, each of which has a certificate and proofs."""
 _ELSEWHERE = "do not install from there; take another mirror"
 
 _MEANINGS: tuple[tuple[type[Exception], type[SparkwrightError], str, str, str], ...] = (
@@ -194,11 +195,10 @@ def _verified(
     named: bool,
 ) -> ReadChannel:
     channel = pinned.channel
-    seen, known = memory.root(pinned.publisher), memory.channels.get(_ours(pointer).get("origin", ""))
+    seen = memory.root(pinned.publisher)
+    known = memory.channel(pinned.publisher, _ours(pointer).get("origin", ""))
     if seen is not None and seen.version > pinned.version and not named:
         pinned = seen
-    if known is not None and known.publisher != pinned.publisher:
-        known = None
     reached = pinned
     with TemporaryDirectory(prefix="sparkwright-") as folder:
         for role, data in known.metadata().items() if known else ():
@@ -305,8 +305,13 @@ def _ours(pointer: Metadata[Timestamp]) -> dict[str, str]:
 
 def _state(files: _Files, target: TargetFile, channel: str) -> ChannelState:
     """Return the state that the signed *target* describes."""
-    custom = target.unrecognized_fields.get("custom") or {}
-    folder = generation_folder(channel, int(custom.get("generation", 0)), target.hashes.get("sha256", ""))
+    custom = target.unrecognized_fields.get("custom")
+    generation = custom.get("generation") if isinstance(custom, dict) else None
+    if not isinstance(generation, int):
+        raise SignatureError(
+            f"the metadata of channel {channel} are damaged", because="they name no generation"
+        )
+    folder = generation_folder(channel, generation, target.hashes.get("sha256", ""))
     path = f"{folder}/{STATE}"
     data = files.read(path)
     if data is None:

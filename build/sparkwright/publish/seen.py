@@ -32,12 +32,14 @@ class SeenChannel(Model, frozen=True):
         root: version of the root that verified it.
         version: of its timestamp, which starts again with the keys of a later root.
         files: its signed metadata by role, in base64.
+        own: this machine wrote it.
     """
 
     publisher: str
     root: int
     version: int
     files: dict[str, str]
+    own: bool = False
 
     def metadata(self) -> dict[str, bytes]:
         """Return the signed metadata by role."""
@@ -48,7 +50,7 @@ class Memory(Model, frozen=True):
     """The file.
 
     Attributes:
-        channels: by the channel's origin.
+        channels: by publisher and origin: anybody can name another's origin.
         roots: the newest roots by publisher, in base64.
         places: ids of publishers by the address at which a channel of theirs was verified.
     """
@@ -57,6 +59,10 @@ class Memory(Model, frozen=True):
     channels: dict[str, SeenChannel] = msgspec.field(default_factory=dict)
     roots: dict[str, str] = msgspec.field(default_factory=dict)
     places: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def channel(self, publisher: str, origin: str) -> SeenChannel | None:
+        """Return the newest generation of the channel of *publisher* with that *origin* that was seen."""
+        return self.channels.get(f"{publisher}/{origin}")
 
     def root(self, publisher: str) -> PinnedRoot | None:
         """Return the newest root of *publisher* that was seen."""
@@ -108,6 +114,7 @@ class SeenChannels:
         *,
         address: str = "",
         keep_root: bool = True,
+        own: bool = False,
     ) -> None:
         """Remember a generation and its root, unless newer ones were seen meanwhile.
 
@@ -118,6 +125,7 @@ class SeenChannels:
             root: the newest version of the root that verified it.
             address: the channel's place; empty if that says nothing about the publisher.
             keep_root: false if the reader named another root for this one call.
+            own: this machine wrote it.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -125,11 +133,13 @@ class SeenChannels:
         files = {role: base64.b64encode(data).decode() for role, data in metadata.items()}
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
             before = memory = self.recall()
-            known = memory.channels.get(origin)
-            seen = SeenChannel(publisher=root.publisher, root=root.version, version=version, files=files)
-            older = known is None or (known.root, known.version) < (seen.root, seen.version)
-            if older or (known and known.publisher != root.publisher):
-                memory = msgspec.structs.replace(memory, channels={**memory.channels, origin: seen})
+            known = memory.channel(root.publisher, origin)
+            seen = SeenChannel(
+                publisher=root.publisher, root=root.version, version=version, files=files, own=own
+            )
+            if known is None or (known.root, known.version) < (seen.root, seen.version):
+                channels = {**memory.channels, f"{root.publisher}/{origin}": seen}
+                memory = msgspec.structs.replace(memory, channels=channels)
             newest = memory.root(root.publisher)
             if keep_root and (newest is None or newest.version < root.version):
                 memory = memory.with_root(root)

@@ -239,13 +239,20 @@ class _Reading:
             if others:  # of earlier generations, perhaps, which had more projects or series
                 with contextlib.suppress(TamperedError):
                     for earlier in generations_of(self.mirror.read, state):
-                        others -= earlier.pages.keys()
+                        others -= {
+                            name for name in others if self._is(f"{index}/{name}", earlier.pages.get(name))
+                        }
             if others:
                 raise TamperedError(
                     f"page {index}/{min(others)} is of no generation of channel {self.channel}",
                     because="the publisher signed none of that name, and pip and uv would take it",
                     next_step=_ELSEWHERE,
                 )
+
+    def _is(self, path: str, sha256: str | None) -> bool:
+        """Return if the file at *path* has that digest."""
+        data = self.mirror.read(path) if sha256 else None
+        return data is not None and sha256_bytes(data) == sha256
 
     def _stale_pages(self, state: ChannelState) -> tuple[str, int] | None:
         """Return a stable page that is of the generation before, and its number; `None` if all are new.

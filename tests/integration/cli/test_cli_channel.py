@@ -125,6 +125,25 @@ def test_publish_promotes_every_wheel_of_the_folder(built: World) -> None:
     assert built.good("publish", "--json").json["files"] == [built.wheels[0].name]
 
 
+def test_a_dry_run_lists_each_write_and_changes_nothing(built: World) -> None:
+    (wheel,) = built.wheels
+    arguments = ("channel", "promote", wheel, "--to", "nightly")
+    other_reader(built, "publisher")
+    before = sorted(built.folder.rglob("*"))
+    planned = built.good(*arguments, "--dry-run")
+    assert f"{wheel.name} (" in planned.out
+    assert "generation 1" in planned.out
+    assert "nothing was written" in planned.out
+    as_json = built.good("publish", "--channel", "nightly", "--dry-run", "--json").json["planned"]
+    assert len(as_json) == len([line for line in planned.out.splitlines() if line.startswith("new ")])
+    made = {path for path in set(built.folder.rglob("*")) - set(before) if "events" not in str(path)}
+    assert not {path for path in made if path.is_file()}, "neither key nor memory nor target was made"
+    built.good(*arguments)
+    for change in (("renew", "nightly"), ("status", "nightly", "--set", "archived")):
+        assert "generation 2" in built.good("channel", *change, "--dry-run").out
+    assert built.good("channel", "status", "nightly", "--json").json["generation"] == 1
+
+
 def test_the_status_of_a_channel_is_shown_and_set(built: World) -> None:
     built.good("channel", "promote", built.wheels[0], "--to", "nightly")
     built.good("channel", "status", "nightly", "--set", "archived", "--reason", "use stable")
