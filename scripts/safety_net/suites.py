@@ -126,7 +126,7 @@ def keys(scratch: Path) -> dict[str, Any]:
         "channel renew": ("channel", "renew", "nightly", *published),
         "channel status": ("channel", "status", "nightly", *target),
         "channel diff": ("channel", "diff", "nightly@1", "nightly@2", *target),
-        "channel key show": ("channel", "key", "show"),
+        "channel key show": ("channel", "key", "show", "nightly"),
         "bisect": ("bisect", "0.33@0.31.0", "0.33@0.33.0", "--list"),
     }  # fmt: skip
     cold = {"store list", "store verify", "store prune", "store status"}

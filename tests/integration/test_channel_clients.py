@@ -102,7 +102,7 @@ def http_mirror(place: str, settings: IndexSettings = SETTINGS) -> tuple[object,
     return open_mirror(place, settings)
 
 
-@pytest.mark.parametrize("tail", ["", "/", "/simple", "/simple/vllm/", "/channel.json"])
+@pytest.mark.parametrize("tail", ["", "/", "/simple", "/simple/vllm/", "/timestamp.json"])
 def test_a_channel_is_verified_over_http(published: ChannelWorld, tail: str) -> None:
     with served(published.published) as (address, asked):
         mirror, name = http_mirror(f"{address}/channels/nightly{tail}")

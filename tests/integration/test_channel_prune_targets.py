@@ -11,18 +11,18 @@ from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_wit
 from test_publish_targets import credentials, empty
 
 from sparkwright.base.errors import UploadError
-from sparkwright.publish.condemned import read_condemned
+from sparkwright.publish.prune import UNNAMED
 from sparkwright.publish.target import Target
 from sparkwright.publish.targets import open_target
 
 KINDS = ("folder", "s3", "github")
-# Steps of the publisher and of the pruner: before and after the list is read, changed, and files are removed.
+# Steps of the publisher and of the pruner: before leases and pointers are read, and files written or removed.
 ORDERS = ((0, 6), (2, 8), (6, 9), (9, 12), (14, 10), (99, 10), (4, 99))
 
 
 def wheels(target: Target) -> set[str]:
     """The versions of all wheels at *target*."""
-    return {path.split("-")[1] for path in target.list("wheels") if path.endswith(".whl")}
+    return {path.split("-")[1] for path in sorted(target.sizes("wheels")) if path.endswith(".whl")}
 
 
 @pytest.fixture(params=KINDS)
@@ -41,9 +41,9 @@ def test_a_condemned_wheel_is_removed_after_its_grace(target: Target, tmp_path: 
     assert pruner(world, target, hours=1).prune().removed == []
     assert wheels(target) == {"0.24.1", SPARE}
     report = pruner(world, target, hours=HOURS).prune()
-    assert {path for unit in report.removed for path in unit.files}.isdisjoint(target.list(""))
+    assert {path for unit in report.removed for path in unit.files}.isdisjoint(sorted(target.sizes("")))
     assert wheels(target) == {"0.24.1"}
-    assert read_condemned(target)[0] == {}
+    assert target.read(UNNAMED).data == b"{}\n"
     assert broken_links(target, "nightly") == []
     assert pruner(world, target, hours=HOURS).prune().removed == []
 
@@ -94,9 +94,3 @@ def test_a_store_that_ignores_conditions_is_refused(
         else:
             assert pruner(world, through, hours=HOURS).prune().removed
             assert SPARE not in wheels(plain)
-
-
-def test_a_plain_web_server_is_refused(tmp_path: Path) -> None:
-    target = open_target("http://127.0.0.1:9/wheels")
-    with pytest.raises(UploadError, match="plain web server"):
-        pruner(ChannelWorld(tmp_path / "world"), target).prune()

@@ -18,8 +18,7 @@ from channel_kit import POLICY, ChannelWorld, now
 from killed import at_call, in_child
 
 from sparkwright.base.errors import LostRaceError, ReplayedChannelError
-from sparkwright.publish.channel import decode_state
-from sparkwright.publish.signing import CHANNEL_TYPE, open_envelope
+from sparkwright.publish.repository import read_unverified
 
 SIMPLE = "channels/nightly/simple"
 
@@ -55,15 +54,18 @@ def pages_of(folder: Path) -> dict[str, set[str]]:
 
 def pointed(folder: Path) -> set[str]:
     """Return the versions that the pointer lists."""
-    data = (folder / "channels/nightly/channel.json").read_bytes()
-    state = decode_state(open_envelope(data, CHANNEL_TYPE, "it").payload, "nightly", "it")
+
+    def read(path: str) -> bytes | None:
+        return (folder / path).read_bytes() if (folder / path).exists() else None
+
+    state = read_unverified(read, "nightly", "there").state
     return {file.version for file in state.files if file.yanked is None}
 
 
 def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: Path) -> None:
     """Kill a publisher before each of its writes in turn, look, and let the next one finish the work."""
     stages: list[tuple[bool, bool]] = []
-    for write in range(1, 60):
+    for write in range(1, 90):
         copy = ChannelWorld(tmp_path / str(write))
         shutil.copytree(world.folder, copy.folder)
         wheel = copy.dist / "vllm-2-py3-none-any.whl"
@@ -94,7 +96,7 @@ def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: P
 
 def test_a_killed_rollback_is_finished_by_the_next_one(world: ChannelWorld, tmp_path: Path) -> None:
     world.promote_file(world.dist / "vllm-2-py3-none-any.whl")
-    for write in range(1, 60):
+    for write in range(1, 90):
         copy = ChannelWorld(tmp_path / str(write))
         shutil.copytree(world.folder, copy.folder)
         publisher = copy.publisher()

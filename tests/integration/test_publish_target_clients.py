@@ -60,12 +60,9 @@ def test_pip_and_uv_install_the_newest_build_from_a_server(
         address, index = str(tmp_path / "server"), f"{server}/simple"
         if kind == "s3":
             address, index = f"s3://wheels/p?endpoint={server}", f"{server}/wheels/p/simple"
-            open_target(address)._client.put_bucket_acl(Bucket="wheels", ACL="public-read")
         send(dist, address)
         if kind == "s3":
-            store = open_target(address)._client
-            for item in store.list_objects_v2(Bucket="wheels")["Contents"]:
-                store.put_object_acl(Bucket="wheels", Key=item["Key"], ACL="public-read")
+            target_kit.make_public(server)
         environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
         for name, argv in INSTALL.items():
             into = str(tmp_path / name)

@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> ChannelWorld:
 
 
 def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machine: str = MACHINE) -> Path:
-    root = pinned(world.folder / "pinned.json")
+    root = pinned(world.folder / "pinned-nightly.json")
     memory = SeenChannels(world.folder / "seen.json")
     wanted = (series,) if series else ()
     return open_channel(store, place, machine, *wanted, roots=[root], memory=memory, now=now()).wheel

@@ -52,7 +52,7 @@ class Offered:
 
     def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> Environment:
         """What is served with far from any checkout."""
-        root = pinned(self.world.folder / "pinned.json")
+        root = pinned(self.world.folder / "pinned-nightly.json")
         memory = SeenChannels(self.world.folder / "seen.json")
         place = str(self.world.published / "channels/nightly")
         offer = open_channel(self.store, place, MACHINE, "", roots=[root], memory=memory, now=now())
@@ -168,7 +168,7 @@ def test_the_command_needs_no_checkout(
         "--dry-run",
     ]
     assert main([*words, "--json"]) == 67, "no root is pinned"
-    root = offered.world.folder / "pinned.json"
+    root = offered.world.folder / "pinned-nightly.json"
     publisher = load_publisher(offered.world.home).root.publisher
     assert main(["channel", "key", "pin", str(root), "--publisher", publisher]) == 0
     capsys.readouterr()

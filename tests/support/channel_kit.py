@@ -12,14 +12,13 @@ import wheelkit
 from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.keys import load_publisher, own_root_file
+from sparkwright.publish.keys import load_publisher, own_root_file, published_root
 from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.roots import PinnedRoot, read_root
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.signing import NoSigner
 from sparkwright.publish.target import Target
-from sparkwright.publish.trust import PinnedRoot, read_root
 from sparkwright.publish.verification import VerifiedChannel, VerifyChannelOptions, verify_channel
 
 POLICY = ChannelPolicy(requires=("audit",), expires_days=30)
@@ -47,8 +46,7 @@ def small_wheel(
 
 def pinned(path: Path) -> PinnedRoot:
     """Return the root in the file *path* as one that the reader pinned by its digest."""
-    data = path.read_bytes()
-    return PinnedRoot(read_root(data, str(path)), data)
+    return read_root(path.read_bytes(), str(path))
 
 
 @dataclass(frozen=True)
@@ -68,24 +66,31 @@ class ChannelWorld:
 
     @property
     def home(self) -> Path:
-        """The publisher's key."""
-        return self.folder / "publisher"
+        """The folder of the publisher's key for the channel ``nightly``."""
+        return self.home_of("nightly")
+
+    def home_of(self, channel: str) -> Path:
+        """Return the folder of the publisher's key for *channel*."""
+        return self.folder / "publisher" / channel
 
     @property
     def published(self) -> Path:
         """The target."""
         return self.folder / "published"
 
-    def publisher(
-        self, target: Target | None = None, *, signed: bool = True, adopt: bool = False
-    ) -> ChannelPublisher:
+    def publisher(self, target: Target | None = None, *, adopt: bool = False) -> ChannelPublisher:
         """Return a publisher of this world."""
         target = target or FolderTarget(self.published)
         memory = SeenChannels(self.folder / "publisher-seen.json")
-        if not signed:
-            return ChannelPublisher(target, NoSigner(), None, (), memory)
-        keys = load_publisher(self.home)
-        return ChannelPublisher(target, keys.signer, keys.root, keys.root_files(), memory, adopt)
+        return ChannelPublisher(
+            target, lambda channel: load_publisher(self.home_of(channel)), self.own_roots, memory, adopt,
+            patience_s=5.0,
+        )  # fmt: skip
+
+    def own_roots(self) -> list[PinnedRoot]:
+        """Return the newest roots of all channels of the publisher."""
+        homes = sorted((self.folder / "publisher").glob("*"))
+        return [found for home in homes if (found := published_root(home))]
 
     def wheel(self, version: str) -> Path:
         """Return the wheel of *version* with one audit; asking again changes neither."""
@@ -110,10 +115,10 @@ class ChannelWorld:
         found = require_evidence(path, wheelkit.sha256(path), channel, POLICY, folder)
         return (publisher or self.publisher()).promote(channel, path, found, POLICY, now())
 
-    def pin(self) -> Path:
-        """Pin the publisher's root as it is now."""
-        path = self.folder / "pinned.json"
-        path.write_bytes(own_root_file(self.home).read_bytes())
+    def pin(self, channel: str = "nightly") -> Path:
+        """Pin the publisher's root of *channel* as it is now."""
+        path = self.folder / f"pinned-{channel}.json"
+        path.write_bytes(own_root_file(self.home_of(channel)).read_bytes())
         return path
 
     def verify(
@@ -124,10 +129,10 @@ class ChannelWorld:
         mirror: object = None,
         **options: object,
     ) -> VerifiedChannel:
-        """Verify a channel as a reader who pinned the first root that the publisher had."""
-        path = self.folder / "pinned.json"
-        if not path.exists() and self.home.exists():
-            self.pin()
+        """Verify a channel as a reader who pinned the first root of it that the publisher had."""
+        path = self.folder / f"pinned-{channel}.json"
+        if not path.exists() and own_root_file(self.home_of(channel)):
+            self.pin(channel)
         roots = [pinned(path)] if path.exists() else []
         return verify_channel(
             mirror or FolderMirror(self.published), channel, roots,

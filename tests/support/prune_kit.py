@@ -15,11 +15,11 @@ from channel_kit import ChannelWorld, now
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError
-from sparkwright.publish.channel import pointer_path
-from sparkwright.publish.condemned import CONDEMNED
+from sparkwright.publish.channel import metadata_path
+from sparkwright.publish.lease import PATH as LEASE
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.prune import Pruner
-from sparkwright.publish.target import Stored, StoredStat, Target
+from sparkwright.publish.target import Stored, Target
 
 LIMITED = ChannelPolicy(requires=("audit",), expires_days=3650, keep_generations=2)
 FOREVER = ChannelPolicy(requires=("audit",), expires_days=3650)
@@ -46,7 +46,7 @@ def world_with_spare(world: ChannelWorld, target: Target) -> None:
     publisher = world.publisher(target)
     world.promote("0.24.1", publisher=publisher)
     world.promote(SPARE, "abandoned", publisher=publisher)
-    target.remove(pointer_path("abandoned"))
+    target.remove(metadata_path("abandoned"))
     pruner(world, target).prune()
 
 
@@ -80,12 +80,9 @@ class SteppedTarget:
     step: Callable[[], None]
 
     def read(self, path: str) -> Stored | None:
-        if path == CONDEMNED or path.endswith("channel.json"):
+        if path == LEASE or path.endswith("timestamp.json"):
             self.step()
         return self.target.read(path)
-
-    def stat(self, path: str) -> StoredStat | None:
-        return self.target.stat(path)
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         self.step()
@@ -98,9 +95,6 @@ class SteppedTarget:
     def remove(self, path: str) -> None:
         self.step()
         self.target.remove(path)
-
-    def list(self, prefix: str) -> list[str]:
-        return self.target.list(prefix)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         self.step()
@@ -143,7 +137,7 @@ def broken_links(target: Target, channel: str) -> list[str]:
     """Return what pages of *channel* at its stable address link to and is missing or has other bytes."""
     top = f"channels/{channel}/simple"
     broken = []
-    for path in target.list(top):
+    for path in sorted(target.sizes(top)):
         if path.endswith("vllm/index.json"):
             stored = target.read(path)
             for file in json.loads(stored.data)["files"] if stored else ():

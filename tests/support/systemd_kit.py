@@ -41,7 +41,7 @@ class Offers:
 
     def pin(self, service: Service) -> None:
         """Let the one who runs *service* trust the publisher."""
-        root = SHARED / self.world.pin().relative_to(self.shared)
+        root = SHARED / self.world.pin("stable").relative_to(self.shared)
         done = service.sparkwright("channel", "key", "pin", root, "--publisher", self.publisher)
         assert done.returncode == 0, done.stderr
 
@@ -58,7 +58,7 @@ class Offers:
 
     @property
     def publisher(self) -> str:
-        return load_publisher(self.world.home).root.publisher
+        return load_publisher(self.world.home_of("stable")).root.publisher
 
 
 def write_recipe(folder: Path) -> Path:

@@ -70,6 +70,21 @@ def s3_server(folder: Path) -> Iterator[str]:
         yield address
 
 
+def s3_client(server: str) -> Any:
+    """Return a client of the stand-in, which takes any key."""
+    import boto3
+
+    return boto3.client("s3", endpoint_url=server, aws_access_key_id="x", aws_secret_access_key=SECRET)
+
+
+def make_public(server: str) -> None:
+    """Let everybody read every object: moto knows no policy for reading."""
+    client = s3_client(server)
+    client.put_bucket_acl(Bucket="wheels", ACL="public-read")
+    for item in client.list_objects_v2(Bucket="wheels").get("Contents", ()):
+        client.put_object_acl(Bucket="wheels", Key=item["Key"], ACL="public-read")
+
+
 def install_gh(folder: Path) -> Path:
     """Put the stand-in for ``gh`` into *folder*; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +180,8 @@ class _Forwarding(http.server.BaseHTTPRequestHandler):
         time.sleep(fault.silence_s)
         if fault.flip and body:
             body[len(body) // 2] ^= 1
-        headers = {name: value for name, value in self.headers.items() if name not in self.owner.dropped}
+        dropped = {name.lower() for name in self.owner.dropped}
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
         if fault.flip:
             headers = {name: value for name, value in headers.items() if name != "Content-MD5"}
         with contextlib.closing(http.client.HTTPConnection(self.owner.upstream, timeout=60)) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
+from tuf.api.metadata import TargetFile
 
 from sparkwright.base.errors import (
     ConfigError,
@@ -26,14 +28,16 @@ from sparkwright.base.errors import (
     UnknownNameError,
     UntrustedKeyError,
 )
-from sparkwright.publish.channel import ChannelState
+from sparkwright.publish import repository
 from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.repository import read_unverified, signed_metadata
+from sparkwright.publish.retention import Retained
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.signing import CHANNEL_TYPE, STATEMENT_TYPE
-from sparkwright.publish.statements import require_listed
+from sparkwright.publish.verification import require_listed
 
-POINTER = "channels/nightly/channel.json"
-NO_SIGNATURE = "AA" * 43 + "=="
+POINTER = "channels/nightly/timestamp.json"
+NO_SIGNATURE = "0" * 128
+ROOT = "channels/nightly/1.root.json"
 PAGE = "channels/nightly/simple/vllm/index.json"
 
 
@@ -62,6 +66,17 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def forget(world: ChannelWorld) -> None:
+    """Let the reader be a new one: what was read and verified before is not read again."""
+    (world.folder / "reader-seen.json").unlink()
+
+
+def plant(page: Path) -> None:
+    """Put a page of another project there."""
+    page.parent.mkdir(exist_ok=True)
+    page.write_text('<a href="torch-9-py3-none-any.whl">torch</a>')
+
+
 def cut(path: Path, count: int) -> None:
     """Remove the last bytes of the file."""
     path.write_bytes(path.read_bytes()[:-count])
@@ -71,7 +86,7 @@ def wheels(world: ChannelWorld) -> list[Path]:
     return sorted(world.published.rglob("*.whl"), key=lambda path: path.name)
 
 
-def edit_envelope(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     value = json.loads(path.read_bytes())
     change(value)
     path.write_bytes(json.dumps(value).encode())
@@ -103,6 +118,21 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
     "page of the generation changed": (
         lambda w: flip(generation_page(w)), TamperedError, "page vllm/index.html of generation 3 was changed",
     ),
+    "page added": (
+        lambda w: plant(w.published / "channels/nightly/simple/torch/index.html"), TamperedError,
+        "page channels/nightly/simple/torch/index.html is of no generation",
+    ),
+    "form of a page added": (
+        lambda w: plant(w.published / "channels/nightly/simple/vllm/index.v1_html"), TamperedError,
+        "is of no generation",
+    ),
+    "folder of pages linked": (
+        lambda w: (w.published / "channels/nightly/simple/torch").symlink_to("/etc"), TamperedError,
+        "page channels/nightly/simple/torch is of no generation",
+    ),
+    "page added to the generation": (
+        lambda w: plant(generation_page(w).with_name("index.v1_html")), TamperedError, "is of no generation",
+    ),
     "evidence changed": (
         lambda w: flip(next(w.published.rglob("evidence/*.json"))), TamperedError, "evidence about vllm-",
     ),
@@ -113,28 +143,50 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
         lambda w: [flip(path) for path in w.published.rglob("promotions/*.json")],
         TamperedError, "the promotion statement of vllm-",
     ),
+    "state changed": (
+        lambda w: flip(next(w.published.glob("channels/nightly/3-*/channel.json"))),
+        TamperedError, "channel.json was changed",
+    ),
+    "state missing": (
+        lambda w: next(w.published.glob("channels/nightly/3-*/channel.json")).unlink(),
+        TamperedError, "channel.json is missing",
+    ),
+    "targets changed": (
+        lambda w: [flip(w.published / "channels/nightly/3.targets.json"), forget(w)],
+        TamperedError, "were changed",
+    ),
+    "snapshot missing": (
+        lambda w: [(w.published / "channels/nightly/3.snapshot.json").unlink(), forget(w)],
+        TamperedError, "is not complete",
+    ),
     "pointer truncated": (
         lambda w: cut(w.published / POINTER, 40), SignatureError, "it was cut off",
     ),
     "pointer empty": (lambda w: (w.published / POINTER).write_bytes(b""), SignatureError, "it was cut off"),
-    "pointer no envelope": (
-        lambda w: (w.published / POINTER).write_bytes(b'{"payload": 3}'), SignatureError, "no DSSE envelope",
+    "pointer no metadata": (
+        lambda w: (w.published / POINTER).write_bytes(b'{"signed": 3}'),
+        SignatureError, "no signed metadata",
     ),
-    "pointer a list": (lambda w: (w.published / POINTER).write_bytes(b"[]"), SignatureError, "no DSSE"),
+    "pointer a list": (
+        lambda w: (w.published / POINTER).write_bytes(b"[]"), SignatureError, "no signed metadata",
+    ),
+    "pointer endless": (
+        lambda w: (w.published / POINTER).write_bytes(b"[" * 100_000), SignatureError, "no signed metadata",
+    ),
     "pointer of another kind": (
-        lambda w: edit_envelope(w.published / POINTER, lambda v: v.update(payloadType=STATEMENT_TYPE)),
+        lambda w: shutil.copy(w.published / "channels/nightly/3.targets.json", w.published / POINTER),
         SignatureError, "another kind of statement",
     ),
     "signature removed": (
-        lambda w: edit_envelope(w.published / POINTER, lambda v: v.update(signatures=[])),
+        lambda w: edit(w.published / POINTER, lambda v: v.update(signatures=[])),
         SignatureError, "is not signed",
     ),
     "signature changed": (
-        lambda w: edit_envelope(w.published / POINTER, lambda v: v["signatures"][0].update(sig=NO_SIGNATURE)),
+        lambda w: edit(w.published / POINTER, lambda v: v["signatures"][0].update(sig=NO_SIGNATURE)),
         SignatureError, "has a wrong signature",
     ),
     "payload changed": (
-        lambda w: edit_envelope(w.published / POINTER, lambda v: v.update(payload=changed_payload(v))),
+        lambda w: edit(w.published / POINTER, lambda v: v["signed"].update(version=9)),
         SignatureError, "has a wrong signature",
     ),
     "channel moved": (
@@ -142,18 +194,13 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
         SignatureError, "it was signed as channel nightly",
     ),
     "root changed": (
-        lambda w: (w.published / "trust/2.json").write_bytes((w.published / "trust/1.json").read_bytes()),
-        SignatureError, "does not follow the pinned root",
+        lambda w: shutil.copy(w.published / ROOT, w.published / "channels/nightly/2.root.json"),
+        SignatureError, "does not follow the one before it",
+    ),
+    "root damaged": (
+        lambda w: (w.published / "channels/nightly/2.root.json").write_bytes(b"{"), SignatureError, "damaged",
     ),
 }  # fmt: skip
-
-
-def changed_payload(value: dict[str, object]) -> str:
-    import base64
-
-    payload = json.loads(base64.b64decode(value["payload"]))
-    payload["files"] = payload["files"][:1]
-    return base64.b64encode(json.dumps(payload).encode()).decode()
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -207,12 +254,12 @@ def test_a_replayed_channel_is_refused_with_its_pages_or_without(world: ChannelW
     shutil.copytree(world.published, frozen)
     world.promote("3")
     world.verify()
-    with pytest.raises(ReplayedChannelError, match="went back to generation 3") as caught:
+    with pytest.raises(ReplayedChannelError, match="went back") as caught:
         world.verify(mirror=FolderMirror(frozen))
-    assert "generation 4" in caught.value.because
+    assert "must be >= 4" in caught.value.because
     fresh = ChannelWorld(world.folder / "other-reader")
     fresh.folder.mkdir()
-    shutil.copy(world.folder / "pinned.json", fresh.folder)
+    shutil.copy(world.folder / "pinned-nightly.json", fresh.folder)
     assert fresh.verify(mirror=FolderMirror(frozen)).state.generation == 3
 
 
@@ -225,6 +272,46 @@ def test_a_mirror_whose_pages_are_behind_is_refused(world: ChannelWorld) -> None
         world.verify()
 
 
+def test_a_page_of_an_earlier_generation_is_known_by_its_bytes(world: ChannelWorld) -> None:
+    """A prune drops the last wheel of a series, and mirrors keep its pages until they are brought up."""
+    world.promote("0.23.1")
+    publisher = world.publisher()
+    current = publisher.require("nightly")
+    files = tuple(file for file in current.state.files if file.version != "0.23.1")
+    dropped = tuple(file for file in current.state.files if file.version == "0.23.1")
+    state = publisher.drop(current, Retained(1, files, dropped), POLICY, now())
+    (former,) = {
+        name for name in current.state.pages.keys() - state.pages.keys() if "vllm/index.html" in name
+    }
+    world.verify()
+    plant(world.published / "channels/nightly/simple" / former)
+    with pytest.raises(TamperedError, match="is of no generation"):
+        world.verify()
+
+
+@pytest.mark.parametrize("custom", [None, [], "1", {}, {"generation": "abc"}, {"generation": [1]}])
+def test_a_target_that_names_no_generation_is_one_clear_error(
+    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch, custom: object
+) -> None:
+    real = repository.TargetFile.from_data
+
+    def from_data(*arguments: object) -> TargetFile:
+        made = real(*arguments)
+        made.unrecognized_fields = Fixed(custom=custom)
+        return made
+
+    class Fixed(dict[str, object]):
+        def __setitem__(self, name: str, value: object) -> None:
+            """Keep what there is."""
+
+    monkeypatch.setattr(repository.TargetFile, "from_data", from_data)
+    with pytest.raises(SignatureError, match="they name no generation"):
+        world.promote("3")  # which reads what it wrote
+    for read in (world.verify, lambda: read_unverified(FolderMirror(world.published).read, "nightly", "it")):
+        with pytest.raises(SignatureError, match="they name no generation"):
+            read()
+
+
 def test_two_generations_of_one_number_are_noticed(world: ChannelWorld) -> None:
     copy = ChannelWorld(world.folder / "copy")
     shutil.copytree(world.published, copy.published)
@@ -232,7 +319,7 @@ def test_two_generations_of_one_number_are_noticed(world: ChannelWorld) -> None:
     world.promote("3")
     copy.promote("4")
     world.verify()
-    with pytest.raises(ReplayedChannelError, match="two generations 4"):
+    with pytest.raises(ReplayedChannelError, match="two generations of one version"):
         world.verify(mirror=FolderMirror(copy.published))
 
 
@@ -253,15 +340,11 @@ def test_a_damaged_memory_is_one_clear_error(world: ChannelWorld, damage: bytes)
 
 
 def test_what_was_seen_never_goes_back(world: ChannelWorld) -> None:
-    state = world.verify().state
-    memory = SeenChannels(world.folder / "reader-seen.json")
-    older = ChannelState(
-        **{**{name: getattr(state, name) for name in state.__struct_fields__}, "generation": 2}
-    )
-    memory.remember(older)
-    memory.recall().require_fresh(state)
-    with pytest.raises(ReplayedChannelError):
-        memory.recall().require_fresh(older)
+    verified = world.verify()
+    memory, before = SeenChannels(world.folder / "reader-seen.json"), world.folder / "reader-seen.json"
+    seen = before.read_bytes()
+    memory.remember(verified.state.origin, 2, {"timestamp": b"older"}, verified.root)
+    assert before.read_bytes() == seen
 
 
 # Others' statements --------------------------------------------------------------------------------
@@ -272,28 +355,43 @@ def test_an_unknown_key_is_refused_and_so_is_no_pinned_root(world: ChannelWorld,
     stranger.promote("1")
     with pytest.raises(UntrustedKeyError, match="unknown key"):
         world.verify(mirror=FolderMirror(stranger.published))
-    (world.folder / "pinned.json").unlink()
+    (world.folder / "pinned-nightly.json").unlink()
     shutil.rmtree(world.home)
     with pytest.raises(UntrustedKeyError, match="no root is pinned"):
         world.verify()
 
 
-def test_a_statement_of_a_newer_format_says_so(world: ChannelWorld) -> None:
+def sign(world: ChannelWorld, change: Callable[[dict[str, object]], object]) -> None:
+    """Publish another state of generation 3 by the publisher's own key."""
     state = world.verify().state
-    payload = json.loads(state.payload) | {"format": 9}
-    signed = world.publisher().signer.sign(json.dumps(payload).encode(), CHANNEL_TYPE)
-    (world.published / POINTER).write_bytes(signed)
+    payload = json.loads(state.payload)
+    change(payload)
+
+    class Changed:
+        channel, origin, generation = state.channel, state.origin, 3
+        payload = b""
+
+    Changed.payload = json.dumps(payload).encode()
+    digest = hashlib.sha256(Changed.payload).hexdigest()
+    signer = world.publisher().keys("nightly").signer
+    metadata = signed_metadata(Changed, now().replace(microsecond=0) + timedelta(days=9), 4, [signer])
+    folder = world.published / "channels/nightly"
+    (folder / f"3-{digest[:12]}").mkdir()
+    (folder / f"3-{digest[:12]}/channel.json").write_bytes(Changed.payload)
+    for role in ("targets", "snapshot"):
+        (folder / f"4.{role}.json").write_bytes(metadata[role])
+    (folder / "timestamp.json").write_bytes(metadata["timestamp"])
+
+
+def test_a_state_of_a_newer_format_says_so(world: ChannelWorld) -> None:
+    sign(world, lambda payload: payload.update(format=9))
     with pytest.raises(NewerFormatError, match="format 9"):
         world.verify()
 
 
 @pytest.mark.parametrize("escape", ["../../../../etc/passwd", "/etc/passwd", "a\\b", ""])
 def test_a_signed_path_cannot_leave_the_mirror(world: ChannelWorld, escape: str) -> None:
-    state = world.verify().state
-    payload = json.loads(state.payload)
-    payload |= {"generation": 4, "pages": {escape: "0" * 64}}
-    signed = world.publisher().signer.sign(json.dumps(payload).encode(), CHANNEL_TYPE)
-    (world.published / POINTER).write_bytes(signed)
+    sign(world, lambda payload: payload.update(pages={escape: "0" * 64}))
     with pytest.raises(PublishError, match="is not a relative path"):
         world.verify()
 
@@ -324,7 +422,7 @@ def test_a_wheel_is_compared_with_its_channel(world: ChannelWorld) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "elsewhere", "sparse"])
-@pytest.mark.parametrize("place", ["channels/nightly/channel.json", "trust/2.json", "a wheel"])
+@pytest.mark.parametrize("place", [POINTER, "channels/nightly/2.root.json", "a wheel"])
 def test_a_folder_of_other_things_than_plain_files_is_refused_at_once(
     world: ChannelWorld, tmp_path: Path, kind: str, place: str
 ) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from datetime import datetime, timedelta, tzinfo
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
-from msgspec import structs
 
 from sparkwright.base.errors import (
     PublishError,
@@ -19,15 +18,18 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish import keys
-from sparkwright.publish.channel import stamp
 from sparkwright.publish.keys import (
+    ChannelKeys,
     allow_identity,
     load_publisher,
     revoke_key,
     rotate_key,
 )
-from sparkwright.publish.root import TrustedKey, TrustRoot
-from sparkwright.publish.signing import CHANNEL_TYPE, TRUST_TYPE, sign_by
+from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.repository import signed_metadata
+from sparkwright.publish.roots import read_root
+from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 
 
 @pytest.fixture
@@ -40,7 +42,17 @@ def world(tmp_path: Path) -> ChannelWorld:
 
 
 def key_of(world: ChannelWorld) -> str:
-    return load_publisher(world.home).signer.name
+    return load_publisher(world.home).signer_name
+
+
+def forge(world: ChannelWorld, stolen: ChannelKeys, version: int = 9) -> None:
+    """Let who has *stolen* keys publish the present state again."""
+    state = world.verify().state
+    expires = now().replace(microsecond=0) + timedelta(days=9)
+    metadata = signed_metadata(state, expires, version, [stolen.signer])
+    for role, data in metadata.items():
+        name = "timestamp.json" if role == "timestamp" else f"{version}.{role}.json"
+        (world.published / "channels/nightly" / name).write_bytes(data)
 
 
 # The file ------------------------------------------------------------------------------------------
@@ -49,8 +61,8 @@ def key_of(world: ChannelWorld) -> str:
 def test_a_key_is_made_once_and_only_its_owner_can_read_it(world: ChannelWorld) -> None:
     assert (world.home / "key.pem").stat().st_mode & 0o777 == 0o600
     assert world.home.stat().st_mode & 0o777 == 0o700
-    assert load_publisher(world.home).signer.name == key_of(world)
-    assert sorted(path.name for path in world.home.iterdir()) == [".lock", "1.json", "key.pem"]
+    assert load_publisher(world.home).signer_name == key_of(world)
+    assert sorted(path.name for path in world.home.iterdir()) == [".lock", "1.root.json", "key.pem"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
@@ -85,7 +97,7 @@ def test_what_is_no_key_is_refused_and_never_replaced(world: ChannelWorld, damag
 
 
 def test_a_key_without_its_root_is_not_replaced(world: ChannelWorld) -> None:
-    (world.home / "1.json").unlink()
+    (world.home / "1.root.json").unlink()
     with pytest.raises(SignatureError, match=r"is missing|does not list"):
         world.promote("2")
     assert (world.home / "key.pem").exists()
@@ -102,23 +114,28 @@ def test_a_reader_of_the_first_root_follows_rotations(world: ChannelWorld) -> No
         verified = world.verify()
         assert verified.signer == key_of(world) != first
     assert load_publisher(world.home).root.version == 3
-    assert sorted(path.name for path in (world.published / "trust").iterdir()) == [
-        "1.json",
-        "2.json",
-        "3.json",
+    assert sorted(path.name for path in (world.published / "channels/nightly").glob("*.root.json")) == [
+        "1.root.json",
+        "2.root.json",
+        "3.root.json",
     ]
 
 
-def test_a_retired_key_cannot_sign_anything_new(world: ChannelWorld) -> None:
+def test_a_replaced_key_signs_nothing_any_more(world: ChannelWorld) -> None:
     old = load_publisher(world.home)
     rotate_key(world.home)
     world.promote("2")
-    state = world.verify().state
-    later = structs.replace(state, generation=3, written=stamp(now() + timedelta(minutes=5)))
-    forged = old.signer.sign(later.payload, CHANNEL_TYPE)
-    (world.published / "channels/nightly/channel.json").write_bytes(forged)
-    with pytest.raises(UntrustedKeyError, match="was in use from"):
+    forge(world, old)
+    with pytest.raises(UntrustedKeyError, match="was replaced on"):
         world.verify()
+
+
+def test_a_channel_that_was_not_signed_again_is_still_its_publishers(world: ChannelWorld) -> None:
+    """Readers get the new root with the next generation, and have the old one until then."""
+    rotate_key(world.home)
+    world.verify()
+    world.publisher().renew("nightly", POLICY, now())
+    assert world.verify().root.version == 2
 
 
 @pytest.mark.parametrize("stop", ["before the root", "before the key", "between the keys"])
@@ -146,7 +163,7 @@ def finish_until(stop: str, real):
     """Return `_finish_rotation`, stopped where a root names the next key."""
 
     def finish(home: Path) -> None:
-        if not (home / "next.pem").exists() or not (home / "2.json").exists():
+        if not (home / "next.pem").exists() or not (home / "2.root.json").exists():
             real(home)
             return
         if stop == "between the keys":
@@ -159,32 +176,44 @@ def finish_until(stop: str, real):
 # Revocation ----------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_revoked_key_is_trusted_until_it_is_signed_again(world: ChannelWorld) -> None:
+def test_nothing_of_a_revoked_key_is_trusted(world: ChannelWorld) -> None:
     stolen = load_publisher(world.home)
     rotate_key(world.home, revoke="the machine was broken into")
-    world.publisher().set_status("nightly", "deprecated", "", POLICY, now())
+    world.publisher().renew("nightly", POLICY, now())
+    world.verify()
+    forge(world, stolen)
     with pytest.raises(UntrustedKeyError, match=r"was revoked on .*: the machine was broken into"):
-        world.verify()  # the wheel's promotion is by that key
-    world.publisher().renew("nightly", POLICY, now())
-    world.verify()
-    forged = stolen.signer.sign((state := world.verify().state).payload, CHANNEL_TYPE)
-    (world.published / "channels/nightly/channel.json").write_bytes(forged)
-    with pytest.raises(UntrustedKeyError, match="was revoked"):
         world.verify()
-    assert state.generation == 3
+    with pytest.raises(UntrustedKeyError):
+        world.promote("2")
 
 
-def test_a_thief_of_a_retired_key_is_locked_out_by_a_later_revocation(world: ChannelWorld) -> None:
-    old = key_of(world)
-    rotate_key(world.home)
+def test_a_thief_who_counts_ahead_locks_nobody_out(world: ChannelWorld) -> None:
+    healthy = world.folder / "healthy"
+    shutil.copytree(world.published, healthy)
+    forge(world, load_publisher(world.home), version=999_999)
+    world.verify()
+    shutil.rmtree(world.published)
+    shutil.copytree(healthy, world.published)
+    with pytest.raises(ReplayedChannelError):
+        world.verify()
+    rotate_key(world.home, revoke="stolen")
     world.publisher().renew("nightly", POLICY, now())
     world.verify()
-    revoke_key(world.home, old[:12], "found on a sold disk")
+    shutil.copytree(world.published, world.folder / "frozen")
     world.publisher().renew("nightly", POLICY, now())
-    assert world.verify().state.root == 3
-    key = load_publisher(world.home).root.find(old)
-    assert key is not None
-    assert key.reason == "found on a sold disk"
+    world.verify()
+    with pytest.raises(ReplayedChannelError):
+        world.verify(mirror=FolderMirror(world.folder / "frozen"))
+
+
+def test_a_key_or_identity_is_revoked_by_its_id(world: ChannelWorld) -> None:
+    root = allow_identity(world.home, "https://example.org/w", "https://issuer").root
+    (identity,) = set(root.keys("timestamp")) - {key_of(world)}
+    after = revoke_key(world.home, identity[:12], "the workflow was changed").root
+    assert after.version == 3
+    assert list(after.root.keys) == [key_of(world)]
+    assert after.former[identity].endswith("the workflow was changed")
 
 
 def test_the_present_key_cannot_revoke_itself_and_unknown_ones_are_named(world: ChannelWorld) -> None:
@@ -195,14 +224,11 @@ def test_the_present_key_cannot_revoke_itself_and_unknown_ones_are_named(world: 
             revoke_key(world.home, odd, "x")
 
 
-def test_a_mirror_that_hides_a_revocation_is_noticed(world: ChannelWorld) -> None:
-    old = key_of(world)
-    rotate_key(world.home)
+def test_a_mirror_that_hides_a_root_is_noticed(world: ChannelWorld) -> None:
+    rotate_key(world.home, revoke="stolen")
     world.promote("2")
-    revoke_key(world.home, old[:12], "stolen")
-    world.publisher().renew("nightly", POLICY, now())
-    (world.published / "trust/3.json").unlink()
-    with pytest.raises(ReplayedChannelError, match="withholds the publisher's newest root"):
+    (world.published / "channels/nightly/2.root.json").unlink()
+    with pytest.raises(UntrustedKeyError, match="unknown key"):
         world.verify()
 
 
@@ -231,18 +257,17 @@ def test_a_thief_of_the_channels_key_cannot_change_roots(world: ChannelWorld) ->
     assert not list(world.home.glob("retired-*"))
     world.promote("2")
     world.verify()
-    with pytest.raises(UntrustedKeyError, match="may sign channels, not roots"):
+    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
         rotate_key(world.home)
     stolen = load_publisher(world.home)
-    thief = TrustedKey(
-        id=stolen.root.keys[0].id, public=stolen.root.keys[0].public, roles=("roots",), start="x"
-    )
-    root = TrustRoot(publisher=stolen.root.publisher, version=3, written=stamp(now()), keys=(thief,))
-    (world.published / "trust/3.json").write_bytes(sign_by([stolen.signer.key], root.payload, TRUST_TYPE))
+    root = read_root((world.home / "2.root.json").read_bytes(), "it").metadata
+    root.signed.version = 3
+    root.sign(stolen.signer)
+    (world.published / "channels/nightly/3.root.json").write_bytes(root.to_bytes())
     with pytest.raises((UntrustedKeyError, SignatureError)):
         world.verify()
-    (world.published / "trust/3.json").unlink()
-    revoke_key(world.home, stolen.signer.name[:12], "stolen", roots_key=offline)
+    (world.published / "channels/nightly/3.root.json").unlink()
+    revoke_key(world.home, stolen.signer_name[:12], "stolen", roots_key=offline)
     with pytest.raises(UntrustedKeyError, match="was revoked"):
         world.promote("3")
     rotate_key(world.home, roots_key=offline)
@@ -251,16 +276,47 @@ def test_a_thief_of_the_channels_key_cannot_change_roots(world: ChannelWorld) ->
     assert load_publisher(world.home).root.version == 4
 
 
-def test_a_former_key_cannot_hide_behind_an_old_date(world: ChannelWorld) -> None:
-    former = load_publisher(world.home)
-    rotate_key(world.home)
-    world.publisher().renew("nightly", POLICY, now() + timedelta(minutes=5))
-    state = world.verify(at=now() + timedelta(minutes=6)).state
-    start = former.root.keys[0].start
-    forged = former.signer.sign(structs.replace(state, generation=9, written=start).payload, CHANNEL_TYPE)
-    (world.published / "channels/nightly/channel.json").write_bytes(forged)
-    with pytest.raises(ReplayedChannelError, match="was written before its predecessors"):
+def test_the_key_of_roots_signs_no_generation(world: ChannelWorld) -> None:
+    roots = load_publisher(world.home)
+    rotate_key(world.home, split=world.folder / "roots.pem")
+    world.promote("2")
+    forge(world, roots)
+    with pytest.raises(UntrustedKeyError, match="may not sign the timestamp"):
         world.verify()
+
+
+def test_a_second_split_leaves_the_key_of_the_first_alone(world: ChannelWorld) -> None:
+    offline = world.folder / "roots.pem"
+    rotate_key(world.home, split=offline)
+    kept = offline.read_bytes()
+    with pytest.raises(PublishError, match="may be the only copy of another key"):
+        rotate_key(world.home, split=offline)
+    assert offline.read_bytes() == kept
+    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
+        allow_identity(world.home, "https://example.org/w", "https://issuer")
+    root = allow_identity(world.home, "https://example.org/w", "https://issuer", roots_key=offline).root
+    assert len(root.keys("timestamp")) == 2
+
+
+def test_a_copy_of_the_key_of_another_channel_signs_nothing(world: ChannelWorld) -> None:
+    shutil.copytree(world.home, world.home_of("stable"))
+    with pytest.raises(SignatureError, match="has the root of channel nightly"):
+        world.promote("1", "stable")
+    assert not (world.published / "channels/stable/timestamp.json").exists()
+
+
+def test_what_this_machine_only_read_is_not_its_own(world: ChannelWorld) -> None:
+    """A thief's generation is looked at with the memory of the publisher, before the key is revoked."""
+    forge(world, load_publisher(world.home), version=7)
+    memory = SeenChannels(world.folder / "publisher-seen.json")
+    verify_channel(FolderMirror(world.published), "nightly", world.own_roots(), memory=memory, now=now(),
+                   options=VerifyChannelOptions(patience_s=0.0))  # fmt: skip
+    rotate_key(world.home, revoke="stolen")
+    with pytest.raises(UntrustedKeyError, match="was revoked"):
+        world.publisher().renew("nightly", POLICY, now())
+
+
+# Clocks ---------------------------------------------------------------------------------------------
 
 
 def test_dates_never_go_back_with_the_publishers_clock(world: ChannelWorld) -> None:
@@ -282,30 +338,6 @@ def test_a_channel_of_the_future_is_changed_by_an_explicit_word_alone(world: Cha
     assert world.publisher().renew("nightly", POLICY, now()).generation == again.generation + 1
 
 
-def test_a_key_of_the_future_asks_for_the_clock(world: ChannelWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Earlier(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:
-            return datetime.now(tz) - timedelta(days=365)
-
-    monkeypatch.setattr(keys, "datetime", Earlier)
-    with pytest.raises(UntrustedKeyError, match="was in use from") as caught:
-        load_publisher(world.home)
-    assert "set this machine's clock" in str(caught.value.next_step)
-
-
-def test_the_key_of_roots_cannot_sign_channels(world: ChannelWorld) -> None:
-    offline = world.folder / "roots.pem"
-    roots = load_publisher(world.home).signer
-    rotate_key(world.home, split=offline)
-    world.promote("2")
-    later = structs.replace(world.verify().state, generation=3, written=stamp(now() + timedelta(minutes=5)))
-    forged = roots.sign(later.payload, CHANNEL_TYPE)
-    (world.published / "channels/nightly/channel.json").write_bytes(forged)
-    with pytest.raises(UntrustedKeyError, match="was in use from"):
-        world.verify()
-
-
 # Identities and secrets -----------------------------------------------------------------------------
 
 
@@ -315,7 +347,8 @@ def test_an_identity_is_added_to_the_root(world: ChannelWorld) -> None:
         world.home, "https://example.org/workflow@refs/heads/main", "https://issuer.example.org"
     )
     assert found.root.version == 2
-    assert len(found.root.identities) == 1
+    assert len(found.root.keys("timestamp")) == 2
+    assert len(found.root.keys("root")) == 1
 
 
 def test_private_keys_are_in_nothing_that_is_published(world: ChannelWorld) -> None:

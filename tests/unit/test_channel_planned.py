@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.errors import LostRaceError, TamperedError
-from sparkwright.publish import publish
-from sparkwright.publish.channel import ChannelState
+from sparkwright.publish import lease
 from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.keys import rotate_key
 from sparkwright.publish.planned import PlannedTarget
 
 V1, V2 = "0.24.0+spark.1.aaaaaaaa", "0.24.0+spark.2.aaaaaaaa"
 
 
-def content(folder: Path) -> dict[str, str]:
-    return {
-        str(at.relative_to(folder)): wheelkit.sha256(at)
-        for at in folder.rglob("*")
-        if at.is_file() and not at.name.startswith(".")
-    }
+@pytest.fixture
+def world(tmp_path: Path) -> ChannelWorld:
+    return ChannelWorld(tmp_path)
+
+
+def content(world: ChannelWorld) -> dict[str, bytes]:
+    found = (at for at in world.published.rglob("*") if at.is_file() and not at.name.startswith("."))
+    return {at.relative_to(world.published).as_posix(): at.read_bytes() for at in found}
+
+
+def planned(world: ChannelWorld) -> PlannedTarget:
+    return PlannedTarget(FolderTarget(world.published))
 
 
 def shape(path: str) -> str:
@@ -32,75 +36,60 @@ def shape(path: str) -> str:
     return re.sub(r"(channels/[^/]+/\d+-|promotions/)[0-9a-f]+", r"\1DIGEST", path)
 
 
-def planned_promotion(world: ChannelWorld, version: str) -> tuple[PlannedTarget, ChannelState]:
-    target = PlannedTarget(FolderTarget(world.published))
-    publisher = replace(world.publisher(target), dry_run=True)
-    return target, world.promote(version, publisher=publisher)
-
-
 @pytest.mark.parametrize("earlier", [(), (V1,)], ids=["first", "second"])
-def test_a_dry_run_plans_what_a_real_run_writes(tmp_path: Path, earlier: tuple[str, ...]) -> None:
-    world = ChannelWorld(tmp_path)
+def test_a_dry_run_plans_what_a_real_run_writes(world: ChannelWorld, earlier: tuple[str, ...]) -> None:
     for version in earlier:
         world.promote(version)
-    before = content(world.published) if world.published.exists() else {}
-    target, state = planned_promotion(world, V2)
-    assert (content(world.published) if world.published.exists() else {}) == before
-    (tmp_path / "publisher-seen.json").unlink()  # the command gives a dry run a copy of it
     if earlier:
-        world.publisher().memory.remember(world.publisher(signed=True, adopt=True).read("nightly").state)
+        rotate_key(world.home, revoke="a root that is not published yet")
+    before, memory = content(world), world.folder / "publisher-seen.json"
+    remembered = memory.read_bytes() if earlier else None
+    state = world.promote(V2, publisher=world.publisher(target := planned(world)))
+    assert content(world) == before
+    if remembered is None:  # the command plans with a copy
+        memory.unlink()
+    else:
+        memory.write_bytes(remembered)
     real = world.promote(V2)
     assert (real.generation, len(real.files)) == (state.generation, len(state.files))
-    after = content(world.published)
-    changed = {shape(path) for path in after if before.get(path) != after[path]}
+    after = content(world)
+    changed = {shape(path) for path in after if before.get(path) != after[path]} - {lease.PATH}
     assert {shape(write.path) for write in target.writes} == changed
-    fresh = {write.path for write in target.writes if write.change == "new"}
-    assert fresh.isdisjoint(before)
+    assert {write.path for write in target.writes if write.change == "new"}.isdisjoint(before)
     sizes = {write.path: write.size for write in target.writes if write.path.endswith(".whl")}
+    assert sizes
     assert all((world.published / path).stat().st_size == size for path, size in sizes.items())
 
 
-def test_a_rollback_is_planned_too(tmp_path: Path) -> None:
-    world = ChannelWorld(tmp_path)
+def test_a_rollback_is_planned_too_while_another_writer_has_the_lease(world: ChannelWorld) -> None:
     world.promote(V1)
     world.promote(V2)
-    before = content(world.published)
-    target = PlannedTarget(FolderTarget(world.published))
-    publisher = replace(world.publisher(target), dry_run=True)
-    state = publisher.rollback("nightly", POLICY, now(), to=None, reason="crashes")
-    assert state.action.kind == "rollback"
-    assert content(world.published) == before
-    assert "channels/nightly/channel.json" in [write.path for write in target.writes]
+    (world.published / lease.PATH).write_bytes(b'{"holder": "elsewhere:1:ab", "until": 99999999999}')
+    before = content(world)
+    publisher = world.publisher(target := planned(world))
+    assert publisher.rollback("nightly", POLICY, now(), to=None, reason="crashes").action.kind == "rollback"
+    assert content(world) == before
+    assert "channels/nightly/timestamp.json" in {write.path for write in target.writes}
 
 
-def test_what_a_real_run_refuses_a_dry_run_refuses(tmp_path: Path) -> None:
-    world = ChannelWorld(tmp_path)
+def test_what_a_real_run_refuses_a_dry_run_refuses(world: ChannelWorld) -> None:
     world.promote(V1)
     wheel = next(world.published.rglob("*.whl"))
     good = wheel.read_bytes()
     wheel.write_bytes(good[:-1] + b"x")
-    target = PlannedTarget(FolderTarget(world.published))
-    with pytest.raises(TamperedError, match="cannot be published"):
-        world.promote_file(world.dist / wheel.name, "stable", publisher=world.publisher(target))
+    with pytest.raises(TamperedError, match="published files never change"):
+        world.promote_file(world.dist / wheel.name, "stable", publisher=world.publisher(planned(world)))
     wheel.write_bytes(good)
-    target = PlannedTarget(FolderTarget(world.published))
-    world.promote_file(world.dist / wheel.name, "stable", publisher=world.publisher(target))
+    world.promote_file(world.dist / wheel.name, "stable", publisher=world.publisher(target := planned(world)))
     with pytest.raises(LostRaceError):
-        target.replace("channels/nightly/channel.json", b"", expected=None)
+        target.replace("channels/nightly/timestamp.json", b"", expected=None)
 
 
-def test_the_index_of_a_folder_is_planned(tmp_path: Path) -> None:
-    world = ChannelWorld(tmp_path)
-    wheels = [world.wheel(V1), world.wheel(V2)]
-    before = content(world.dist)
-    planned = publish(wheels, world.dist, dry_run=True)
-    assert content(world.dist) == before
-    assert planned.written == publish(wheels, world.dist).written
-    assert publish(wheels, world.dist, dry_run=True).written == ()
-    after = content(world.dist)
-    fewer = publish(wheels[1:], world.dist, dry_run=True)
-    assert content(world.dist) == after
-    real = publish(wheels[1:], world.dist)
-    assert fewer.written == real.written
-    assert sorted(fewer.removed) == sorted(real.removed)
-    assert fewer.removed
+def test_what_is_planned_to_be_removed_is_there_no_more(world: ChannelWorld) -> None:
+    world.promote(V1)
+    target, page = planned(world), "channels/nightly/simple/vllm/index.html"
+    size = target.sizes("")[page]
+    target.remove(page)
+    assert (target.read(page), page in target.sizes("channels")) == (None, False)
+    assert [(one.path, one.size, one.change) for one in target.writes] == [(page, size, "removed")]
+    assert (world.published / page).exists()

@@ -4,69 +4,53 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from channel_kit import ChannelWorld, now, pinned
+from channel_kit import POLICY, ChannelWorld, now
+from securesystemslib.exceptions import UnverifiedSignatureError
+from securesystemslib.signer import Key, Signature
 
 from sparkwright.base.errors import SignatureError, ToolError, UntrustedKeyError
-from sparkwright.publish.keys import allow_identity, load_publisher, own_root_file
-from sparkwright.publish.mirror import FolderMirror
-from sparkwright.publish.root import TrustRoot
-from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.signing import (
-    CHANNEL_TYPE,
-    NoSigner,
-    SigstoreSigner,
-    open_envelope,
-    sigstore_signer,
-    verify_envelope,
-)
-from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
+from sparkwright.publish.identities import IdentityKey, IdentitySigner, identity_key, identity_signer
+from sparkwright.publish.keys import ChannelKeys, allow_identity, load_publisher
+from sparkwright.publish.roots import read_root
 
+IDENTITY, ISSUER = "https://example.org/w@refs/heads/main", "https://issuer.example.org"
 BUNDLE = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial": {}}
+KEY = identity_key(IDENTITY, ISSUER)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> TrustRoot:
-    """Return a root that trusts an identity."""
-    world = ChannelWorld(tmp_path)
-    return allow_identity(
-        world.home, "https://example.org/w@refs/heads/main", "https://issuer.example.org"
-    ).root
+def signature(bundle: object) -> Signature:
+    return Signature(KEY.keyid, "", {"bundle": bundle})
 
 
-def bundled(bundle: object) -> bytes:
-    envelope = json.loads(NoSigner().sign(b"{}", CHANNEL_TYPE))
-    return json.dumps({**envelope, "sigstoreBundle": bundle}).encode()
+@pytest.mark.parametrize("bundle", [BUNDLE, {}, [], "x", 3, None, {**BUNDLE, "mediaType": "y"}])
+def test_a_damaged_bundle_is_refused(bundle: object) -> None:
+    with pytest.raises(UnverifiedSignatureError, match="sigstore's bundle"):
+        KEY.verify_signature(signature(bundle), b"{}")
 
 
-@pytest.mark.parametrize("bundle", [BUNDLE, {}, [], "x", 3, {**BUNDLE, "mediaType": "y"}])
-def test_a_damaged_bundle_is_refused(root: TrustRoot, bundle: object) -> None:
-    opened = open_envelope(bundled(bundle), CHANNEL_TYPE, "it")
-    assert opened.is_signed
-    with pytest.raises(SignatureError, match="sigstore bundle cannot be read"):
-        verify_envelope(opened, root, role="channels")
+def test_an_identity_in_a_root_is_verified_offline(tmp_path: Path) -> None:
+    """securesystemslib's own class asks sigstore's server."""
+    root = allow_identity(tmp_path / "nightly", IDENTITY, ISSUER).root
+    again = read_root(root.data, "it").keys("timestamp")[KEY.keyid]
+    assert type(again) is IdentityKey
+    assert (again.keyval["identity"], again.keyval["issuer"]) == (IDENTITY, ISSUER)
+    assert KEY.keyid not in root.keys("root")
 
 
-def test_a_bundle_counts_only_where_an_identity_is_trusted(tmp_path: Path) -> None:
-    plain = load_publisher(tmp_path / "publisher").root
-    with pytest.raises(UntrustedKeyError, match="the pinned root has no identity"):
-        verify_envelope(open_envelope(bundled(BUNDLE), CHANNEL_TYPE, "it"), plain, role="channels")
-
-
-def test_without_the_library_the_extra_is_named(root: TrustRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "sigstore"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sigstore", None)
-    with pytest.raises(ToolError) as caught:
-        sigstore_signer()
-    assert "sparkwright[sigstore]" in caught.value.next_step
-    with pytest.raises(ToolError) as caught:
-        verify_envelope(open_envelope(bundled(BUNDLE), CHANNEL_TYPE, "it"), root, role="channels")
-    assert "sparkwright[sigstore]" in caught.value.next_step
+    for use in (lambda: identity_signer([KEY]), lambda: KEY.verify_signature(signature(BUNDLE), b"")):
+        with pytest.raises(ToolError) as caught:
+            use()
+        assert "sparkwright[sigstore]" in caught.value.next_step
 
 
 def test_without_a_token_nothing_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,27 +62,44 @@ def test_without_a_token_nothing_is_signed(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SignatureError, match="no identity token"):
-        sigstore_signer()
+        identity_signer([KEY])
     monkeypatch.setenv("GITHUB_ACTIONS", "true")  # a job without the permission
     with pytest.raises(SignatureError) as caught:
-        sigstore_signer()
+        identity_signer([KEY])
     assert "id-token: write" in caught.value.next_step
 
 
+def test_a_root_without_an_identity_takes_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sigstore.oidc
+
+    monkeypatch.setattr(sigstore.oidc, "detect_credential", lambda: "token")
+    with pytest.raises(UntrustedKeyError, match="has no identity"):
+        identity_signer([])
+
+
 def test_a_token_is_in_no_message() -> None:
+    signer = IdentitySigner("hunter2.hunter2.hunter2", (KEY,))
+    assert "hunter2" not in repr(signer)
     with pytest.raises(SignatureError) as caught:
-        SigstoreSigner("hunter2.hunter2.hunter2").sign(b"{}", CHANNEL_TYPE)
+        signer.sign(b"{}")
     assert "hunter2" not in f"{caught.value} {caught.value.next_step}"
 
 
-# Several identities, several publishers ------------------------------------------------------------
+# A channel that a job signs -------------------------------------------------------------------------
 
-ISSUER = "https://issuer.example.org"
+
+class Job(IdentitySigner):
+    """Signs as the stand-in for sigstore below does."""
+
+    def sign(self, payload: bytes) -> Signature:
+        bundle = {"name": self.token, "payload": payload.hex()}
+        (key,) = (key for key in self.keys if key.keyval["identity"] == self.token)
+        return Signature(key.keyid, "ab", {"bundle": bundle})
 
 
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a bundle's ``name`` be the identity in its certificate, and its signature right unless "forged"."""
+    """Let a bundle's ``name`` be the identity in its certificate, and its payload what was signed."""
     from sigstore import models, verify
     from sigstore.errors import VerificationError
     from sigstore.verify import policy
@@ -108,57 +109,55 @@ def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             self.identity = identity
             assert issuer == ISSUER
 
-        def verify(self, certificate: str) -> None:
-            if certificate != self.identity:
-                raise VerificationError("another identity")
-
-    def verify_artifact(_: bytes, bundle: Any, policy: Identity) -> None:
-        policy.verify(bundle.signing_certificate)
-        if bundle.forged:
+    def verify_artifact(data: bytes, bundle: Any, policy: Identity) -> None:
+        if bundle.name != policy.identity or bundle.payload != data.hex():
             raise VerificationError("forged")
 
-    def read(text: str) -> SimpleNamespace:
-        value = json.loads(text)
-        return SimpleNamespace(signing_certificate=value["name"], forged=value.get("forged", False))
+    def production(*, offline: bool) -> SimpleNamespace:
+        assert offline
+        return SimpleNamespace(verify_artifact=verify_artifact)
 
-    monkeypatch.setattr(models.Bundle, "from_json", read)
+    monkeypatch.setattr(models.Bundle, "from_json", lambda text: SimpleNamespace(**json.loads(text)))
     monkeypatch.setattr(policy, "Identity", Identity)
-    library = SimpleNamespace(verify_artifact=verify_artifact)
-    monkeypatch.setattr(verify.Verifier, "production", lambda **_: library)
+    monkeypatch.setattr(verify.Verifier, "production", production)
+
+
+def by_job(world: ChannelWorld, name: str, keys: tuple[Key, ...]) -> ChannelKeys:
+    own = load_publisher(world.home)
+    return ChannelKeys(Job(name, keys), own.root, own.files)
 
 
 @pytest.mark.usefixtures("by_name")
 def test_of_two_identities_the_one_that_signed_is_named(tmp_path: Path) -> None:
-    for name in ("ci-a", "ci-b"):
-        root = allow_identity(tmp_path / "publisher", name, ISSUER).root
-    for name in ("ci-a", "ci-b"):
-        opened = open_envelope(bundled({"name": name}), CHANNEL_TYPE, "it")
-        assert verify_envelope(opened, root, role="channels") == f"sigstore {name}"
-    with pytest.raises(UntrustedKeyError, match="unknown identity"):
-        verify_envelope(open_envelope(bundled({"name": "ci-c"}), CHANNEL_TYPE, "it"), root, role="channels")
-    forged = open_envelope(bundled({"name": "ci-b", "forged": True}), CHANNEL_TYPE, "it")
-    with pytest.raises(SignatureError, match="wrong signature"):
-        verify_envelope(forged, root, role="channels")
+    world, names = ChannelWorld(tmp_path), ("ci-a", "ci-b")
+    for name in names:
+        root = allow_identity(world.home, name, ISSUER).root
+    identities = tuple(key for key in root.keys("timestamp").values() if isinstance(key, IdentityKey))
+    world.pin()
+    world.promote("1")
+    for name in names:
+        job = replace(world.publisher(), keys=lambda _, name=name: by_job(world, name, identities))
+        job.renew("nightly", POLICY, now())
+        assert world.verify().signer == f"sigstore {name}"
+    stranger = (identity_key("ci-c", ISSUER),)
+    other = replace(world.publisher(), keys=lambda _: by_job(world, "ci-c", stranger))
+    other.renew("nightly", POLICY, now())
+    with pytest.raises(UntrustedKeyError, match="unknown key"):
+        world.verify()
 
 
 @pytest.mark.usefixtures("by_name")
-def test_of_two_pinned_publishers_each_verifies_its_own_channel(tmp_path: Path) -> None:
-    worlds = {name: ChannelWorld(tmp_path / name) for name in ("ci-a", "ci-b")}
-    roots = []
-    for name, world in worlds.items():
-        allow_identity(world.home, name, ISSUER)
-        world.promote("0.24.0+spark.9.ffffffff")
-        pointer = world.published / "channels/nightly/channel.json"
-        signed = json.loads(pointer.read_bytes())
-        pointer.write_text(json.dumps({**signed, "signatures": [], "sigstoreBundle": {"name": name}}))
-        roots.append(pinned(own_root_file(world.home)))
-    for name, world in worlds.items():
-        for order in (roots, roots[::-1]):
-            verified = verify_channel(
-                FolderMirror(world.published), "nightly", order,
-                memory=SeenChannels(tmp_path / "seen.json"), now=now(),
-                options=VerifyChannelOptions(wheels="none", patience_s=0.0),
-            )  # fmt: skip
-            assert verified.signer == f"sigstore {name}"
-            assert verified.root is not None
-            assert verified.root.publisher == load_publisher(world.home).root.publisher
+def test_a_forged_bundle_is_a_wrong_signature(tmp_path: Path) -> None:
+    world = ChannelWorld(tmp_path)
+    root = allow_identity(world.home, "ci-a", ISSUER).root
+    identities = tuple(key for key in root.keys("timestamp").values() if isinstance(key, IdentityKey))
+    world.pin()
+    job = replace(world.publisher(), keys=lambda _: by_job(world, "ci-a", identities))
+    world.promote("1", publisher=job)
+    world.verify()
+    pointer = world.published / "channels/nightly/timestamp.json"
+    value = json.loads(pointer.read_bytes())
+    value["signatures"][0]["bundle"]["payload"] = "00"
+    pointer.write_text(json.dumps(value))
+    with pytest.raises(SignatureError, match="wrong signature"):
+        world.verify()

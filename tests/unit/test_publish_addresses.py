@@ -9,11 +9,10 @@ import pytest
 
 from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.target import content_type, is_hidden
 from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
-from sparkwright.publish.targets.verified import content_type, is_hidden
-from sparkwright.publish.targets.web import WebTarget
 
 WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
 
@@ -43,7 +42,6 @@ WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
             GithubTarget,
             "https://github.com/Owner/wheels/releases/download/nightly/vllm-1.0%2Ba-py3-none-any.whl",
         ),
-        ("https://host/wheels", WebTarget, "https://host/wheels/files/vllm-1.0%2Ba-py3-none-any.whl"),
     ],
 )
 def test_each_kind_is_opened(address: str, kind: type, url: str) -> None:
@@ -62,6 +60,7 @@ def test_pages_of_github_are_on_its_pages() -> None:
     [
         ("", "empty"),
         ("ftp://host/wheels", "kinds are"),
+        ("https://host/wheels", "kinds are"),
         ("https://", "names no host"),
         ("s3://", "names no host"),
         ("s3://Bucket_/p", "no name of a bucket"),
@@ -107,18 +106,16 @@ def test_clients_get_the_media_types_that_they_need(path: str, media_type: str) 
     assert content_type(path) == media_type
 
 
-def test_notes_and_locks_are_hidden() -> None:
-    assert is_hidden("files/.a.whl.verified")
+def test_locks_are_hidden() -> None:
+    assert is_hidden("files/.a.whl.lock")
     assert is_hidden("stable/.channel.json.lock/owner")
     assert not is_hidden("files/a.b.whl")
 
 
-def test_s3_without_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    for name in [name for name in sys.modules if name.split(".")[0] == "botocore"]:
-        monkeypatch.setitem(sys.modules, name, None)
+def test_s3_without_obstore_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
     target = open_target("s3://wheels/p?endpoint=http://127.0.0.1:9")
-    for use in (lambda: target.list("channels"), lambda: target.read("a"), lambda: target.stat("a")):
+    for use in (lambda: target.sizes("channels"), lambda: target.read("a")):
         with pytest.raises(ToolError, match="cannot be used") as caught:
             use()
         assert "publish]" in caught.value.next_step

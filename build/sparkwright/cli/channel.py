@@ -107,10 +107,8 @@ def status(
             publisher, publisher.set_status(channel, status, reason, policy, now()), as_json=session.as_json
         )
         return
-    from sparkwright.publish.history import read_history
-
     target = open_place(session.checkout.root, options["target"])
-    state = next(read_history(target, channel))
+    state = channel_read.present_state(target, channel)
     if session.as_json:
         print_json(described_state(state))
         return

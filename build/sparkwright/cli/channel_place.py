@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +21,8 @@ from sparkwright.publish import dist_folder
 from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.target import Target
-from sparkwright.publish.trust import PinnedRoot
 
 R = TypeVar("R")
 
@@ -38,30 +39,31 @@ target_option = click.option(
 trust_option = click.option(
     "--trust",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The publisher's root; a later version needs those before beside it (1.json and so on). By default "
-    "all that were pinned, and this machine's own.",
+    help="The channel's root; a later version needs those before beside it (1.root.json and so on). By "
+    "default all that were pinned, and this machine's own.",
 )
 _SIGN = click.option(
     "--sign",
     "mode",
-    type=click.Choice(["local", "sigstore", "none"]),
+    type=click.Choice(["local", "sigstore"]),
     default="local",
     show_default=True,
     envvar="SPARKWRIGHT_SIGN",
-    help="By this machine's key, by a CI job's identity (with --trust), or not at all.",
+    help="By this machine's key for the channel, or by a CI job's identity (with --trust).",
 )
 _ADOPT = click.option(
     "--adopt",
     is_flag=True,
     help="Build on a channel that no trusted key signed, or of a date to come, once you looked at it.",
 )
+
 _DRY_RUN = click.option(
-    "--dry-run", is_flag=True, help="List what would be written; nothing is written, signed or remembered."
+    "--dry-run", is_flag=True, help="List what would be written or removed; nothing is, nor remembered."
 )
 
 
 def signing_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt`` and so on."""
+    """Add the options of changing a channel: ``--target``, ``--sign``, ``--dry-run`` and so on."""
     for option in (_DRY_RUN, _ADOPT, trust_option, _SIGN, target_option):
         function = option(function)
     return function
@@ -102,57 +104,57 @@ def open_place(root: Path, address: str) -> Target:
 
 
 def make_publisher(
-    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool, dry_run: bool
+    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool, dry_run: bool = False
 ) -> ChannelPublisher:
-    """Return the publisher that the options describe; the machine's key is made on first use."""
-    if dry_run:
-        return _planning_publisher(open_place(root, target), mode, trust, adopt=adopt)
-    from sparkwright.publish.keys import load_publisher, own_root_file
-    from sparkwright.publish.promote import ChannelPublisher
-    from sparkwright.publish.seen import default_memory
-    from sparkwright.publish.signing import NoSigner, sigstore_signer
-    from sparkwright.publish.trust import root_of_file
+    """Return the publisher that the options describe; a channel's key is made on first use.
 
-    place, memory = open_place(root, target), default_memory()
-    if mode == "none":
-        return ChannelPublisher(place, NoSigner(), None, (), memory)
-    if mode == "sigstore":
-        pinned = root_of_file(require_trust(trust))
-        return ChannelPublisher(place, sigstore_signer(), pinned.root, (), memory, adopt)
-    made = own_root_file() is None
-    keys = load_publisher()
-    if made:
-        warn(f"this machine's signing key was made: {keys.home}; keep a copy of that folder in a safe place")
-    return ChannelPublisher(place, keys.signer, keys.root, keys.root_files(), memory, adopt)
-
-
-def _planning_publisher(place: Target, mode: str, trust: Path | None, *, adopt: bool) -> ChannelPublisher:
-    """Return a publisher of a dry run: it signs nothing, and its memory is a copy that ends with the command.
-
-    Where this machine has no key yet, one is made in a folder that ends with the command.
+    Of a dry run, what it would make or remember is in a folder that ends with the command, and no identity
+    signs.
     """
-    from sparkwright.publish.keys import load_publisher, published_root
+    from sparkwright.publish.keys import (
+        ChannelKeys,
+        load_publisher,
+        published_root,
+        publisher_home,
+        throwaway_signer,
+        versions_of,
+    )
     from sparkwright.publish.planned import PlannedTarget
     from sparkwright.publish.promote import ChannelPublisher
+    from sparkwright.publish.roots import root_of_file
     from sparkwright.publish.seen import SeenChannels, default_memory
-    from sparkwright.publish.signing import NoSigner
-    from sparkwright.publish.trust import root_of_file
 
-    scratch = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="sparkwright-")))
-    memory = SeenChannels(scratch / "channels.json")
-    if (seen := default_memory().path).exists():
-        memory.path.write_bytes(seen.read_bytes())
-    target, signer = PlannedTarget(place), NoSigner()
-    if mode == "none":
-        return ChannelPublisher(target, signer, None, (), memory, dry_run=True)
+    place, memory = open_place(root, target), default_memory()
+    scratch = Path()
+    if dry_run:
+        folder = TemporaryDirectory(prefix="sparkwright-")
+        scratch = Path(click.get_current_context().with_resource(folder))
+        if memory.path.exists():
+            shutil.copy(memory.path, scratch / "channels.json")
+        place, memory = PlannedTarget(place), SeenChannels(scratch / "channels.json")
+
+    def by_identity(_: str) -> ChannelKeys:
+        from sparkwright.publish.identities import identity_signer
+
+        file = require_trust(trust)
+        pinned = root_of_file(file)
+        trusted = pinned.keys("timestamp").values()
+        signer = throwaway_signer() if dry_run else identity_signer(trusted)
+        return ChannelKeys(signer, pinned, (*versions_of(file.parent, pinned.version - 1), file))
+
+    def by_key(channel: str) -> ChannelKeys:
+        home = publisher_home() / channel
+        made = published_root(home) is None
+        found = load_publisher(scratch / "publisher" / channel if made and dry_run else home)
+        if made and not dry_run:
+            warn(f"a key for channel {channel} was made: {home}; keep a copy of that folder in a safe place")
+        return found
+
     if mode == "sigstore":
-        pinned = root_of_file(require_trust(trust))
-        return ChannelPublisher(target, signer, pinned.root, (), memory, adopt, dry_run=True)
-    found = published_root()
-    if found is None:
-        keys = load_publisher(scratch / "publisher")
-        found = keys.root, keys.root_files()
-    return ChannelPublisher(target, signer, *found, memory, adopt, dry_run=True)
+        require_trust(trust)
+    return ChannelPublisher(
+        place, by_identity if mode == "sigstore" else by_key, lambda: pinned_roots(trust), memory, adopt
+    )
 
 
 def require_trust(trust: Path | None) -> Path:
@@ -165,7 +167,7 @@ def require_trust(trust: Path | None) -> Path:
         raise ConfigError(
             "--sign sigstore needs --trust",
             because="the present channel has to be verified before it is changed",
-            next_step="give the publisher's root, which names the identity of this job",
+            next_step="give the channel's root, which names the identity of this job",
         )
     return trust
 
@@ -176,7 +178,6 @@ def promote_wheel(
     """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
     from sparkwright.base.digests import sha256_file
     from sparkwright.lock.runtime import parse_runtime
-    from sparkwright.publish.attestations import read_attestations
     from sparkwright.publish.companion_provenance import provenance_of
     from sparkwright.publish.evidence import FOLDER, require_evidence, stated_series
     from sparkwright.publish.index import describe
@@ -196,10 +197,7 @@ def promote_wheel(
             f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",
             next_step=f"sparkwright lock runtime --series {stated_series(wheel)}, then promote it again",
         )
-    return publisher.promote(
-        channel, wheel, found, policy, now(),
-        provenance=provenance, attestations=read_attestations(wheel, sha256), runtime=runtime,
-    )  # fmt: skip
+    return publisher.promote(channel, wheel, found, policy, now(), provenance=provenance, runtime=runtime)
 
 
 def _of_wheel(path: Path, sha256: str) -> bytes:
@@ -224,13 +222,14 @@ def _of_wheel(path: Path, sha256: str) -> bytes:
 
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:
     """Return the root in the file *trust*, or all pinned ones and this machine's own."""
-    from sparkwright.publish.keys import own_root_file, pinned_folder, pinned_in
-    from sparkwright.publish.trust import root_of_file
+    from sparkwright.publish.keys import pinned_folder, pinned_in, published_root, publisher_home
+    from sparkwright.publish.roots import root_of_file
 
     if trust is not None:
         return [root_of_file(trust)]
-    own = own_root_file()
-    return [*pinned_in(pinned_folder()), *([root_of_file(own)] if own else [])]
+    homes = sorted(path for path in publisher_home().glob("*") if path.is_dir())
+    own = (published_root(home) for home in homes)
+    return [*pinned_in(pinned_folder()), *(found for found in own if found)]
 
 
 def default_folder(root: Path) -> Path:

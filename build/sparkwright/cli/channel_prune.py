@@ -22,26 +22,26 @@ from sparkwright.publish.prune import PruneReport, PruneUnit
     default=24,
     show_default=True,
     metavar="HOURS",
-    help="Time between condemning a file and removing it.",
+    help="Time between finding that nothing names a file and removing it.",
 )
 @signing_options
 @common_options
 @run_read_only
-def prune(session: Session, *, grace: int, **options: Any) -> None:
+def prune(session: Session, *, grace: int, dry_run: bool, **options: Any) -> None:
     """Remove wheels and generations that channels keep no longer, by patchsets/channels.toml.
 
-    What no kept generation names is condemned first, and removed by a prune at least HOURS later.
+    What no kept generation names is listed first, and removed by a prune at least HOURS later.
     """
     from sparkwright.publish.policy import POLICY_FILE, load_policies
     from sparkwright.publish.prune import Pruner
 
     publisher = make_publisher(session.checkout.root, **options)
     policies = load_policies(session.checkout.patchsets / POLICY_FILE)
-    report = Pruner(publisher, policies, now(), timedelta(hours=grace)).prune()
+    report = Pruner(publisher, policies, now(), timedelta(hours=grace), dry_run).prune()
     if session.as_json:
-        print_json(_described(report, dry_run=publisher.dry_run))
+        print_json(_described(report, dry_run=dry_run))
         return
-    _show(report, dry_run=publisher.dry_run)
+    _show(report, dry_run=dry_run)
 
 
 def _described(report: PruneReport, *, dry_run: bool) -> dict[str, Any]:
@@ -52,7 +52,6 @@ def _described(report: PruneReport, *, dry_run: bool) -> dict[str, Any]:
         "dropped": report.dropped,
         "condemned": [_described_unit(unit) for unit in report.condemned],
         "removed": [_described_unit(unit) for unit in report.removed],
-        "others": report.others,
         "kept": report.kept,
     }
 
@@ -63,17 +62,15 @@ def _described_unit(unit: PruneUnit) -> dict[str, Any]:
 
 def _show(report: PruneReport, *, dry_run: bool) -> None:
     """Print *report*: each unit with its size and the reason."""
-    for channel, generation in report.generations.items():
-        dropped = report.dropped[channel]
-        click.echo(f"channel  {channel}, generation {generation}: {len(dropped)} wheels dropped")
+    for channel, dropped in report.dropped.items():
+        made = f", generation {report.generations[channel]}" if channel in report.generations else ""
+        click.echo(f"channel  {channel}{made}: {len(dropped)} wheels dropped")
         for name in dropped:
             click.echo(f"dropped  {name}")
     for unit in report.condemned:
         click.echo(f"waits    {unit.path} ({human_size(unit.size)}), since {unit.since}: {unit.why}")
     for unit in report.removed:
         click.echo(f"removed  {unit.path} ({human_size(unit.size)}): {unit.why}")
-    for path in report.others:
-        click.echo(f"others   {path}: another prune is removing it")
     freed = human_size(sum(unit.size for unit in report.removed))
     told = f"{len(report.removed)} folders removed ({freed}), {len(report.condemned)} wait"
     dry = "; a dry run: nothing was written" if dry_run else ""

@@ -34,7 +34,7 @@ def list_command(*, target: str, offline: bool, as_json: bool) -> None:
     """Show the channels of a target; nothing is verified."""
     del offline
     place = open_place(Path(), target)
-    states = [_state(place, name) for name in _names(place)]
+    states = [present_state(place, name) for name in _names(place)]
     if as_json:
         print_json([described_state(state) for state in states])
         return
@@ -118,7 +118,6 @@ def diff(*, left: str, right: str, target: str, offline: bool, as_json: bool) ->
     metavar="FILE",
     help="Write WHEEL, or the newest for this machine, and its runtime to FILE, by version and digest.",
 )
-@click.option("--allow-unsigned", is_flag=True, help="Accept a channel without a signature.")
 @trust_option
 @reading_options
 def verify(
@@ -128,7 +127,6 @@ def verify(
     origin: str,
     wheels: str | None,
     requirements: Path | None,
-    allow_unsigned: bool,
     trust: Path | None,
     offline: bool,
     as_json: bool,
@@ -152,7 +150,6 @@ def verify(
     default = "all" if isinstance(mirror, FolderMirror) else "newest"
     options = VerifyChannelOptions(
         wheels="none" if wheel else wheels or default,  # type: ignore[arg-type] # click's choices
-        allow_unsigned=allow_unsigned,
         named_root=trust is not None,
     )
     roots, memory = pinned_roots(trust), default_memory()
@@ -211,7 +208,7 @@ def _write_requirements(
 def _require_in_one(wheel: Path, verified: Sequence[VerifiedChannel]) -> None:
     """Refuse a wheel that the one channel given does not list; of several, one has to."""
     from sparkwright.base.digests import sha256_file
-    from sparkwright.publish.statements import require_listed
+    from sparkwright.publish.verification import require_listed
 
     sha256 = sha256_file(wheel)
     states = [one.state for one in verified]
@@ -221,8 +218,10 @@ def _require_in_one(wheel: Path, verified: Sequence[VerifiedChannel]) -> None:
 
 
 def _names(target: Target) -> list[str]:
-    paths = [path.split("/") for path in target.list("channels")]
-    return [parts[1] for parts in paths if parts[2:] == ["channel.json"]]
+    from sparkwright.publish.channel import POINTER
+
+    paths = [path.split("/") for path in target.sizes("channels")]
+    return sorted(parts[1] for parts in paths if parts[2:] == [POINTER])
 
 
 def _names_at(mirror: Mirror) -> list[str]:
@@ -238,15 +237,23 @@ def _names_at(mirror: Mirror) -> list[str]:
     return names
 
 
-def _state(target: Target, channel: str) -> ChannelState:
+def present_state(target: Target, channel: str) -> ChannelState:
+    """Return the present generation of *channel*; no signature is verified."""
     return next(_history(target, channel))
 
 
 def _history(target: Target, channel: str) -> Iterator[ChannelState]:
-    """Yield the generations of *channel*, the newest first; signatures are not verified."""
-    from sparkwright.publish.history import read_history
+    """Return the generations of *channel*, the newest first; signatures are not verified."""
+    from sparkwright.publish.channel import require_channel_name
+    from sparkwright.publish.history import generations_of
+    from sparkwright.publish.repository import read_unverified
 
-    return read_history(target, channel)
+    def read(path: str) -> bytes | None:
+        stored = target.read(path)
+        return stored.data if stored else None
+
+    where = target.url(f"channels/{require_channel_name(channel)}")
+    return generations_of(read, read_unverified(read, channel, where).state)
 
 
 def _generation(target: Target, name: str) -> ChannelState:

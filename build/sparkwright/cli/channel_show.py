@@ -32,8 +32,8 @@ def described_result(verified: VerifiedChannel) -> dict[str, Any]:
         "digest": verified.state.digest,
         "expires": verified.state.expires,
         "signer": verified.signer,
-        "publisher": verified.root.publisher if verified.root else "",
-        "root": verified.root.version if verified.root else 0,
+        "publisher": verified.root.publisher,
+        "root": verified.root.version,
         "wheels": [file.filename for file in verified.state.files],
         "read": [file.filename for file in verified.wheels],
     }
@@ -42,10 +42,8 @@ def described_result(verified: VerifiedChannel) -> dict[str, Any]:
 def show_verified(verified: VerifiedChannel, *, of_channel: bool) -> None:
     """Print a verification; the number of wheels only if it is *of_channel*, not of one wheel."""
     state, root = verified.state, verified.root
-    signer = f"signed by {verified.signer[:80]}" if verified.signer else "UNSIGNED, and accepted"
-    click.echo(f"channel  {state.channel}, generation {state.generation}, {signer}")
-    if root is not None:
-        click.echo(f"root     version {root.version} of {root.written}, publisher {root.publisher}")
+    click.echo(f"channel  {state.channel}, generation {state.generation}, signed by {verified.signer[:80]}")
+    click.echo(f"root     version {root.version} of {root.written}, publisher {root.publisher}")
     click.echo(f"expires  {state.expires}")
     if of_channel:
         click.echo(f"wheels   {len(verified.wheels)} of {len(state.files)} read, every page and statement")
@@ -76,25 +74,19 @@ def show_wheels(state: ChannelState) -> None:
 
 def show_change(publisher: ChannelPublisher, state: ChannelState, *, as_json: bool) -> None:
     """Print the new generation *state* of a channel, and the next step; of a dry run, the planned writes."""
-    from sparkwright.publish.planned import PlannedTarget
-
     target = publisher.target
     if isinstance(target, PlannedTarget):
         _show_plan(target, state, as_json=as_json)
         return
+    signer = publisher.keys(state.channel).signer_name
     if as_json:
-        print_json(
-            {
-                **described_state(state),
-                "signer": publisher.signer.name,
-                "index": target.url(f"channels/{state.channel}/simple"),
-            }
-        )
+        index = target.url(f"channels/{state.channel}/simple")
+        print_json({**described_state(state), "signer": signer, "index": index})
         return
     click.echo(
         f"channel  {state.channel}, generation {state.generation}: {state.action.kind} {state.action.detail}"
     )
-    click.echo(f"signed   {publisher.signer.name}")
+    click.echo(f"signed   {signer}")
     click.echo(f"expires  {state.expires}")
     click.echo(f"newest   {newest_wheel(state)}")
     show_next(target, state.channel)
@@ -108,7 +100,7 @@ def show_next(target: Target, channel: str) -> None:
 
 
 def _show_plan(target: PlannedTarget, state: ChannelState, *, as_json: bool) -> None:
-    """Print the writes of a dry run, in order; digests in the paths of signed files change with the time."""
+    """Print the writes of a dry run, in order; digests in paths that contain the time will be others."""
     if as_json:
         planned = [asdict(write) for write in target.writes]
         print_json({"channel": state.channel, "generation": state.generation, "planned": planned})

@@ -27,7 +27,7 @@ from sparkwright.publish.runtimes import runtimes_in
 @signing_options
 @common_options
 @run_in_session
-def command(session: Session, *, folder: Path | None, channel: str, **options: Any) -> None:
+def command(session: Session, *, folder: Path | None, channel: str, dry_run: bool, **options: Any) -> None:
     """Write a static package index over the wheels in FOLDER.
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
@@ -40,13 +40,12 @@ def command(session: Session, *, folder: Path | None, channel: str, **options: A
         raise PublishError(
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
-    dry_run = options["dry_run"]
     runtimes = runtimes_in(session.checkout.patchsets)
     index = publish(wheels, where, runtimes=runtimes, dry_run=dry_run)
     if not channel or (dry_run and not session.as_json):
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
-        publisher = make_publisher(session.checkout.root, **options)
+        publisher = make_publisher(session.checkout.root, dry_run=dry_run, **options)
         names = [file.filename for file in index.files if not is_companion(file.filename)]
         states = [
             promote_wheel(session, publisher, where / name, channel, where / EVIDENCE) for name in names

@@ -4,9 +4,10 @@ Every change makes a new *generation*, a `ChannelState` that lists its wheels an
 digest. At a target,
 
 * ``wheels/AA/SHA256/`` holds a wheel, its METADATA, its statements and its evidence,
-* ``channels/NAME/GENERATION-DIGEST/`` holds the pages of one generation and its signed state,
-* ``channels/NAME/channel.json`` is the pointer: the signed state of the present generation,
-* ``channels/NAME/simple/`` holds its pages again, at an address that never changes.
+* ``channels/NAME/GENERATION-DIGEST/`` holds the pages of one generation and its state, ``channel.json``,
+* ``channels/NAME/`` is a repository of The Update Framework (TUF), whose one target is the present state:
+  ``timestamp.json`` is the pointer, ``N.root.json`` and the like are its signed metadata,
+* ``channels/NAME/simple/`` holds the present pages again, at an address that never changes.
 
 The two folders of pages are equally deep, so that a page has the same bytes, and one digest, in both.
 """
@@ -17,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -29,36 +30,24 @@ from sparkwright.lock.runtime import SUFFIX as RUNTIME_SUFFIX
 from sparkwright.publish.pages import ProjectStatus, PublishedFile
 from sparkwright.publish.series import index_pages, series_pages
 
-T = TypeVar("T")
-
 CHANNELS = "channels"
-POINTER = "channel.json"
+POINTER = "timestamp.json"
+STATE = "channel.json"
 STABLE = "simple"
 CLOCK_SKEW = timedelta(minutes=10)
 """By which the clocks of a publisher and a reader may differ."""
 _FORMAT = 1
-_PRUNED_FORMAT = 2
-_RUNTIME_FORMAT = 3
-"""Of a state with `ChannelState.oldest`; others keep the format that older readers know."""
 _UP = "../../../../"
+_UNIT = re.compile(
+    r"(wheels/[0-9a-f]{2}/[0-9a-f]{64}|channels/[a-z0-9-]+/[1-9][0-9]*-[0-9a-f]{12})/."
+    r"|(channels/[a-z0-9-]+/[1-9][0-9]*\.(?:targets|snapshot)\.json)$"
+)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MOST_WHEELS = 100_000
 
 
 StatusMarker = Literal["active", "archived", "quarantined", "deprecated"]
 """A status of PEP 792."""
-
-
-class AttestationLink(Model, frozen=True):
-    """The attestations of a wheel after PEP 740.
-
-    Attributes:
-        sha256: digest of the file.
-        url: its absolute address, as pages have to state it.
-    """
-
-    sha256: str
-    url: str
 
 
 class ListedWheel(Model, frozen=True):
@@ -71,13 +60,11 @@ class ListedWheel(Model, frozen=True):
         size: in bytes.
         requires_python: PEP 440 specifier, or empty.
         uploaded: when it came into the channel, in UTC.
-        promotion: SHA-256 of the signed statement by which it did.
+        promotion: SHA-256 of the statement by which it did.
         yanked: reason of its yank; `None` if it is not yanked.
-        provenance: SHA-256 of its signed provenance; empty if it has none.
-        url: its absolute address where it is on another host than the pages. Unset elsewhere, so that states
-            without one keep their bytes.
-        attestations: its attestations; unset if it has none.
-        runtime: SHA-256 of its locked runtime, the packages that it is installed with; unset if it has none.
+        provenance: SHA-256 of its provenance; empty if it has none.
+        url: its absolute address where it is on another host than the pages; empty elsewhere.
+        runtime: SHA-256 of its locked runtime, the packages that it is installed with; empty if it has none.
     """
 
     filename: str
@@ -91,9 +78,8 @@ class ListedWheel(Model, frozen=True):
     promotion: str
     yanked: str | None = None
     provenance: str = ""
-    url: str | msgspec.UnsetType = msgspec.UNSET
-    attestations: AttestationLink | msgspec.UnsetType = msgspec.UNSET
-    runtime: str | msgspec.UnsetType = msgspec.UNSET
+    url: str = ""
+    runtime: str = ""
 
     @property
     def folder(self) -> str:
@@ -112,7 +98,7 @@ class ListedWheel(Model, frozen=True):
 
     @property
     def provenance_path(self) -> str:
-        """The path of its signed provenance."""
+        """The path of its provenance."""
         return f"{self.folder}/provenance/{self.provenance}.json"
 
     @property
@@ -120,19 +106,13 @@ class ListedWheel(Model, frozen=True):
         """The path of its locked runtime; empty if it has none."""
         return f"{self.folder}/runtime/{self.runtime}{RUNTIME_SUFFIX}" if self.runtime else ""
 
-    @property
-    def elsewhere(self) -> str:
-        """Its absolute address on another host than the pages'; empty if it is on theirs."""
-        return self.url or ""
-
     def on_page(self) -> PublishedFile:
         """Return the entry of a page of the channel."""
         return PublishedFile(
             self.project, self.version, self.filename, self.sha256, self.size, self.requires_python,
             self.metadata_sha256,
-            url=self.elsewhere or f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
+            url=self.url or f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
             upload_time=self.uploaded, yanked=self.yanked,
-            provenance=self.attestations.url if self.attestations else "",
         )  # fmt: skip
 
 
@@ -151,7 +131,7 @@ class ChannelAction(Model, frozen=True):
 
 
 class ChannelState(Model, frozen=True):
-    """One generation of a channel, the signed payload.
+    """One generation of a channel.
 
     Attributes:
         origin: random name that the first generation got; two channels of one name differ in it.
@@ -161,9 +141,8 @@ class ChannelState(Model, frozen=True):
         expires: when it is to be trusted no longer, in UTC.
         action: the change that made it.
         status: of its projects, after PEP 792.
-        root: version of the publisher's root by which it was signed; 0 without a signature by a key.
         pages: SHA-256 of every page by its path below ``simple/``.
-        oldest: number of the oldest generation that is kept; unset if none was dropped.
+        oldest: number of the oldest generation that is kept.
     """
 
     channel: str
@@ -176,19 +155,13 @@ class ChannelState(Model, frozen=True):
     files: tuple[ListedWheel, ...]
     status: StatusMarker = "active"
     reason: str = ""
-    root: int = 0
     pages: dict[str, str] = msgspec.field(default_factory=dict)
     format: int = _FORMAT
-    oldest: int | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def first_kept(self) -> int:
-        """The number of the oldest generation that is kept."""
-        return self.oldest or 1
+    oldest: int = 1
 
     @property
     def payload(self) -> bytes:
-        """The canonical bytes, which are signed."""
+        """The canonical bytes, whose digest is signed."""
         return to_json(to_builtins(self))
 
     @property
@@ -200,6 +173,11 @@ class ChannelState(Model, frozen=True):
     def folder(self) -> str:
         """The folder of this generation at a target."""
         return generation_folder(self.channel, self.generation, self.digest)
+
+    @property
+    def path(self) -> str:
+        """The path of the state itself."""
+        return f"{self.folder}/{STATE}"
 
     def find(self, sha256: str) -> ListedWheel | None:
         """Return the wheel with that digest, `None` if it is not listed."""
@@ -213,10 +191,12 @@ class PointedChannel:
     Attributes:
         state: its present generation.
         tag: of the pointer, for replacing it.
+        version: of the pointer.
     """
 
     state: ChannelState
     tag: str
+    version: int
 
 
 def wheel_folder(sha256: str) -> str:
@@ -224,9 +204,13 @@ def wheel_folder(sha256: str) -> str:
     return f"wheels/{sha256[:2]}/{sha256}"
 
 
-def attestations_path(folder: str, sha256: str) -> str:
-    """Return the path of the attestations with that digest, in the *folder* of their wheel."""
-    return f"{folder}/attestations/{sha256}.json"
+def unit_of(path: str) -> str:
+    """Return the unit that the file at *path* is removed with; empty for files that are never removed.
+
+    A unit is the folder of a wheel or a generation, or a file of signed metadata.
+    """
+    found = _UNIT.match(path)
+    return found[1] or found[2] if found else ""
 
 
 def generation_folder(channel: str, generation: int, digest: str) -> str:
@@ -237,9 +221,9 @@ def generation_folder(channel: str, generation: int, digest: str) -> str:
     return f"{CHANNELS}/{channel}/{generation}-{digest[:12]}"
 
 
-def pointer_path(channel: str) -> str:
-    """Return the path of the pointer of *channel* at a target."""
-    return f"{CHANNELS}/{channel}/{POINTER}"
+def metadata_path(channel: str, name: str = POINTER) -> str:
+    """Return the path of the pointer of *channel* at a target, or of other metadata of it."""
+    return f"{CHANNELS}/{channel}/{name}"
 
 
 def require_channel_name(name: str) -> str:
@@ -264,17 +248,6 @@ def pages_of(state: ChannelState) -> dict[str, bytes]:
     return {**series_pages(entries, status), **index_pages(entries, status)}
 
 
-def keeping(state: ChannelState, oldest: int) -> ChannelState:
-    """Return *state* with *oldest* as the number of the oldest generation that is kept."""
-    return msgspec.structs.replace(state, oldest=oldest, format=max(state.format, _PRUNED_FORMAT))
-
-
-def listing(state: ChannelState, files: tuple[ListedWheel, ...]) -> ChannelState:
-    """Return *state* with *files* as its wheels, in the format that their entries need."""
-    needed = _RUNTIME_FORMAT if any(file.runtime for file in files) else _FORMAT
-    return msgspec.structs.replace(state, files=files, format=max(state.format, needed))
-
-
 def with_pages(state: ChannelState) -> tuple[ChannelState, dict[str, bytes]]:
     """Return *state* with the digests of its pages, and the pages."""
     pages = pages_of(state)
@@ -283,10 +256,10 @@ def with_pages(state: ChannelState) -> tuple[ChannelState, dict[str, bytes]]:
 
 
 def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
-    """Return the state that *payload*, whose signature was verified, describes.
+    """Return the state that *payload*, whose digest was signed, describes.
 
     Args:
-        payload: the signed bytes.
+        payload: the bytes.
         channel: the name of the channel that was asked for.
         what: where it is from, for errors.
 
@@ -294,7 +267,18 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
         NewerFormatError: it was written by a newer sparkwright.
         SignatureError: it is no state, or one of another channel.
     """
-    state = decode_signed(payload, ChannelState, _RUNTIME_FORMAT, what)
+    try:
+        value: Any = msgspec.json.decode(payload)
+        number = value.get("format") if isinstance(value, dict) else None
+        if isinstance(number, int) and number > _FORMAT:
+            raise NewerFormatError(
+                f"{what} cannot be read",
+                because=f"it has format {number}, and this sparkwright reads up to {_FORMAT}",
+                next_step="update sparkwright",
+            )
+        state = convert(value, ChannelState)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SignatureError(f"{what} cannot be read", because=str(error)) from error
     if state.channel != channel:
         raise SignatureError(
             f"{what} is not of channel {channel}",
@@ -305,27 +289,6 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
     if listed > _MOST_WHEELS or len({file.sha256 for file in state.files}) != listed:
         raise SignatureError(f"{what} cannot be read", because="it lists a wheel twice, or too many wheels")
     return state
-
-
-def decode_signed(payload: bytes, model: type[T], newest: int, what: str) -> T:
-    """Return *payload*, canonical JSON, as a *model*.
-
-    Raises:
-        NewerFormatError: its ``format`` is above *newest*.
-        SignatureError: it does not match the model.
-    """
-    try:
-        value: Any = msgspec.json.decode(payload)
-        number = value.get("format") if isinstance(value, dict) else None
-        if isinstance(number, int) and number > newest:
-            raise NewerFormatError(
-                f"{what} cannot be read",
-                because=f"it has format {number}, and this sparkwright reads up to {newest}",
-                next_step="update sparkwright",
-            )
-        return convert(value, model)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SignatureError(f"{what} cannot be read", because=str(error)) from error
 
 
 def moment(text: str, what: str) -> datetime:

@@ -1,7 +1,7 @@
 """Evidence about a wheel, attached to its digest: what audits, rehearsals and verification runs found.
 
 Each command that finds something writes one file, ``evidence/SHA256/NAME.json`` beside the wheels. The files
-are not signed; a promotion names them by digest in its signed statement and publishes them beside the wheel.
+are not signed; a promotion names them by digest in its statement and publishes them beside the wheel.
 Proofs need no file: they are in the record of the wheel itself, which the audit compares with the merge.
 """
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file
-from sparkwright.base.errors import LostRaceError, TamperedError, UploadError
-from sparkwright.publish.target import Stored, StoredStat, checked_path
+from sparkwright.base.errors import LostRaceError, UploadError
+from sparkwright.publish.target import Stored, checked_path, require_digest
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 _LOCK = ".publish.lock"
@@ -36,21 +36,12 @@ class FolderTarget:
                 return None
         return Stored(data, sha256_bytes(data))
 
-    def stat(self, path: str) -> StoredStat | None:
-        """See `Target.stat`."""
-        at = self._at(path)
-        with self._using(f"reading {path}"):
-            try:
-                return StoredStat(at.stat().st_size, sha256_file(at))
-            except FileNotFoundError:
-                return None
-
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         """See `Target.put_file`."""
         at = self._at(path)
         with self._using(f"writing {path}"):
             if at.exists():
-                _require(at, sha256)
+                require_digest(str(at), sha256_file(at), sha256)
                 return
             at.parent.mkdir(parents=True, exist_ok=True)
             with (
@@ -58,9 +49,8 @@ class FolderTarget:
                 os.fdopen(os.dup(handle), "wb") as copy,
                 file.open("rb") as original,
             ):
-                if (actual := copy_hashed(original, copy)) != sha256:
-                    raise _changed(file, actual, sha256)
-            _require(at, sha256)
+                require_digest(str(file), copy_hashed(original, copy), sha256)
+            require_digest(str(at), sha256_file(at), sha256)
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
         """See `Target.replace`."""
@@ -76,10 +66,6 @@ class FolderTarget:
             at.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(at, data)
         return sha256_bytes(data)
-
-    def list(self, prefix: str) -> list[str]:
-        """See `Target.list`; hidden files are left out."""
-        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """See `Target.sizes`."""
@@ -124,21 +110,3 @@ class FolderTarget:
             raise UploadError(
                 f"{what} in {self.folder} failed", because=error.strerror or str(error), next_step=_INSTEAD
             ) from error
-
-
-def _require(at: Path, sha256: str) -> None:
-    """Refuse a file at *at* with another digest.
-
-    Raises:
-        TamperedError: it has.
-    """
-    if (actual := sha256_file(at)) != sha256:
-        raise _changed(at, actual, sha256)
-
-
-def _changed(at: Path, actual: str, sha256: str) -> TamperedError:
-    return TamperedError(
-        f"{at} was not published",
-        because=f"its SHA-256 is {actual}, not {sha256}, and published files never change",
-        next_step="find out who changed it; move it away to publish the right bytes",
-    )

@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import TamperedError, UnknownNameError
-from sparkwright.publish.channel import (
-    POINTER,
-    ChannelState,
-    decode_state,
-    generation_folder,
-    pointer_path,
-    require_channel_name,
-)
-from sparkwright.publish.signing import CHANNEL_TYPE, open_envelope
-from sparkwright.publish.target import Target
+from sparkwright.base.errors import TamperedError
+from sparkwright.publish.channel import STATE, ChannelState, decode_state, generation_folder
 
 
-def read_history(target: Target, channel: str) -> Iterator[ChannelState]:
-    """Yield the generations of *channel*, the newest first; no signature is verified.
-
-    Raises:
-        UnknownNameError: there is no such channel.
-        SignatureError: its pointer is damaged.
-        TamperedError: a generation is missing, or was changed.
-    """
-    path = pointer_path(require_channel_name(channel))
-    stored = target.read(path)
-    if stored is None:
-        raise UnknownNameError(
-            f"there is no channel {channel} at {target.url(path)}",
-            next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
-        )
-    payload = open_envelope(stored.data, CHANNEL_TYPE, f"the pointer of {channel}").payload
-    return generations_of(target, decode_state(payload, channel, f"the pointer of {channel}"))
-
-
-def generations_of(target: Target, state: ChannelState) -> Iterator[ChannelState]:
+def generations_of(read: Callable[[str], bytes | None], state: ChannelState) -> Iterator[ChannelState]:
     """Yield *state* and the kept generations before it, each held to the digest that its successor names.
+
+    Args:
+        read: returns the file at a path of the target, or `None`.
+        state: the newest one.
 
     Raises:
         SignatureError: one is damaged.
         TamperedError: one is missing, or was changed.
     """
     yield state
-    oldest = state.first_kept
+    oldest = state.oldest
     while state.previous and state.generation > oldest:
         folder = generation_folder(state.channel, state.generation - 1, state.previous)
         what = f"generation {state.generation - 1} of {state.channel}"
-        stored = target.read(f"{folder}/{POINTER}")
-        payload = open_envelope(stored.data, CHANNEL_TYPE, what).payload if stored else b""
-        if sha256_bytes(payload) != state.previous:
+        payload = read(f"{folder}/{STATE}")
+        if payload is None or sha256_bytes(payload) != state.previous:
             raise TamperedError(
                 f"{what} is not what its successor names",
-                because=f"{folder}/{POINTER} is missing" if stored is None else "its SHA-256 is another",
+                because=f"{folder}/{STATE} is missing" if payload is None else "its SHA-256 is another",
                 next_step="take it from another copy of the target",
             )
         state = decode_state(payload, state.channel, what)

@@ -288,7 +288,7 @@ def _is_ours(path: Path, sha256: str) -> bool:
 def _read_written(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every page and metadata file that `publish` wrote in *folder*, by its path there.
 
-    An index of an earlier version has no such list, but its pages are recognised by their form.
+    Where that list is missing or damaged, pages are recognised by their form.
     """
     path = folder / _WRITTEN
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):

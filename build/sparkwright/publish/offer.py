@@ -17,9 +17,9 @@ from sparkwright.lock import Artifact
 from sparkwright.native.model import Target
 from sparkwright.publish.channel import ChannelState, ListedWheel, newest_first
 from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror, open_mirror
+from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.series import series_of
-from sparkwright.publish.trust import PinnedRoot
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 from sparkwright.store import Store
 from sparkwright.upstream import IndexSettings, read_settings
@@ -140,7 +140,7 @@ class _Fetching:
                 )
             return wheel
         assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
-        address = file.elsewhere or f"{self.mirror.url}/{quote(file.path, safe='/')}"
+        address = file.url or f"{self.mirror.url}/{quote(file.path, safe='/')}"
         artifact = Artifact(filename=file.filename, sha256=file.sha256, size=file.size)
         fetch_artifact(self.store, artifact, self.settings, address=address)
         return self.store.named_file(file.sha256, file.filename)

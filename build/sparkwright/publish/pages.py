@@ -1,7 +1,7 @@
 """The pages of a simple repository, as pure functions of the files that they list.
 
 HTML after PEP 503, JSON after PEP 691 and PEP 700, metadata links after PEP 658 and PEP 714, yanks after
-PEP 592, links to attestations after PEP 740, a project's status after PEP 792. Nothing here reads a clock:
+PEP 592, a project's status after PEP 792. Nothing here reads a clock:
 an upload time is on a page only where the caller gives one, so equal files give equal pages.
 """
 
@@ -26,8 +26,7 @@ _HEAD = (
     "<head>",
     '<meta charset="utf-8">',
 )
-# Pages of sparkwright 0.1 state 1.1; they are recognised too.
-_VERSIONS = tuple(f'<meta name="pypi:repository-version" content="{one}">' for one in (API_VERSION, "1.1"))
+_VERSION = f'<meta name="pypi:repository-version" content="{API_VERSION}">'
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class PublishedFile:
             ``.metadata`` behind it; two folders above the page if empty.
         upload_time: time of its upload, in UTC, as ``2026-11-23T00:52:10Z``; on no page if empty.
         yanked: reason for its yank, which may be empty; `None` if it is not yanked.
-        provenance: absolute address of its attestations (PEP 740); none if empty.
     """
 
     project: str
@@ -59,7 +57,6 @@ class PublishedFile:
     url: str = ""
     upload_time: str = ""
     yanked: str | None = None
-    provenance: str = ""
 
     @property
     def order(self) -> tuple[Version, str]:
@@ -136,8 +133,6 @@ def _anchor(file: PublishedFile) -> str:
         attributes[name] = f"sha256={file.metadata_sha256}"
     if file.yanked is not None:
         attributes["data-yanked"] = file.yanked
-    if file.provenance:
-        attributes["data-provenance"] = file.provenance
     listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
     return f"<a {listed}>{html.escape(file.filename)}</a>"
 
@@ -157,14 +152,12 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
         entry["upload-time"] = file.upload_time
     if file.yanked is not None:
         entry["yanked"] = file.yanked or True
-    if file.provenance:
-        entry["provenance"] = file.provenance
     return entry
 
 
 def is_index_page(page: bytes) -> bool:
     """Tell if *page* has the form that this module writes: HTML with its head, or JSON in canonical form."""
-    if page.startswith(tuple("\n".join([*_HEAD, version]).encode() for version in _VERSIONS)):
+    if page.startswith("\n".join([*_HEAD, _VERSION]).encode()):
         return True
     try:
         value = json.loads(page)
@@ -180,7 +173,7 @@ def _meta(name: str, content: str) -> str:
 def _page(title: str, links: Sequence[str], meta: Sequence[str] = ()) -> bytes:
     lines = [
         *_HEAD,
-        _VERSIONS[0],
+        _VERSION,
         *meta,
         f"<title>{html.escape(title)}</title>",
         "</head>",

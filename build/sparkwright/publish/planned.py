@@ -1,4 +1,4 @@
-"""A dry run: a target on which writes are told as events and kept in memory, and nothing is changed."""
+"""A dry run: a target on which writes are listed and kept in memory, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostRaceError, TamperedError
-from sparkwright.base.events import emit
-from sparkwright.publish.target import Stored, StoredStat, Target, checked_path
+from sparkwright.base.digests import sha256_bytes, sha256_file
+from sparkwright.base.errors import LostRaceError
+from sparkwright.publish import lease
+from sparkwright.publish.target import Stored, Target, checked_path, require_digest
 
 _SMALL = 1 << 20
-"""Bytes up to which a file that is there already is read and compared."""
+"""Bytes up to which a file that is there already is read and compared; of a larger one the size is."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PlannedWrite:
     Attributes:
         path: of the file at the target.
         size: in bytes.
-        change: ``new``, ``replaced`` for a pointer or page that is there, or ``removed``.
+        change: ``replaced`` and ``removed`` are of a file that is there.
     """
 
     path: str
@@ -32,49 +32,44 @@ class PlannedWrite:
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """A stand-in for *target* that records writes and makes none; see `Target` for the methods.
+    """A stand-in for *target* that lists writes and makes none; see `Target` for the methods.
+
+    The lease of another writer is not waited for, and one of its own is not listed.
 
     Attributes:
         target: the target, which is only read.
-        files: content of the planned small files by path.
-        removed: paths whose removal is planned.
-        listed: bytes of the files that were listed, by path.
+        writes: in their order.
+        files: content of the planned files by path; of a removed one `None`.
     """
 
     target: Target
     writes: list[PlannedWrite] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
-    removed: set[str] = field(default_factory=set)
-    listed: dict[str, int] = field(default_factory=dict)
+    files: dict[str, bytes | Path | None] = field(default_factory=dict)
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
-        if path in self.files:
-            return Stored(self.files[path], sha256_bytes(self.files[path]))
-        return self.target.read(path)
-
-    def stat(self, path: str) -> StoredStat | None:
-        """See `Target.stat`."""
-        found = self.read(path) if path in self.files else None
-        return StoredStat(len(found.data), found.tag) if found else self.target.stat(path)
+        if path not in self.files:
+            return None if path == lease.PATH else self.target.read(path)
+        content = self.files[path]
+        if content is None:
+            return None
+        data = content.read_bytes() if isinstance(content, Path) else content
+        return Stored(data, sha256_bytes(data))
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
-        """Plan *file* at *path* unless it is there; one that is there is compared, a large one by its size.
+        """Plan *file* at *path* unless it is there.
 
         Raises:
             TamperedError: other bytes are there.
         """
-        size, found = file.stat().st_size, self.stat(checked_path(path))
+        size, found = file.stat().st_size, self.sizes(path.rpartition("/")[0]).get(checked_path(path))
+        require_digest(str(file), sha256_file(file), sha256)
         if found is None:
-            self._plan(PlannedWrite(path, size, "new"), file.read_bytes() if size <= _SMALL else None)
+            self._plan(PlannedWrite(path, size, "new"), file.read_bytes() if size <= _SMALL else file)
             return
-        stored = self.read(path) if found.size <= _SMALL else None
-        if found.size != size or (stored is not None and sha256_bytes(stored.data) != sha256):
-            raise TamperedError(
-                f"{path} cannot be published",
-                because=f"other bytes are at {self.url(path)}, and published files never change",
-                next_step="find out who changed it; move it away to publish the right bytes",
-            )
+        stored = self.read(path) if found <= _SMALL else None
+        actual = sha256_bytes(stored.data) if stored else sha256 if found == size else "another one's"
+        require_digest(self.url(path), actual, sha256)
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
         """See `Target.replace`."""
@@ -88,22 +83,17 @@ class PlannedTarget:
         self._plan(PlannedWrite(path, len(data), "replaced" if found else "new"), data)
         return sha256_bytes(data)
 
-    def list(self, prefix: str) -> list[str]:
-        """See `Target.list`."""
-        return sorted(self.sizes(prefix))
-
     def sizes(self, prefix: str) -> dict[str, int]:
         """See `Target.sizes`."""
-        found, below = self.target.sizes(prefix), prefix.rstrip("/") + "/" if prefix else ""
-        self.listed.update(found)
+        found = self.target.sizes(prefix)
+        below = prefix.rstrip("/") + "/" if prefix else ""
         found |= {write.path: write.size for write in self.writes if write.path.startswith(below)}
-        return {path: size for path, size in found.items() if path not in self.removed}
+        return {path: size for path, size in found.items() if self.files.get(path, b"") is not None}
 
     def remove(self, path: str) -> None:
         """Plan the removal of *path*."""
-        self.removed.add(checked_path(path))
-        self.files.pop(path, None)
-        self._plan(PlannedWrite(path, self.listed.get(path, 0), "removed"), None)
+        size = self.sizes(path.rpartition("/")[0]).get(checked_path(path), 0)
+        self._plan(PlannedWrite(path, size, "removed"), None)
 
     def url(self, path: str) -> str:
         """See `Target.url`."""
@@ -113,10 +103,7 @@ class PlannedTarget:
         """See `Target.elsewhere`."""
         return self.target.elsewhere(path)
 
-    def _plan(self, write: PlannedWrite, data: bytes | None) -> None:
-        emit(
-            "publish.planned", path=write.path, size=write.size, change=write.change, at=self.url(write.path)
-        )
-        self.writes.append(write)
-        if data is not None:
-            self.files[write.path] = data
+    def _plan(self, write: PlannedWrite, content: bytes | Path | None) -> None:
+        self.files[write.path] = content
+        if write.path != lease.PATH:
+            self.writes.append(write)

@@ -3,7 +3,7 @@
 Each of them adds a generation, in an order in which no state between is wrong for a reader:
 
 1. the wheel, its METADATA, evidence and promotion statement, which nothing names yet;
-2. the new generation's pages and signed state, in a folder of their own;
+2. the new generation's pages and state, in a folder of their own, and its signed metadata;
 3. the pointer, by a conditional write: from here on the generation is the channel's;
 4. the pages at the stable address, one by one; each is a page of a generation that the pointer named before.
 
@@ -14,55 +14,78 @@ which the next command on the channel replaces.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import PublishError, SignatureError, TamperedError, UnknownNameError
-from sparkwright.base.events import emit, task, warn
+from sparkwright.base.errors import LostRaceError, PublishError, TamperedError, UnknownNameError
+from sparkwright.base.events import emit, task
 from sparkwright.publish.channel import (
     CLOCK_SKEW,
-    POINTER,
-    AttestationLink,
     ChannelAction,
     ChannelState,
     ListedWheel,
     PointedChannel,
     StatusMarker,
-    attestations_path,
-    decode_state,
-    keeping,
-    listing,
+    metadata_path,
     moment,
-    pointer_path,
     require_channel_name,
     stamp,
+    unit_of,
     with_pages,
 )
-from sparkwright.publish.condemned import Deposits
 from sparkwright.publish.evidence import FoundEvidence, stated_series
 from sparkwright.publish.history import content_of, generations_of
 from sparkwright.publish.index import describe
+from sparkwright.publish.keys import ChannelKeys
+from sparkwright.publish.lease import Lease
+from sparkwright.publish.planned import PlannedTarget
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promotion import promotion_statement
 from sparkwright.publish.retention import Retained
-from sparkwright.publish.root import TrustRoot
+from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.signing import (
-    CHANNEL_TYPE,
-    STATEMENT_TYPE,
-    PayloadSigner,
-    open_envelope,
-    verify_envelope,
-)
 from sparkwright.publish.stable_pages import write_stable_pages
 from sparkwright.publish.target import Target
 
 _METADATA = ".metadata"
+_TRIES = 20
+
+
+@dataclass
+class Deposits:
+    """The files that one change of a channel puts at a target, where they never change."""
+
+    target: Target
+    _made: dict[str, tuple[bytes | Path, str]] = field(default_factory=dict)
+
+    def put(self, path: str, content: bytes | Path, sha256: str = "") -> None:
+        """Put *content*, bytes or a file of that digest, at *path*; see `Target.put_file`."""
+        digest = sha256 or (sha256_bytes(content) if isinstance(content, bytes) else "")
+        self._made[path] = content, digest
+        self._put(path)
+
+    def settle(self) -> None:
+        """Put again what was removed since; called while no other writer can remove anything."""
+        units = {unit: set(self.target.sizes(unit)) for unit in set(map(unit_of, self._made)) - {""}}
+        for path in self._made:
+            if path not in units.get(unit_of(path), {path}):
+                self._put(path)
+
+    def _put(self, path: str) -> None:
+        content, digest = self._made[path]
+        if isinstance(content, Path):
+            self.target.put_file(path, content, digest)
+            return
+        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
+            file = Path(folder) / "file"
+            file.write_bytes(content)
+            self.target.put_file(path, file, digest)
 
 
 @dataclass(frozen=True)
@@ -70,51 +93,48 @@ class ChannelPublisher:
     """The means to change the channels of one target.
 
     Attributes:
-        signer: signs what is written.
-        root: the keys by which the present pointer has to be signed; `None` accepts only unsigned ones.
-        root_files: the versions of the publisher's root, which are published beside the channels.
+        keys: returns what signs a channel.
+        roots: the roots by which present channels have to be signed.
         memory: what was seen before: a pointer that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
-        dry_run: the target only plans what is written to it.
-        patience_s: longest wait for a prune that is removing what is published, in seconds.
+        patience_s: longest wait for another writer, in seconds.
     """
 
     target: Target
-    signer: PayloadSigner
-    root: TrustRoot | None
-    root_files: tuple[Path, ...]
+    keys: Callable[[str], ChannelKeys]
+    roots: Callable[[], Sequence[PinnedRoot]]
     memory: SeenChannels
     adopt: bool = False
-    dry_run: bool = False
     patience_s: float = 30.0
 
     def read(self, channel: str) -> PointedChannel | None:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
 
         Raises:
-            SignatureError: its pointer is damaged, unsigned, or has a wrong signature.
-            UntrustedKeyError: a key signed it that this publisher does not trust.
+            SignatureError: its metadata are damaged, unsigned, or have a wrong signature.
+            UntrustedKeyError: a key signed them that this publisher does not trust.
             ReplayedChannelError: it is older than one that was seen before.
         """
-        seen = self.memory.recall()
-        stored = self.target.read(pointer_path(require_channel_name(channel)))
+        from sparkwright.publish.repository import read_channel, read_unverified
+
+        seen, path = self.memory.recall(), metadata_path(require_channel_name(channel))
+        stored = self.target.read(path)
         if stored is None:
             return None
-        what = f"the pointer of {channel}"
-        opened = open_envelope(stored.data, CHANNEL_TYPE, what)
-        state = decode_state(opened.payload, channel, what)
-        if self.root is None:
-            if opened.is_signed:
-                raise SignatureError(
-                    f"{what} is signed, and would be replaced by an unsigned one",
-                    because="--sign none was given",
-                    next_step="leave out --sign none, or name another channel",
-                )
-        elif not (self.adopt or seen.is_newest(state)):
-            # What this machine wrote last stays its own, even when the key of then was revoked.
-            verify_envelope(opened, self.root, written=state.written, role="channels")
-        seen.require_fresh(state)
-        return PointedChannel(state, stored.tag)
+
+        def read(wanted: str) -> bytes | None:
+            return stored.data if wanted == path else self._bytes(wanted)
+
+        where = self.target.url(path)
+        # What this machine wrote last stays its own, even when the key of then was replaced.
+        own = any(
+            one.own and one.metadata().get("timestamp") == stored.data for one in seen.channels.values()
+        )
+        if own or self.adopt:
+            found = read_unverified(read, channel, where)
+        else:
+            found = read_channel(read, channel, self.roots(), seen, where)
+        return PointedChannel(found.state, stored.tag, found.version)
 
     def require(self, channel: str) -> PointedChannel:
         """Return the present generation of *channel*; see `read`.
@@ -125,7 +145,7 @@ class ChannelPublisher:
         found = self.read(channel)
         if found is None:
             raise UnknownNameError(
-                f"there is no channel {channel} at {self.target.url(pointer_path(channel))}",
+                f"there is no channel {channel} at {self.target.url(metadata_path(channel))}",
                 next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
             )
         return found
@@ -136,7 +156,7 @@ class ChannelPublisher:
         Raises:
             TamperedError: a generation is missing, or was changed.
         """
-        return generations_of(self.target, state)
+        return generations_of(self._bytes, state)
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -149,7 +169,6 @@ class ChannelPublisher:
         now: datetime,
         *,
         provenance: bytes = b"",
-        attestations: bytes = b"",
         runtime: bytes = b"",
     ) -> ChannelState:
         """List *wheel* in *channel*; nothing is written if it is listed already.
@@ -160,8 +179,7 @@ class ChannelPublisher:
             evidence: accepted by *policy*.
             policy: the channel's.
             now: the present time.
-            provenance: an in-toto statement about the wheel, which is signed and published beside it.
-            attestations: its attestations (PEP 740), published beside it and linked on the pages.
+            provenance: an in-toto statement about the wheel, published beside it.
             runtime: its locked runtime, published beside it; a wheel listed without one is listed again.
 
         Raises:
@@ -193,31 +211,26 @@ class ChannelPublisher:
         )
         locked = sha256_bytes(runtime) if runtime else ""
         statement = promotion_statement(file.filename, file.sha256, draft, evidence, locked)
-        envelope = self.signer.sign(statement, STATEMENT_TYPE)
-        origin = self.signer.sign(provenance, STATEMENT_TYPE) if provenance else b""
         entry = ListedWheel(
             filename=file.filename, project=file.project, version=file.version, sha256=file.sha256,
             size=file.size, requires_python=file.requires_python, metadata_sha256=file.metadata_sha256,
-            uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(envelope),
-            provenance=sha256_bytes(origin) if origin else "", runtime=locked or msgspec.UNSET,
+            uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(statement),
+            provenance=sha256_bytes(provenance) if provenance else "", runtime=locked,
         )  # fmt: skip
-        if elsewhere := self.target.elsewhere(entry.path):
-            entry = msgspec.structs.replace(entry, url=elsewhere)
-        deposits = Deposits(self.target, self.patience_s)
-        if attestations:
-            entry = self._with_attestations(entry, attestations, deposits)
+        entry = msgspec.structs.replace(entry, url=self.target.elsewhere(entry.path))
+        deposits = Deposits(self.target)
         with task(f"publish {file.filename}", total=file.size, unit="bytes"):
             deposits.put(entry.path, wheel, file.sha256)
         deposits.put(entry.path + _METADATA, metadata)
         for one in evidence:
             deposits.put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
-        if origin:
-            deposits.put(entry.provenance_path, origin)
+        if provenance:
+            deposits.put(entry.provenance_path, provenance)
         if runtime:
             deposits.put(entry.runtime_path, runtime)
-        deposits.put(entry.promotion_path, envelope)
+        deposits.put(entry.promotion_path, statement)
         kept = tuple(one for one in files if one.sha256 != file.sha256)
-        return self._commit(current, listing(draft, (*kept, entry)), deposits)
+        return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)), deposits)
 
     def rollback(
         self, channel: str, policy: ChannelPolicy, now: datetime, *, to: int | None, reason: str
@@ -257,17 +270,13 @@ class ChannelPublisher:
         return self._commit(current, msgspec.structs.replace(draft, files=(*earlier, *taken_back)))
 
     def renew(self, channel: str, policy: ChannelPolicy, now: datetime) -> ChannelState:
-        """Write the same content with a new expiry, and sign it and its promotions by the present key.
+        """Write the same content with a new expiry, signed by the present key.
 
         Raises:
-            TamperedError: a promotion statement at the target is not the one that the channel names.
             LostRaceError: another publisher changed the channel meanwhile.
         """
         current = self.require(channel)
-        deposits = Deposits(self.target, self.patience_s)
-        files = tuple(self._signed_again(file, deposits) for file in current.state.files)
-        draft = self._draft(channel, current, ChannelAction(kind="renew"), policy, now)
-        return self._commit(current, msgspec.structs.replace(draft, files=files), deposits)
+        return self._commit(current, self._draft(channel, current, ChannelAction(kind="renew"), policy, now))
 
     def drop(
         self, current: PointedChannel, kept: Retained, policy: ChannelPolicy, now: datetime
@@ -280,7 +289,7 @@ class ChannelPublisher:
         detail = f"{len(kept.dropped)} wheels, and the generations before {kept.oldest}"
         action = ChannelAction(kind="prune", detail=detail)
         draft = self._draft(current.state.channel, current, action, policy, now)
-        return self._commit(current, keeping(msgspec.structs.replace(draft, files=kept.files), kept.oldest))
+        return self._commit(current, msgspec.structs.replace(draft, files=kept.files, oldest=kept.oldest))
 
     def set_status(
         self, channel: str, status: StatusMarker, reason: str, policy: ChannelPolicy, now: datetime
@@ -333,9 +342,7 @@ class ChannelPublisher:
             files=state.files if state else (),
             status=state.status if state else "active",
             reason=state.reason if state else "",
-            root=self.root.version if self.root else 0,
-            oldest=state.oldest if state else msgspec.UNSET,
-            format=state.format if state else 1,
+            oldest=state.oldest if state else 1,
         )
 
     def _commit(
@@ -351,61 +358,67 @@ class ChannelPublisher:
         Raises:
             LostRaceError: the pointer is not *current* any more, or a file is being removed.
         """
-        deposits = deposits or Deposits(self.target, self.patience_s)
-        if self.root is None:
-            warn(f"channel {draft.channel} is UNSIGNED: a reader cannot tell it from a forged one")
+        deposits, keys = deposits or Deposits(self.target), self.keys(draft.channel)
         state, pages = with_pages(draft)
-        envelope = self.signer.sign(state.payload, CHANNEL_TYPE)
-        for path in self.root_files:
-            deposits.put(f"trust/{path.name}", path.read_bytes())
         for name, data in pages.items():
             deposits.put(f"{state.folder}/{name}", data)
-        deposits.put(f"{state.folder}/{POINTER}", envelope)
-        deposits.settle()
-        self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
-        deposits.confirm()
-        self.memory.remember(state, publisher=self.root.publisher if self.root else "")
-        kind = "channel.planned" if self.dry_run else "channel.changed"
+        deposits.put(state.path, state.payload)
+        if self.adopt:
+            self._remove_other_roots(state.channel, keys)
+        for path in keys.files:
+            deposits.put(metadata_path(state.channel, path.name), path.read_bytes())
+        with Lease(self.target, self.patience_s) as lease:
+            deposits.settle()
+            version, metadata = self._put_metadata(state, current.version if current else 0, keys, deposits)
+            lease.require()
+            self.target.replace(
+                metadata_path(state.channel), metadata["timestamp"], expected=current.tag if current else None
+            )
+        self.memory.remember(state.origin, version, metadata, keys.root, own=True)
+        kind = "channel.planned" if isinstance(self.target, PlannedTarget) else "channel.changed"
         emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
-             detail=state.action.detail, signer=self.signer.name)  # fmt: skip
+             detail=state.action.detail, signer=keys.signer_name)  # fmt: skip
         self.write_stable_pages(state.channel)
         return state
+
+    def _remove_other_roots(self, channel: str, keys: ChannelKeys) -> None:
+        """Remove the roots of another publisher, which nobody who trusts this one's may meet."""
+        own = {metadata_path(channel, path.name): path.read_bytes() for path in keys.files}
+        for path in self.target.sizes(metadata_path(channel, "").rstrip("/")):
+            if path.endswith(".root.json") and self._bytes(path) != own.get(path):
+                self.target.remove(path)
+
+    def _put_metadata(
+        self, state: ChannelState, version: int, keys: ChannelKeys, deposits: Deposits
+    ) -> tuple[int, dict[str, bytes]]:
+        """Put the signed metadata of *state* but the pointer; return them, and their version.
+
+        That is the first one after *version* which no publisher that was killed has left behind.
+
+        Raises:
+            LostRaceError: there are too many of those.
+        """
+        from sparkwright.publish.repository import signed_metadata
+
+        expires = moment(state.expires, state.channel).astimezone(UTC)
+        for number in range(version + 1, version + _TRIES):
+            metadata = signed_metadata(state, expires, number, [keys.signer])
+            try:
+                for role in ("targets", "snapshot"):
+                    deposits.put(metadata_path(state.channel, f"{number}.{role}.json"), metadata[role])
+            except TamperedError:
+                continue
+            return number, metadata
+        raise LostRaceError(
+            f"channel {state.channel} was not changed",
+            because=f"other metadata have the numbers from {version + 1} on",
+            next_step="run the same command again",
+        )
 
     def write_stable_pages(self, channel: str) -> None:
         """Write the present pages to the stable address; see the function of that name."""
         write_stable_pages(self.target, channel, lambda: self.require(channel).state)
 
-    def _with_attestations(self, entry: ListedWheel, data: bytes, deposits: Deposits) -> ListedWheel:
-        """Publish *data* and return *entry* with a link to it; without one where no address is public."""
-        sha256 = sha256_bytes(data)
-        path = attestations_path(entry.folder, sha256)
-        url = self.target.url(path)
-        if not url.startswith(("https://", "http://")):
-            warn(f"no page links to the attestations of {entry.filename}: a folder has no public address")
-            return entry
-        deposits.put(path, data)
-        return msgspec.structs.replace(entry, attestations=AttestationLink(sha256=sha256, url=url))
-
-    def _signed_again(self, file: ListedWheel, deposits: Deposits) -> ListedWheel:
-        promotion = self._resigned(file.promotion_path, file.promotion)
-        provenance = self._resigned(file.provenance_path, file.provenance) if file.provenance else b""
-        again = msgspec.structs.replace(
-            file,
-            promotion=sha256_bytes(promotion),
-            provenance=sha256_bytes(provenance) if provenance else "",
-        )
-        deposits.put(again.promotion_path, promotion)
-        if provenance:
-            deposits.put(again.provenance_path, provenance)
-        return again
-
-    def _resigned(self, path: str, sha256: str) -> bytes:
-        """Return the statement at *path*, which has that digest, in an envelope by the present key."""
+    def _bytes(self, path: str) -> bytes | None:
         stored = self.target.read(path)
-        if stored is None or sha256_bytes(stored.data) != sha256:
-            raise TamperedError(
-                f"{path} is not the statement that the channel names",
-                because="it is missing" if stored is None else "its SHA-256 is another",
-                next_step="take it from another copy of the target",
-            )
-        return self.signer.sign(open_envelope(stored.data, STATEMENT_TYPE, path).payload, STATEMENT_TYPE)
+        return stored.data if stored else None

@@ -1,13 +1,20 @@
-"""The statement by which a wheel comes into a channel."""
+"""The statement by which a wheel comes into a channel: made, and read again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, TypeVar
 
+import msgspec
+
+from sparkwright.base.config import decode_json
 from sparkwright.base.digests import to_json
+from sparkwright.base.errors import SignatureError
 from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import FoundEvidence
 from sparkwright.publish.provenance import STATEMENT
+
+T = TypeVar("T")
 
 PROMOTION = "urn:sparkwright:promotion:v1"
 """The predicate type of promotion statements."""
@@ -50,3 +57,56 @@ def promotion_statement(
             },
         }
     )
+
+
+class StatementSubject(msgspec.Struct):
+    """The name and the digests of a file that a statement is about."""
+
+    name: str
+    digest: dict[str, str]
+
+
+class NamedFile(msgspec.Struct):
+    """A file beside a wheel, by its digest."""
+
+    digest: dict[str, str]
+
+
+class PromotionPredicate(msgspec.Struct):
+    """The part of a promotion that a reader verifies.
+
+    Attributes:
+        channel: the channel that the wheel was promoted to.
+        evidence: the findings about it.
+        runtime: its locked runtime, if it has one.
+    """
+
+    channel: str
+    evidence: list[NamedFile]
+    runtime: NamedFile | None = None
+
+
+class InTotoStatement(msgspec.Struct):
+    """An in-toto statement."""
+
+    statement_type: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type")
+    subject: list[StatementSubject]
+
+
+class PromotionStatement(InTotoStatement):
+    """The statement by which a wheel came into a channel."""
+
+    predicate_type: Literal["urn:sparkwright:promotion:v1"] = msgspec.field(name="predicateType")
+    predicate: PromotionPredicate
+
+
+def decode_statement(data: bytes, model: type[T], what: str) -> T:
+    """Return a statement as a *model*.
+
+    Raises:
+        SignatureError: it is another kind of statement.
+    """
+    try:
+        return decode_json(data, model)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SignatureError(f"{what} is another kind of statement", because=str(error)) from error

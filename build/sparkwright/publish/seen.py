@@ -1,4 +1,4 @@
-"""The newest generation of each channel, and the newest root of each publisher, that this user has seen.
+"""What this user has seen: newest generations of channels, newest roots, and whose channel is where.
 
 An older generation with a good signature is a replay: a mirror is stale, or somebody rolled it back.
 """
@@ -16,116 +16,68 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ConfigError, ReplayedChannelError, UntrustedKeyError
+from sparkwright.base.errors import ConfigError
 from sparkwright.base.events import warn
-from sparkwright.publish.channel import ChannelState, moment
-from sparkwright.publish.trust import PinnedRoot, read_root
+from sparkwright.publish.roots import PinnedRoot
 from sparkwright.store import hold, storing, write_atomically
 
 _INSTEAD = "set XDG_STATE_HOME to a writable folder"
 
 
-class SeenGeneration(Model, frozen=True):
+class SeenChannel(Model, frozen=True):
     """The newest generation that was seen of one channel.
 
     Attributes:
-        written: when it was made, in UTC.
-        publisher: id of the one who signed it; empty where that was not noted.
+        publisher: id of the one who signed it.
+        root: version of the root that verified it.
+        version: of its timestamp, which starts again with the keys of a later root.
+        files: its signed metadata by role, in base64.
+        own: this machine wrote it.
     """
 
-    channel: str
-    generation: int
-    digest: str
-    written: str
-    publisher: str = ""
+    publisher: str
+    root: int
+    version: int
+    files: dict[str, str]
+    own: bool = False
+
+    def metadata(self) -> dict[str, bytes]:
+        """Return the signed metadata by role."""
+        return {role: base64.b64decode(text) for role, text in self.files.items()}
 
 
-class _Memory(Model, frozen=True):
+class Memory(Model, frozen=True):
     """The file.
 
     Attributes:
-        channels: by the channel's origin.
-        roots: envelopes of the newest roots by publisher, in base64.
+        channels: by publisher and origin: anybody can name another's origin.
+        roots: the newest roots by publisher, in base64.
         places: ids of publishers by the address at which a channel of theirs was verified.
     """
 
     format: Literal[1] = 1
-    channels: dict[str, SeenGeneration] = msgspec.field(default_factory=dict)
+    channels: dict[str, SeenChannel] = msgspec.field(default_factory=dict)
     roots: dict[str, str] = msgspec.field(default_factory=dict)
     places: dict[str, str] = msgspec.field(default_factory=dict)
 
+    def channel(self, publisher: str, origin: str) -> SeenChannel | None:
+        """Return the newest generation of the channel of *publisher* with that *origin* that was seen."""
+        return self.channels.get(f"{publisher}/{origin}")
 
-@dataclass(frozen=True)
-class RecalledChannels:
-    """The generations that had been seen when `SeenChannels.recall` was called.
+    def root(self, publisher: str) -> PinnedRoot | None:
+        """Return the newest root of *publisher* that was seen."""
+        found = self.roots.get(publisher)
+        return PinnedRoot(base64.b64decode(found)) if found else None
 
-    Attributes:
-        path: the file that they were read from.
-        channels: by the channel's origin.
-        places: ids of publishers by the address of their target.
-    """
-
-    path: Path
-    channels: Mapping[str, SeenGeneration]
-    places: Mapping[str, str]
-
-    def require_publisher(self, address: str, publisher: str) -> None:
-        """Refuse a channel of *publisher* at an address where that of another one was verified.
-
-        Raises:
-            UntrustedKeyError: a channel of another publisher was verified there before.
-        """
-        known = self.places.get(address, publisher)
-        if known != publisher:
-            raise UntrustedKeyError(
-                f"{address} has another publisher than before",
-                because=f"publisher {known[:16]} was verified there; this channel is of {publisher[:16]}, "
-                "whose root is pinned too",
-                next_step="ask the publisher of before if that is right; if it is: "
-                "sparkwright channel verify ADDRESS --trust FILE, with the root of the new one",
-            )
-
-    def require_fresh(self, state: ChannelState) -> None:
-        """Refuse a generation that is older than one that was seen, by number or date, or a second one.
-
-        Raises:
-            ReplayedChannelError: it is.
-        """
-        known = self.channels.get(state.origin)
-        if known is None or (state.generation, state.digest) == (known.generation, known.digest):
-            return
-        if state.generation < known.generation:
-            raise ReplayedChannelError(
-                f"channel {state.channel} went back to generation {state.generation}",
-                because=f"generation {known.generation} of {known.written} was seen before: this mirror is "
-                "stale, or somebody replays an old state",
-                next_step=f"take another mirror; what was seen is in {self.path}",
-            )
-        written, before = (moment(one.written, f"channel {state.channel}") for one in (state, known))
-        if state.generation > known.generation and written < before:
-            raise ReplayedChannelError(
-                f"generation {state.generation} of {state.channel} was written before its predecessors",
-                because=f"it is dated {state.written}, generation {known.generation} was {known.written}: "
-                "a former key may have been stolen, and hides that by an old date",
-                next_step="ask its publisher which one is right before you install from it",
-            )
-        if state.generation == known.generation:
-            raise ReplayedChannelError(
-                f"channel {state.channel} has two generations {state.generation}",
-                because=f"the one seen before has digest {known.digest[:12]}, this one {state.digest[:12]}: "
-                "its key is used in two places, or was stolen",
-                next_step="ask its publisher which one is right before you install from it",
-            )
-
-    def is_newest(self, state: ChannelState) -> bool:
-        """Tell if *state* is the newest generation that was seen of its channel."""
-        known = self.channels.get(state.origin)
-        return known is not None and (state.generation, state.digest) == (known.generation, known.digest)
+    def with_root(self, root: PinnedRoot) -> Memory:
+        """Return the same with *root* as the newest of its publisher."""
+        roots = {**self.roots, root.publisher: base64.b64encode(root.data).decode()}
+        return msgspec.structs.replace(self, roots=roots)
 
 
 @dataclass(frozen=True)
 class SeenChannels:
-    """The generations that were seen, in one file.
+    """What was seen, in one file.
 
     Attributes:
         path: the file; made when something is remembered.
@@ -133,8 +85,8 @@ class SeenChannels:
 
     path: Path
 
-    def recall(self) -> RecalledChannels:
-        """Return what was seen until now, to be called before a pointer is read.
+    def recall(self) -> Memory:
+        """Return what was seen until now, to be called before a channel is read.
 
         A pointer that was read before another process on this machine published or saw the next generation
         is late, and no replay.
@@ -142,53 +94,59 @@ class SeenChannels:
         Raises:
             ConfigError: the file is damaged.
         """
-        memory = self._read()
-        return RecalledChannels(self.path, memory.channels, memory.places)
+        try:
+            return decode_json(self.path.read_bytes(), Memory)
+        except FileNotFoundError:
+            return Memory()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self.path} cannot be read",
+                because=str(error),
+                next_step="remove it; replays of what was seen before are not noticed then",
+            ) from error
 
-    def remember(self, state: ChannelState, *, publisher: str = "", address: str = "") -> None:
-        """Remember *state*, unless a newer generation was seen meanwhile, and its publisher.
+    def remember(
+        self,
+        origin: str,
+        version: int,
+        metadata: Mapping[str, bytes],
+        root: PinnedRoot,
+        *,
+        address: str = "",
+        keep_root: bool = True,
+        own: bool = False,
+    ) -> None:
+        """Remember a generation and its root, unless newer ones were seen meanwhile.
 
         Args:
-            state: the generation.
-            publisher: id of the publisher who signed it; empty if it is unsigned.
-            address: the target that it was read from; empty if that says nothing about the publisher.
+            origin: the channel's.
+            version: of its timestamp.
+            metadata: its signed metadata by role.
+            root: the newest version of the root that verified it.
+            address: the channel's place; empty if that says nothing about the publisher.
+            keep_root: false if the reader named another root for this one call.
+            own: this machine wrote it.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        seen = SeenGeneration(
-            channel=state.channel, generation=state.generation, digest=state.digest, written=state.written,
-            publisher=publisher,
-        )  # fmt: skip
+        files = {role: base64.b64encode(data).decode() for role, data in metadata.items()}
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
-            before = memory = self._read()
-            known = memory.channels.get(state.origin)
-            if known is None or known.generation < state.generation:
-                memory = msgspec.structs.replace(memory, channels={**memory.channels, state.origin: seen})
-            if publisher and address:
-                memory = msgspec.structs.replace(memory, places={**memory.places, address: publisher})
+            before = memory = self.recall()
+            known = memory.channel(root.publisher, origin)
+            seen = SeenChannel(
+                publisher=root.publisher, root=root.version, version=version, files=files, own=own
+            )
+            if known is None or (known.root, known.version) < (seen.root, seen.version):
+                channels = {**memory.channels, f"{root.publisher}/{origin}": seen}
+                memory = msgspec.structs.replace(memory, channels=channels)
+            newest = memory.root(root.publisher)
+            if keep_root and (newest is None or newest.version < root.version):
+                memory = memory.with_root(root)
+            if address:
+                memory = msgspec.structs.replace(memory, places={**memory.places, address: root.publisher})
             if memory != before:
                 self._write(memory)
-
-    def root(self, publisher: str) -> PinnedRoot | None:
-        """Return the newest root of *publisher* that was seen."""
-        found = self._read().roots.get(publisher)
-        if found is None:
-            return None
-        data = base64.b64decode(found)
-        return PinnedRoot(read_root(data, f"a root in {self.path}"), data)
-
-    def remember_root(self, newest: PinnedRoot) -> None:
-        """Remember *newest*, which was verified.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        if self.root(newest.root.publisher) == newest:
-            return
-        with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
-            memory = self._read()
-            self._write(msgspec.structs.replace(memory, roots=_with_root(memory, newest)))
 
     def begin_again(self, pinned: PinnedRoot) -> None:
         """Replace all that is remembered of a publisher by *pinned*, unless that is the root remembered.
@@ -200,41 +158,24 @@ class SeenChannels:
             StorageError: the disk is full or cannot be written.
         """
         with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
-            memory, root, seen = self._read(), pinned.root, self.root(pinned.root.publisher)
+            memory = self.recall()
+            seen = memory.root(pinned.publisher)
             if seen == pinned:
                 return
-            if seen is not None and seen.root.version > root.version:
+            if seen is not None and seen.version > pinned.version:
                 warn(
-                    f"version {seen.root.version} of this publisher's root, of {seen.root.written}, was seen "
+                    f"version {seen.version} of this publisher's root, of {seen.written}, was seen "
                     "before and counts no more, nor what it revoked; if no thief made it, pin that one"
                 )
-            channels = {
-                origin: one for origin, one in memory.channels.items() if one.publisher != root.publisher
-            }
-            self._write(msgspec.structs.replace(memory, channels=channels, roots=_with_root(memory, pinned)))
+            channels = {o: one for o, one in memory.channels.items() if one.publisher != pinned.publisher}
+            self._write(msgspec.structs.replace(memory, channels=channels).with_root(pinned))
 
     def _locked(self) -> AbstractContextManager[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return hold(self.path.with_name(f".{self.path.name}.lock"), "the memory of channels")
 
-    def _read(self) -> _Memory:
-        try:
-            return decode_json(self.path.read_bytes(), _Memory)
-        except FileNotFoundError:
-            return _Memory()
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{self.path} cannot be read",
-                because=str(error),
-                next_step="remove it; replays of what was seen before are not noticed then",
-            ) from error
-
-    def _write(self, memory: _Memory) -> None:
+    def _write(self, memory: Memory) -> None:
         write_atomically(self.path, to_json(to_builtins(memory)) + b"\n")
-
-
-def _with_root(memory: _Memory, newest: PinnedRoot) -> dict[str, str]:
-    return {**memory.roots, newest.root.publisher: base64.b64encode(newest.data).decode()}
 
 
 def default_memory() -> SeenChannels:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sparkwright.base.errors import PublishError
+from sparkwright.base.errors import PublishError, TamperedError
+
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".json": "application/json",
+    ".whl": "application/octet-stream",
+    ".metadata": "text/plain; charset=utf-8",
+}
+_JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 
 
 @dataclass(frozen=True)
@@ -27,18 +35,6 @@ class Stored:
     tag: str
 
 
-@dataclass(frozen=True)
-class StoredStat:
-    """Size and tag of a file at a target.
-
-    Attributes:
-        size: in bytes.
-    """
-
-    size: int
-    tag: str
-
-
 class Target(Protocol):
     """A place that wheels and channels are published to.
 
@@ -49,14 +45,11 @@ class Target(Protocol):
     def read(self, path: str) -> Stored | None:
         """Return the file at *path*, `None` if there is none; for small files, which are read whole."""
 
-    def stat(self, path: str) -> StoredStat | None:
-        """Return size and tag of the file at *path*, `None` if there is none."""
-
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         """Put *file* at *path*, where its content never changes again.
 
-        A file that is there with that digest is left alone; an interrupted transfer is resumed where the
-        target can. The file appears under *path* only complete, and is read back.
+        A file that is there with that digest is left alone. The file appears under *path* only complete, and
+        is read back.
 
         Raises:
             TamperedError: other bytes are at *path*, or were read back.
@@ -74,14 +67,14 @@ class Target(Protocol):
             LostRaceError: another publisher was faster.
         """
 
-    def list(self, prefix: str) -> list[str]:
-        """Return the paths of all files below the folder *prefix* (all files if it is empty), sorted."""
-
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the bytes of all files below the folder *prefix* by path, hidden files left out."""
+        """Return the bytes of all files below the folder *prefix* (of all if it is empty) by path.
+
+        Hidden files are left out.
+        """
 
     def remove(self, path: str) -> None:
-        """Remove the file at *path*, and hidden notes of it; do nothing if there is none.
+        """Remove the file at *path*; do nothing if there is none.
 
         Only for files that no pointer and no page names; see `sparkwright.publish.prune`.
         """
@@ -106,3 +99,30 @@ def checked_path(path: str) -> str:
             "a path at a target was refused", because=f"{path!r} is not a relative path of a file"
         )
     return path
+
+
+def require_digest(what: str, actual: str, sha256: str) -> None:
+    """Refuse *what* if its digest is not the promised one.
+
+    Raises:
+        TamperedError: it is not.
+    """
+    if actual != sha256:
+        raise TamperedError(
+            f"{what} was not published",
+            because=f"its SHA-256 is {actual}, not {sha256}, and published files never change",
+            next_step="find out who changed it; move it away to publish the right bytes",
+        )
+
+
+def content_type(path: str) -> str:
+    """Return the media type that pip and uv need for *path*."""
+    name = path.rpartition("/")[2]
+    if name == "index.json" and "simple" in path.split("/"):
+        return _JSON_PAGE
+    return _CONTENT_TYPES.get("." + name.rpartition(".")[2], "application/octet-stream")
+
+
+def is_hidden(path: str) -> bool:
+    """Return if a part of *path* begins with a dot, as locks do."""
+    return any(part.startswith(".") for part in path.split("/"))

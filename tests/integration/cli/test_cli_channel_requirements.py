@@ -15,7 +15,7 @@ from platform import machine
 
 import pytest
 import wheelkit
-from channel_kit import POLICY, ChannelWorld, now, small_wheel
+from channel_kit import POLICY, ChannelWorld, now, pinned, small_wheel
 from world import World
 
 from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
@@ -70,7 +70,7 @@ def printed(said: str) -> str:
 
 def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: ChannelWorld) -> None:
     place, file = published.published / "channels/nightly", world.folder / "wanted.txt"
-    asking = ("--trust", published.folder / "pinned.json", "--requirements", file)
+    asking = ("--trust", published.folder / "pinned-nightly.json", "--requirements", file)
     (former,) = published.dist.glob("*.whl")
     promoted(published, "0.24.0+spark.2")
     for number, words in enumerate([(former, "--from", place), (place,)], 1):
@@ -82,7 +82,7 @@ def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: Chann
 
 def test_what_was_verified_is_what_is_installed(world: World, published: ChannelWorld) -> None:
     file = world.folder / "wanted.txt"
-    trust = ("--trust", published.folder / "pinned.json")
+    trust = ("--trust", published.folder / "pinned-nightly.json")
     with served(published.published) as address:
         place = f"{address}/channels/nightly"
         command = printed(world.good("channel", "verify", place, *trust, "--requirements", file).out)
@@ -99,12 +99,16 @@ def test_requirements_are_refused_where_nothing_signed_holds_them(
     world: World, published: ChannelWorld
 ) -> None:
     place = published.published / "channels/nightly"
-    trust = ("--trust", published.folder / "pinned.json")
+    trust = ("--trust", published.folder / "pinned-nightly.json")
     asking = ("channel", "verify", place, *trust, "--requirements", world.folder / "wanted.txt")
     published.promote("1", "other")
-    two = world.call("channel", "verify", published.published, *asking[3:])
+    for channel in ("nightly", "other"):
+        root = published.pin(channel)
+        publisher = pinned(root).publisher
+        world.good("channel", "key", "pin", root, "--publisher", publisher)
+    two = world.call("channel", "verify", published.published, *asking[5:])
     assert (two.status, "is of one channel" in two.err) == (ConfigError.exit_code, True)
-    none = world.call("channel", "verify", published.published / "channels/other", *asking[3:])
+    none = world.call("channel", "verify", published.published / "channels/other", *asking[5:])
     assert (none.status, "has no wheel" in none.err) == (UnknownNameError.exit_code, True)
     (runtime,) = published.published.rglob("*.requirements.txt")
     runtime.write_bytes(b"vllm==6.6.6\n")

@@ -179,8 +179,8 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
     words = (machine.recipe(), "--name", "chat", "--user", "--port", str(machine.port), "--force")
     done = machine.run("install", *words, "--channel", place)
     assert done.returncode == 67, "no key of the publisher is pinned"
-    publisher = load_publisher(channel.home).root.publisher
-    pinned = machine.sparkwright("channel", "key", "pin", channel.pin(), "--publisher", publisher)
+    publisher = load_publisher(channel.home_of("stable")).root.publisher
+    pinned = machine.sparkwright("channel", "key", "pin", channel.pin("stable"), "--publisher", publisher)
     assert pinned.returncode == 0, pinned.stderr
     done = machine.run("install", *words, "--channel", place)
     assert done.returncode == 0, done.stderr

@@ -3,9 +3,8 @@
 | address | target |
 |---|---|
 | a path, ``file:///srv/wheels`` | a folder |
-| ``s3://BUCKET/PREFIX?endpoint=…&region=…&profile=…&public=…`` | an S3-compatible store |
+| ``s3://BUCKET/PREFIX?endpoint=…&region=…&public=…`` | an S3-compatible store |
 | ``github://OWNER/REPOSITORY?release=…&branch=…&public=…&downloads=…`` | a release and Pages |
-| ``https://HOST/PATH``, ``http://HOST/PATH`` | a web server, to read only |
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.target import Target
 from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
-from sparkwright.publish.targets.web import WebTarget
 from sparkwright.upstream.settings import IndexSettings, read_settings
 
-_KINDS = "a folder, file://, s3://, github:// or https://"
+_KINDS = "a folder, file://, s3:// and github://"
 _KEYS = {
-    "s3": ("endpoint", "region", "profile", "public"),
+    "s3": ("endpoint", "region", "public"),
     "github": ("release", "branch", "public", "downloads"),
 }
 _ADDRESSES = {"endpoint", "public", "downloads"}
@@ -36,17 +34,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
-def open_target(
-    address: str, *, dry_run: bool = False, environment: Mapping[str, str] = os.environ
-) -> Target:
+def open_target(address: str, *, environment: Mapping[str, str] = os.environ) -> Target:
     """Return the target at *address*; nothing is sent yet.
 
-    Credentials never are in an address: those of S3 are boto3's, those of GitHub ``gh``'s, those of a web
-    server in ``~/.netrc``.
+    Credentials never are in an address: those of S3 are the environment's, those of GitHub ``gh``'s.
 
     Args:
         address: see the table of this module.
-        dry_run: of GitHub, emit the calls that would change something instead of making them.
         environment: for pip's settings (certificates, trusted hosts).
 
     Raises:
@@ -65,9 +59,7 @@ def open_target(
         case "s3":
             return _s3(address, parts, options, settings)
         case "github":
-            return _github(address, parts, options, settings, dry_run=dry_run)
-        case "http" | "https":
-            return WebTarget(address.rstrip("/"), settings)
+            return _github(address, parts, options, settings)
         case _:
             return _refuse(address, f"the kinds are {_KINDS}")
 
@@ -98,14 +90,14 @@ def _s3(address: str, parts: SplitResult, options: dict[str, str], settings: Ind
 
 
 def _github(
-    address: str, parts: SplitResult, options: dict[str, str], settings: IndexSettings, *, dry_run: bool
+    address: str, parts: SplitResult, options: dict[str, str], settings: IndexSettings
 ) -> GithubTarget:
     repository = _path(address, parts)
     if not _NAME.fullmatch(parts.netloc) or not _NAME.fullmatch(repository):
         _refuse(address, "after github:// go the owner and the repository")
     if not all(_REF.fullmatch(name) for key, name in options.items() if key not in _ADDRESSES):
         _refuse(address, "its release or branch is no plain name")
-    return GithubTarget(parts.netloc, repository, **options, dry_run=dry_run, settings=settings)
+    return GithubTarget(parts.netloc, repository, **options, settings=settings)
 
 
 def _path(address: str, parts: SplitResult) -> str:
@@ -137,4 +129,6 @@ def _refuse(address: str, because: str) -> NoReturn:
         ConfigError: always.
     """
     shown = re.sub(r"//[^/]*@", "//***@", address)
-    raise ConfigError(f"{shown!r} is no address of a target", because=because, next_step=f"give {_KINDS}")
+    raise ConfigError(
+        f"{shown!r} is no address of a target", because=because, next_step=f"the kinds are {_KINDS}"
+    )

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import json
 import os
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,10 +20,8 @@ from urllib.parse import quote
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import LostRaceError, ProcessError, UploadError
-from sparkwright.base.events import emit
 from sparkwright.base.process import run, which
-from sparkwright.publish.target import Stored, StoredStat, checked_path
-from sparkwright.publish.targets.verified import is_hidden, require_digest
+from sparkwright.publish.target import Stored, checked_path, is_hidden, require_digest
 from sparkwright.upstream.network import InterruptedFetch, retrying
 from sparkwright.upstream.settings import IndexSettings
 
@@ -56,7 +53,6 @@ class GithubTarget:
         branch: the branch that Pages serves, from its root.
         public: address of the Pages, if they have a domain of their own.
         downloads: address of the web site, which has the releases.
-        dry_run: emit an event with each call that would change something, and do not make it.
         settings: tries, and seconds after which a call that transfers nothing large is given up.
     """
 
@@ -66,39 +62,21 @@ class GithubTarget:
     branch: str = "gh-pages"
     public: str = ""
     downloads: str = "https://github.com"
-    dry_run: bool = False
     settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
         if _is_asset(checked_path(path)):
-            asset = self._asset(path)
-            return (
-                Stored(*self._downloaded(asset, lambda file: (file.read_bytes(), sha256_file(file))))
-                if asset
-                else None
-            )
+            if (asset := self._asset(path)) is None:
+                return None
+            data = self._downloaded(asset, Path.read_bytes)
+            return Stored(data, sha256_bytes(data))
         page = self._page(path)
         if page is None:
             return None
         # Contents have the bytes of files up to 1 MB, blobs up to 100 MB.
-        content = (
-            page["content"]
-            or json.loads(self._call("api", f"{self._api}/git/blobs/{page['sha']}"))["content"]
-        )
+        content = page["content"] or self._json("api", f"{self._api}/git/blobs/{page['sha']}")["content"]
         return Stored(base64.b64decode(content), page["sha"])
-
-    def stat(self, path: str) -> StoredStat | None:
-        """See `Target.stat`; downloads a wheel of which GitHub states no digest."""
-        if _is_asset(checked_path(path)):
-            asset = self._asset(path)
-            return (
-                StoredStat(asset["size"], self._stated(asset) or self._downloaded(asset, sha256_file))
-                if asset
-                else None
-            )
-        page = self._page(path)
-        return StoredStat(page["size"], page["sha"]) if page else None
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         """See `Target.put_file`; a wheel that was cut off is sent again from its start.
@@ -119,12 +97,11 @@ class GithubTarget:
             return
         with contextlib.suppress(LostRaceError):
             self.replace(path, file.read_bytes(), expected=None)
-        if not self.dry_run:
-            found = self.read(path)
-            require_digest(self.url(path), sha256_bytes(found.data) if found else "missing", sha256)
+        found = self.read(path)
+        require_digest(self.url(path), sha256_bytes(found.data) if found else "missing", sha256)
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
-        """See `Target.replace`; an empty tag where the run is dry."""
+        """See `Target.replace`."""
         body = {
             "message": f"Publish {checked_path(path)}",
             "content": base64.b64encode(data).decode(),
@@ -134,7 +111,7 @@ class GithubTarget:
 
         def once() -> str:
             try:
-                answer = self._change(*command, stdin=json.dumps(body).encode())
+                answer = self._call(*command, stdin=json.dumps(body).encode())
             except UploadError as error:
                 if not any(status in error.because for status in _CHANGED):
                     raise
@@ -148,13 +125,9 @@ class GithubTarget:
                     because=f"another publisher wrote it first, to {self._shown}",
                     next_step="run the same command again: it starts from what the other one published",
                 ) from error
-            return str(json.loads(answer)["content"]["sha"]) if answer else ""
+            return str(json.loads(answer)["content"]["sha"])
 
         return self._retried(f"writing {path}", once)
-
-    def list(self, prefix: str) -> list[str]:
-        """See `Target.list`; hidden files are left out."""
-        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """See `Target.sizes`."""
@@ -174,13 +147,13 @@ class GithubTarget:
         if _is_asset(checked_path(path)):
             if any(asset["name"] == _name(path) and asset["label"] == path for asset in self._assets()):
                 where = ("--yes", "--repo", self._name)
-                self._change("release", "delete-asset", self.release, _name(path), *where)
+                self._call("release", "delete-asset", self.release, _name(path), *where)
             return
         page = self._page(path)
         if page is not None:
             body = {"message": f"Remove {path}", "sha": page["sha"], "branch": self.branch}
             command = ("api", "--method", "DELETE", f"{self._api}/contents/{quote(path)}", "--input", "-")
-            self._change(*command, stdin=json.dumps(body).encode())
+            self._call(*command, stdin=json.dumps(body).encode())
 
     def url(self, path: str) -> str:
         """See `Target.url`."""
@@ -224,7 +197,7 @@ class GithubTarget:
             require_digest(self.url(path), self._stated(same) or self._downloaded(same, sha256_file), sha256)
             return
         if same is not None:  # of an upload that was cut off; it would block this one
-            self._change("release", "delete-asset", self.release, same["name"], "--yes", "--repo", self._name)
+            self._call("release", "delete-asset", self.release, same["name"], "--yes", "--repo", self._name)
         elif len(assets) >= _MOST_ASSETS:
             raise UploadError(
                 f"{path} was not published",
@@ -232,39 +205,21 @@ class GithubTarget:
                 next_step="name another release in the address: ?release=NAME",
             )  # fmt: skip
         self._send(path, file)
-        if self.dry_run:
-            return
         sent = self._asset(path)
         require_digest(self.url(path), self._downloaded(sent, sha256_file) if sent else "missing", sha256)
 
     def _send(self, path: str, file: Path) -> None:
+        where = ("--repo", self._name)
         if self._find("api", f"{self._api}/releases/tags/{quote(self.release, safe='')}") is None:
             notes = "Wheels; their index is on this repository's Pages."
-            self._change(
-                "release",
-                "create",
-                self.release,
-                "--title",
-                self.release,
-                "--notes",
-                notes,
-                "--repo",
-                self._name,
-            )
+            self._call("release", "create", self.release, "--title", self.release, "--notes", notes, *where)
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as scratch:
             # gh names an asset after its file, and takes what follows # as the label.
             link = Path(scratch, _name(path))
             link.symlink_to(file.absolute())
+            upload, size = ("release", "upload", self.release, f"{link}#{path}"), file.stat().st_size
             try:
-                self._change(
-                    "release",
-                    "upload",
-                    self.release,
-                    f"{link}#{path}",
-                    "--repo",
-                    self._name,
-                    bytes_moved=file.stat().st_size,
-                )
+                self._call(*upload, *where, bytes_moved=size)
             except UploadError as error:
                 if "already exists" not in error.because:
                     raise  # else another publisher was faster; the digest decides
@@ -283,12 +238,8 @@ class GithubTarget:
 
     # Calls of gh -----------------------------------------------------------------------------------------
 
-    def _change(self, *arguments: str, stdin: bytes | None = None, bytes_moved: int = 0) -> bytes:
-        """Call ``gh`` to change something; in a dry run, emit the call and return nothing."""
-        if self.dry_run:
-            emit("publish.planned", command=shlex.join(("gh", *arguments)))
-            return b""
-        return self._call(*arguments, stdin=stdin, bytes_moved=bytes_moved)
+    def _json(self, *arguments: str) -> Any:
+        return json.loads(self._call(*arguments))
 
     def _find(self, *arguments: str) -> bytes | None:
         """Return the output of ``gh``, `None` if what it was asked for does not exist."""
