@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, follow, profile
 
 from sparkwright.engine.cell import Cell
@@ -182,24 +182,17 @@ def test_a_server_that_ends_fails_and_a_baseline_that_ends_decides_nothing():
     arms = [observation.cell.arm for observation in seen]
     for arm, verdict in (("main", Verdict.FAIL), ("baseline", Verdict.INVALID)):
         at = arms.index(arm)
-        broken = changed(seen, at, **_parts(dead(seen[at])))
+        broken = [*seen[:at], dead(seen[at]), *seen[at + 1 :]]
         assert by_name(ALL["compare"].judge(there, broken))[ONE].verdict is verdict
-
-
-def _parts(observation: Observation) -> dict[str, Any]:
-    names = ("samples", "after", "canary", "died", "log")
-    return {name: getattr(observation, name) for name in names}
 
 
 def _at_once(observation: Observation) -> Observation:
     """*observation* whose answers came in one piece each."""
-    samples = tuple(
-        msgspec.structs.replace(
-            one, chunks=tuple(msgspec.structs.replace(chunk, at=one.last) for chunk in one.chunks)
-        )
+    samples = (
+        replace(one, chunks=tuple(replace(chunk, at=one.last) for chunk in one.chunks))
         for one in observation.samples
     )
-    return msgspec.structs.replace(observation, samples=samples)
+    return replace(observation, samples=tuple(samples))
 
 
 def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> None:
@@ -207,8 +200,7 @@ def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> No
     there, pair = to(), Pair()
     seen = [pair.measure(cell) for cell in ALL["compare"].cells(there)]
     first = _at_once(seen[0]).samples[:2]
-    seen[0] = msgspec.structs.replace(seen[0], samples=(*first, *seen[0].samples[2:]))
-    found = by_name(ALL["compare"].judge(there, seen))
+    found = by_name(ALL["compare"].judge(there, changed(seen, 0, samples=(*first, *seen[0].samples[2:]))))
     assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
 
 
