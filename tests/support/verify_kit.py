@@ -403,29 +403,3 @@ def all_but_one(observations: Sequence[Observation]) -> Iterator[list[Observatio
     """Yield *observations* without each of them."""
     for left in range(len(observations)):
         yield [*observations[:left], *observations[left + 1 :]]
-
-
-__all__ = [
-    "CATEGORIES",
-    "SEEDS",
-    "KitCorpus",
-    "Server",
-    "all_but_one",
-    "boot_facts",
-    "by_name",
-    "changed",
-    "context",
-    "costly",
-    "counted",
-    "crash_from",
-    "dead",
-    "every",
-    "failing",
-    "follow",
-    "gone",
-    "judge",
-    "profile",
-    "run",
-    "verdicts",
-    "words",
-]

@@ -63,6 +63,7 @@ class Lived:
 
     def measure(self, cell: Cell) -> Observation:
         load, begin = cell.load, self.now
+        self.shown = dict(self.totals)
         before = self.snapshot(begin)
         free = [begin] * load.concurrency
         samples, moments, accepted, number = [], [], [], 0
@@ -76,7 +77,7 @@ class Lived:
             number += 1
         self.now = max(free)
         series = self.count(np.concatenate(moments), np.concatenate(accepted), begin)
-        end = self.now
+        end, self.shown = self.now, self.totals
         self.now += 1.0
         host = tuple(
             HostSample(
@@ -158,13 +159,12 @@ class Lived:
             self.drafts += len(new)
             self.accepted += float(new.sum())
             self.positions = self.positions + (new[:, None] > np.arange(self.k)).sum(axis=0)
-            series.append(self.snapshot(moment, partly=True))
+            series.append(self.snapshot(moment))
             done = upto
         return tuple(series[:-1])
 
-    def snapshot(self, at: float, *, partly: bool = False) -> MetricsSnapshot:
-        """Counters now; on the way those that are not looked at are left out."""
-        values: dict[str, Any] = {} if partly else self.totals
+    def snapshot(self, at: float) -> MetricsSnapshot:
+        """Counters now; on the way, those of whole requests stay where they were when the cell began."""
         spec: dict[str, Any] = {}
         if self.k:
             spec = {
@@ -177,21 +177,14 @@ class Lived:
             at=self.ns(at),
             start_s=self.start_s,
             preemptions=0.0,
-            prefix_queries=self.last("queries", values),
-            prefix_hits=self.last("hits", values),
-            generation_tokens=self.last("generated", values),
-            prompt_tokens=self.last("prompt", values),
-            requests=self.last("requests", values),
+            prefix_queries=self.shown["queries"],
+            prefix_hits=self.shown["hits"],
+            generation_tokens=self.shown["generated"],
+            prompt_tokens=self.shown["prompt"],
+            requests=self.shown["requests"],
             cache={"enable_prefix_caching": self.caching},
             **spec,
         )
-
-    def last(self, name: str, values: dict[str, Any]) -> float:
-        """On the way, counters of whole requests stay where they were when the cell began."""
-        known: dict[str, float] = self.__dict__.setdefault("known", {})
-        if values:
-            known[name] = values[name]
-        return known.get(name, 0.0)
 
 
 def to(**changes: Any) -> Any:
