@@ -65,9 +65,9 @@ def test_healthy_speculation_passes(seed):
     assert verdicts(lossless(Talker(seed))) == {}
 
 
-@pytest.mark.parametrize("seed", costly(SEEDS, quick=2))
+@pytest.mark.parametrize("seed", costly(SEEDS[:14], quick=2))
 def test_near_ties_may_fall_the_other_way(seed):
-    """Four times as many differences as of healthy speculation; 20 of 20 bound false alarms by 14 %."""
+    """Four times as many as of healthy speculation; 14 of 14 bound false alarms by 19 % (at 95 %)."""
     found = lossless(Talker(seed, ties=0.6))
     assert verdicts(found) == {}
     assert "all of them at near ties" in found[NEAR].warnings[0]

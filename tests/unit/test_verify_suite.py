@@ -90,14 +90,19 @@ class Fake:
             self.running = 0
 
 
+class Measured(list[str]):
+    """Names of the cells that were really measured, after *most* of which the run is stopped."""
+
+    most = 1000
+
+
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the cells that were really measured; ``stop`` in it stops before the next."""
-    names: list[str] = []
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    names = Measured()
 
     async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
         assert profile is PROFILE
-        if "stop" in names:
+        if len(names) >= names.most:
             raise StoppedError
         names.append(cell.name)
         server.left -= 1
@@ -162,36 +167,19 @@ def test_figures_that_json_has_no_number_for_are_kept_in_words(tmp_path: Path, m
     assert measured == ["one0"]
 
 
-def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: list[str]) -> None:
+def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: Measured) -> None:
     one = Asked("one", (("main", 0), ("main", 0), ("main", 0), ("main", 1)))
-    for number in range(2):
+    for number in (1, 2):
+        measured.most = number
         with pytest.raises(StoppedError):
-            stop_after(tmp_path, measured, one, cells=1)
-        assert measured == ["one0", "one1", "one2"][: number + 1]
+            run(tmp_path, Fake(), one)
+        assert measured == ["one0", "one1"][:number]
+    measured.most = 1000
     fleet = Fake()
     run(tmp_path, fleet, one)
     assert measured == ["one0", "one1", "one2", "one3"]
     assert fleet.starts == [("main", 0), ("main", 1)]
     assert one.seen == [("one0", "one1", "one2", "one3")]
-
-
-def stop_after(folder: Path, measured: list[str], check: Asked, *, cells: int) -> None:
-    class Ending(Fake):
-        @property
-        def died(self) -> int | None:
-            return None
-
-    fleet = Ending(ends_after=cells)
-    original = suite_module.measure
-
-    async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
-        if server.left <= 0:
-            raise StoppedError
-        return await original(server, cell, profile)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite_module, "measure", measure)
-        run(folder, fleet, check)
 
 
 def test_a_finished_run_starts_nothing_and_is_judged_again(tmp_path: Path, measured: list[str]) -> None:

@@ -63,7 +63,11 @@ def failed(findings: dict[str, Finding]) -> set[str]:
 # Speed ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=costly(SEEDS, quick=3))
+# An error that were missed once in four times would pass ten trials once in eighteen times (binomial).
+TEN = costly(SEEDS[::2], quick=2)
+
+
+@pytest.fixture(scope="module", params=TEN)
 def old(request: pytest.FixtureRequest) -> tuple[int, Run]:
     """A seed, and the sweep before the upgrade that its tests share."""
     return request.param, finished(swept(request.param))
@@ -139,7 +143,7 @@ def test_a_server_that_does_not_draft_has_no_acceptance() -> None:
 # Quality -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", costly(SEEDS, quick=3))
+@pytest.mark.parametrize("seed", TEN)
 def test_answers_may_part_at_near_ties_and_not_far_from_one(seed: int) -> None:
     old = finished(answered(Talker(seed=seed, release="0.24")))
     found = compared(old, finished(answered(Talker(seed=seed, release="0.33"))))
