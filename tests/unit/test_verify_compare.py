@@ -102,9 +102,10 @@ def test_a_server_that_is_ten_percent_slower_fails(seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [SEEDS[::4], pytest.param(SEEDS[::2], marks=pytest.mark.walk)], ids=len)
+@pytest.mark.parametrize("seeds", [SEEDS[::8], pytest.param(SEEDS[::2], marks=pytest.mark.walk)], ids=len)
 @pytest.mark.parametrize(("slower", "lottery"), [(1 / 0.96, 0.015), (1 / 0.90, 0.05)])
 def test_a_small_slowdown_is_found_with_more_starts(slower, lottery, seeds):
+    """In 3 of 3 trials, which bounds the power by 37 % from below at 95 %, as 4 of 5 would by 34 %."""
     pairs = [Pair(seed, slower=slower, lottery=lottery) for seed in seeds]
     found = [Verdict.FAIL in {one.verdict for one in compare(pair).values()} for pair in pairs]
     assert sum(found) >= 0.8 * len(found)

@@ -236,8 +236,9 @@ def test_rounds_take_five_minutes_or_a_quarter(soak_s, rounds):
 # Healthy -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", costly(SEEDS))
+@pytest.mark.parametrize("seed", costly(SEEDS[:14], quick=4))
 def test_a_healthy_server_passes(seed):
+    """14 of 14 bound false alarms by 19 % (binomial, at 95 %)."""
     assert verdicts(soak(Lived(seed))) == {}
 
 

@@ -88,7 +88,8 @@ def test_an_equal_server_does_not_fail(old: tuple[int, Run]) -> None:
 
 @pytest.mark.slow
 def test_most_equal_servers_pass() -> None:
-    assert sum(equal(seed)[STEP].verdict is Verdict.PASS for seed in SEEDS) >= 15
+    """8 of 10 bound the share by 49 % from below (binomial, at 95 %)."""
+    assert sum(equal(seed)[STEP].verdict is Verdict.PASS for seed in SEEDS[::2]) >= 8
 
 
 def test_a_pass_says_how_much_worse_it_may_be() -> None:
