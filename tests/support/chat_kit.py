@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
+from msgspec.structs import replace
 from simulator_kit import settings
-from verify_kit import Server, follow
+from verify_kit import Server, by_name, follow
 
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
@@ -91,4 +92,17 @@ def judged(check: Check, context: Context, *faults: str, **changes: Any) -> dict
     """Return the findings of *check* on a server with *faults*, by name; cells that it adds are measured."""
     server = settings(*faults, **changes)
     seen = follow(check, context, lambda cell: observe(cell, server))
-    return {finding.name: finding for finding in check.judge(context, seen)}
+    return by_name(check.judge(context, seen))
+
+
+def judged_with(
+    check: Check, context: Context, server: Settings, change: Callable[[Sample], Sample], kind: str = ""
+) -> dict[str, Finding]:
+    """Return the findings of *check* where *change* is made to each answer, or to those of *kind*."""
+    seen = []
+    for cell in check.cells(context):
+        found = observe(cell, server)
+        if kind in {"", cell.tags["kind"]}:
+            found = replace(found, samples=tuple(map(change, found.samples)))
+        seen.append(found)
+    return by_name(check.judge(context, seen))

@@ -14,6 +14,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.observations import Observation, Sample, TokenLogprobs
 
 TIES, TIE_NAT = 0.012, 0.04
+RANKS = tuple(bytes([rank]) for rank in range(5))
 
 
 @dataclass
@@ -50,25 +51,22 @@ class Talker:
 
     def answer(self, cell: Cell, prompt: Any) -> Sample:
         start = f"{cell.arm} {cell.boot} {cell.load.concurrency}{self.release}"
-        chances = (
-            np.random.default_rng(number_of(f"{self.seed} {start} {prompt.name}")).random((512, 2)).tolist()
-        )
+        luck = np.random.default_rng(number_of(f"{self.seed} {start} {prompt.name}")).random((512, 2))
+        main, first = cell.arm == "main", (cell.arm, cell.boot, cell.load.concurrency) == ("baseline", 0, 1)
+        wrong = (luck[:, 0] < (self.lossy if main else 0.0)).tolist()
+        if main and self.at >= 0:
+            wrong[self.at] = True
+        turns = (luck[:, 1] < (0.0 if first else self.ties if main else self.rounding)).tolist()
         state, ids, entries = f"{self.seed} {prompt.name}".encode(), [], []
         for position in range(cell.load.max_tokens):
-            digest, tie, tokens, ranked, top = likely(state, self.noise)
-            rank = self.rank(cell, chances[position], position, tie=tie)
-            reported = ranked[rank] - 2.0 if self.misreport and cell.arm == "main" else ranked[rank]
+            digest, tie, tokens, told = likely(state, self.noise)
+            rank = 4 if wrong[position] else int(tie and turns[position])
             ids.append(tokens[rank])
-            entries.append(TokenLogprobs(f"token_id:{tokens[rank]}", reported, top))
-            state = digest + bytes([rank])
+            entries.append(told[rank])
+            state = digest + RANKS[rank]
+        if main and self.misreport:
+            entries = [TokenLogprobs(one.token, one.logprob - 2.0, one.top) for one in entries]
         return answered(prompt, tuple(ids), tuple(entries))
-
-    def rank(self, cell: Cell, chance: list[float], position: int, *, tie: bool) -> int:
-        if cell.arm == "main" and (position == self.at or chance[0] < self.lossy):
-            return 4
-        first = cell.arm == "baseline" and cell.boot == 0 and cell.load.concurrency == 1
-        share = 0.0 if first else self.ties if cell.arm == "main" else self.rounding
-        return int(tie and chance[1] < share)
 
     def task(self, cell: Cell, prompt: Any) -> Sample:
         chance = np.random.default_rng(number_of(f"{self.seed} {prompt.name}"))
@@ -77,17 +75,16 @@ class Talker:
 
 
 @lru_cache(maxsize=1 << 14)  # the starts of a model say the same until rounding parts them
-def likely(
-    state: bytes, noise: float
-) -> tuple[bytes, bool, tuple[int, ...], tuple[float, ...], dict[str, float]]:
-    """Return the next state, whether two tokens are near, the five likeliest, and their log-probabilities."""
+def likely(state: bytes, noise: float) -> tuple[bytes, bool, tuple[int, ...], tuple[TokenLogprobs, ...]]:
+    """Return the next state, whether two tokens are near, the five likeliest, and what is told of each."""
     digest = hashlib.sha256(state).digest()
     tie, share = digest[0] < 256 * TIES, int.from_bytes(digest[1:4], "big") / 2**24
     gap = share * noise if tie else 0.7 + 3 * share
     tokens = tuple(int.from_bytes(digest[8 + 4 * i : 12 + 4 * i], "big") for i in range(5))
     ranked = (-0.2, -0.2 - gap, *(-0.2 - gap - 0.6 * i for i in (1, 2, 3)))
     top = {f"token_id:{token}": logprob for token, logprob in zip(tokens, ranked, strict=True)}
-    return digest, tie, tokens, ranked, top
+    told = tuple(TokenLogprobs(*pair, top) for pair in zip(top, ranked, strict=True))
+    return digest, tie, tokens, told
 
 
 def number_of(text: str) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
@@ -148,7 +148,7 @@ def same_acceptance(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FB
 
 def words(rng: np.random.Generator, count: int) -> str:
     """Text of *count* words that is neither repetitive nor garbage."""
-    return " ".join(np.array(WORDS)[rng.integers(len(WORDS), size=count)])
+    return " ".join([WORDS[chosen] for chosen in rng.integers(len(WORDS), size=count).tolist()])
 
 
 @dataclass
@@ -219,12 +219,12 @@ class Server:
             warm_up = number < load.warm_up
             prompt = cell.prompts[(number if warm_up else number - load.warm_up) % len(cell.prompts)]
             if warm_up:  # salted, as the client does
-                prompt = msgspec.structs.replace(prompt, text=f"warm-up {number} {prompt.text}")
+                prompt = replace(prompt, text=f"warm-up {number} {prompt.text}")
             length = load.max_tokens
             if load.shape == "drain":
                 length -= (load.max_tokens - load.min_tokens) * number // max(1, total - 1)
             sample = self.answer(cell, prompt, free[slot], length, len(free))
-            samples.append(msgspec.structs.replace(sample, counted=not warm_up))
+            samples.append(replace(sample, counted=not warm_up))
             free[slot] = round(sample.ended * self.speed)
         self.now = max(free) + 1_000_000_000
         return Observation(
@@ -246,10 +246,8 @@ class Server:
         first = self.ttft_ms * 1e6 * (0.3 if cached else 1 + asked / 4000) * self.rng.lognormal(0, 0.1)
         gaps = step_ns * self.rng.lognormal(0, 0.05, steps - 1)
         moments = start + first + np.concatenate([[0.0], np.cumsum(gaps)])
-        chunks = tuple(
-            Chunk(round(at / self.speed), int(tokens) if self.counting_ids else 0)
-            for at, tokens in zip(moments, brought, strict=True)
-        )
+        counts = brought.tolist() if self.counting_ids else [0] * steps
+        chunks = tuple(map(Chunk, np.rint(moments / self.speed).astype(np.int64).tolist(), counts))
         text = self.text(self.rng, length)
         return Sample(
             prompt=prompt.name,
@@ -263,7 +261,7 @@ class Server:
             counted_by="usage",
             finish_reason="stop" if cell.load.natural_stop else "length",
             text=f"{prompt.expect} {text}".strip(),
-            token_ids=tuple(token_id(word) for word in text.split()),
+            token_ids=tuple(map(token_id, text.split())),
         )
 
     def look_up(self, prompt: Prompt, asked: int) -> bool:
@@ -352,6 +350,13 @@ def verdicts(findings: Mapping[str, Finding]) -> dict[str, str]:
     }
 
 
+def every(observation: Observation, which: slice = slice(None), **changes: Any) -> Observation:
+    """*observation* with these changes of each request in *which*, and of all others with its prompt."""
+    chosen = {sample.prompt for sample in observation.samples[which]}
+    samples = (replace(one, **changes) if one.prompt in chosen else one for one in observation.samples)
+    return replace(observation, samples=tuple(samples))
+
+
 def failing(
     observation: Observation,
     kind: FailureKind,
@@ -361,30 +366,19 @@ def failing(
     status: int = 0,
 ) -> Observation:
     """*observation* with the requests in *which* failed."""
-    chosen = {sample.prompt for sample in observation.samples[which]}
-    return msgspec.structs.replace(
-        observation,
-        samples=tuple(
-            msgspec.structs.replace(sample, failure=RequestFailure(kind=kind, detail=detail, status=status))
-            if sample.prompt in chosen
-            else sample
-            for sample in observation.samples
-        ),
-    )
+    return every(observation, which, failure=RequestFailure(kind=kind, detail=detail, status=status))
 
 
 def dead(observation: Observation, status: int = 1, log: Sequence[str] = ()) -> Observation:
     """*observation* of a server that ended in it: every request broke off, no canary, no counters."""
     broken = failing(observation, FailureKind.RESET, "connection reset by peer")
-    return msgspec.structs.replace(
-        broken, died=status, after=None, canary="connection refused", log=tuple(log)
-    )
+    return replace(broken, died=status, after=None, canary="connection refused", log=tuple(log))
 
 
 def gone(observation: Observation) -> Observation:
     """*observation* of a server that had ended before it."""
     broken = failing(observation, FailureKind.CONNECT, "connection refused")
-    return msgspec.structs.replace(broken, before=None, after=None, canary="connection refused")
+    return replace(broken, before=None, after=None, canary="connection refused")
 
 
 def crash_from(observations: Sequence[Observation], name: str, **how: Any) -> list[Observation]:
@@ -396,28 +390,16 @@ def crash_from(observations: Sequence[Observation], name: str, **how: Any) -> li
 def changed(observations: Sequence[Observation], at: int, **changes: Any) -> list[Observation]:
     """*observations* with one of them changed."""
     seen = list(observations)
-    seen[at] = msgspec.structs.replace(seen[at], **changes)
+    seen[at] = replace(seen[at], **changes)
     return seen
 
 
-__all__ = [
-    "CATEGORIES",
-    "SEEDS",
-    "KitCorpus",
-    "Server",
-    "boot_facts",
-    "by_name",
-    "changed",
-    "context",
-    "costly",
-    "crash_from",
-    "dead",
-    "failing",
-    "follow",
-    "gone",
-    "judge",
-    "profile",
-    "run",
-    "verdicts",
-    "words",
-]
+def counted(observation: Observation, **changes: Any) -> Observation:
+    """*observation* with other counters after it."""
+    return replace(observation, after=replace(observation.after, **changes))
+
+
+def all_but_one(observations: Sequence[Observation]) -> Iterator[list[Observation]]:
+    """Yield *observations* without each of them."""
+    for left in range(len(observations)):
+        yield [*observations[:left], *observations[left + 1 :]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from recipe_kit import of
 
 from sparkwright.cli.recipe import _described
 from sparkwright.recipes import Recipe
@@ -62,83 +63,48 @@ def found(changes: dict[str, Any], **keys: Any) -> list[str]:
 NONE = "this release has none of that name"
 DEAD = "no code of this release reads it: it would change nothing"
 BY_LOAD = "num_speculative_tokens_per_batch_size"
-OLD_CHECKPOINTS = "enable-mamba-fine-grained-prefix-cache"
+OLD, SHARED = "enable-mamba-fine-grained-prefix-cache", "enable-mamba-shared-prefix-checkpoint (vllm#57382)"
 NOT_TAKEN = "this release does not take that value"
+NEAR = "the nearest name is"
+# A recipe with a planted option, what is said of it, and its healthy twin.
 PLANTED = [
-    (
-        {"flags": {"quantization": "compressed_tensors"}},
-        f"value --quantization compressed_tensors: {NOT_TAKEN}; the nearest name is compressed-tensors",
-        {"flags": {"quantization": "compressed-tensors"}},
-    ),
-    (
-        {"flags": {"max-num-sequences": 4}},
-        "flag --max-num-sequences: this release has none of that name; the nearest name is max-num-seqs",
-        {"flags": {"max-num-seqs": 4}},
-    ),
-    (
-        {"flags": {"speculative-disable-by-batch-size": 8}},
-        f"flag --speculative-disable-by-batch-size: {NONE}; use {BY_LOAD} in [speculative]",
-        {"flags": {"enable-prefix-caching": False}},
-    ),
-    (
-        {"flags": {OLD_CHECKPOINTS: True}},
-        f"flag --{OLD_CHECKPOINTS}: {NONE}; use enable-mamba-shared-prefix-checkpoint (vllm#57382)",
-        {"flags": {"enable-prefix-caching": True}},
-    ),
-    (
-        {"environment": {"VLLM_PLE_CPU_OFFLOAD": "1"}},
-        f"variable VLLM_PLE_CPU_OFFLOAD: {DEAD}; use the flag engram-config",
-        {"environment": {"VLLM_DIST_IDENT": "1"}},
-    ),
-    (
-        {"flags": {"kv-cache-dtype": "fp8_e4m4"}},
-        f"value --kv-cache-dtype fp8_e4m4: {NOT_TAKEN}; the nearest name is fp8_e4m3",
-        {"flags": {"kv-cache-dtype": "fp8_e4m3"}},
-    ),
-    (
-        {"flags": {"attention-backend": "TRITON"}},
-        f"value --attention-backend TRITON: {NOT_TAKEN}; the nearest name is TRITON_ATTN",
-        {"flags": {"attention-backend": "triton_attn"}},
-    ),
-    (
-        {"flags": {"moe-backend": "cutlas"}},
-        "value --moe-backend cutlas: this release does not take that value",
-        {"flags": {"moe-backend": "marlin"}},
-    ),
-    (
-        {"flags": {"tool-call-parser": "qwen3-coder"}},
-        f"value --tool-call-parser qwen3-coder: {NOT_TAKEN}; the nearest name is qwen3_coder",
-        {"flags": {"tool-call-parser": "my_own", "tool-parser-plugin": "my_own.py"}},
-    ),
-    (
-        {"environment": {"VLLM_FP8_MOE_BACKEND": "flashinfer"}},
-        f"variable VLLM_FP8_MOE_BACKEND: {DEAD}; use the flag moe-backend",
-        {"environment": {"VLLM_DIST_IDENT": "x", "NCCL_SOCKET_IFNAME": "eth0"}},
-    ),
-    (
-        {"speculative": {"method": "dflash", "num_spec_tokens": 3}},
-        f"speculative key num_spec_tokens: {NONE}; the nearest name is num_speculative_tokens",
-        {"speculative": {"method": "dflash", "num_speculative_tokens": 3}},
-    ),
-    (
-        {"speculative": {"method": "dflash3"}},
-        "value speculative method dflash3: this release does not take that value; the nearest name is dflash",
-        {"speculative": {"method": "mtp"}},
-    ),
-    (
-        {"speculative": {"method": "dflash", "attention_backend": "XFORMERS"}},
-        "value speculative attention_backend XFORMERS: this release does not take that value",
-        {"speculative": {"method": "dflash", "attention_backend": "auto"}},
-    ),
-]
+    ("--quantization=compressed_tensors",
+     f"value --quantization compressed_tensors: {NOT_TAKEN}; {NEAR} compressed-tensors",
+     "--quantization=compressed-tensors"),
+    ("--max-num-sequences=4", f"flag --max-num-sequences: {NONE}; {NEAR} max-num-seqs", "--max-num-seqs=4"),
+    ("--speculative-disable-by-batch-size=8",
+     f"flag --speculative-disable-by-batch-size: {NONE}; use {BY_LOAD} in [speculative]",
+     "--enable-prefix-caching=false"),
+    (f"--{OLD}=true", f"flag --{OLD}: {NONE}; use {SHARED}", "--enable-prefix-caching=true"),
+    ("VLLM_PLE_CPU_OFFLOAD=1", f"variable VLLM_PLE_CPU_OFFLOAD: {DEAD}; use the flag engram-config",
+     "VLLM_DIST_IDENT=1"),
+    ("--kv-cache-dtype=fp8_e4m4", f"value --kv-cache-dtype fp8_e4m4: {NOT_TAKEN}; {NEAR} fp8_e4m3",
+     "--kv-cache-dtype=fp8_e4m3"),
+    ("--attention-backend=TRITON", f"value --attention-backend TRITON: {NOT_TAKEN}; {NEAR} TRITON_ATTN",
+     "--attention-backend=triton_attn"),
+    ("--moe-backend=cutlas", f"value --moe-backend cutlas: {NOT_TAKEN}", "--moe-backend=marlin"),
+    ("--tool-call-parser=qwen3-coder",
+     f"value --tool-call-parser qwen3-coder: {NOT_TAKEN}; {NEAR} qwen3_coder",
+     "--tool-call-parser=my_own --tool-parser-plugin=my_own.py"),
+    ("VLLM_FP8_MOE_BACKEND=flashinfer", f"variable VLLM_FP8_MOE_BACKEND: {DEAD}; use the flag moe-backend",
+     "VLLM_DIST_IDENT=x NCCL_SOCKET_IFNAME=eth0"),
+    ("draft.method=dflash draft.num_spec_tokens=3",
+     f"speculative key num_spec_tokens: {NONE}; {NEAR} num_speculative_tokens",
+     "draft.method=dflash draft.num_speculative_tokens=3"),
+    ("draft.method=dflash3", f"value speculative method dflash3: {NOT_TAKEN}; {NEAR} dflash",
+     "draft.method=mtp"),
+    ("draft.method=dflash draft.attention_backend=XFORMERS",
+     f"value speculative attention_backend XFORMERS: {NOT_TAKEN}",
+     "draft.method=dflash draft.attention_backend=auto"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("planted", "said", "healthy"), PLANTED, ids=[said.split(":")[0] for _, said, _ in PLANTED]
 )
 def test_planted_option_is_named_and_its_twin_is_silent(planted, said, healthy):
-    assert found(planted) == [said]
-    assert found(healthy) == []
+    assert found(of(planted)) == [said]
+    assert found(of(healthy)) == []
 
 
 def test_the_parsers_own_error_is_reported_where_nothing_else_explains_it() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sparkwright.base.digests import digest_of
 from sparkwright.engine import cell as cells
@@ -31,24 +32,24 @@ class Counted:
 def test_a_key_is_computed_once_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
     monkeypatch.setattr(cells, "digest_of", counted)
-    cell = msgspec.structs.replace(CELL)
+    cell = replace(CELL)
     assert {cell.key for _ in range(5)} == {"f9ada9eaa3fd32fd"}  # as runs have it that are on disk
     assert counted.calls == 1
-    other = msgspec.structs.replace(cell, boot=1)
+    other = replace(cell, boot=1)
     assert other.key != cell.key
     assert counted.calls == 2
 
 
 def test_messages_tools_pictures_a_schema_and_a_budget_change_the_key() -> None:
     load, prompt = CELL.load, CELL.prompts[0]
-    said = msgspec.structs.replace(prompt, history=(Message(role="user", content="Hello."),))
+    said = replace(prompt, history=(Message(role="user", content="Hello."),))
     tool = Tool(name="add", description="Add.", parameters={"type": "object"})
     changed = (
-        msgspec.structs.replace(CELL, prompts=(said,)),
-        msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, tools=(tool,))),
-        msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, schema={"type": "object"})),
-        msgspec.structs.replace(CELL, load=msgspec.structs.replace(load, thinking_budget=8)),
-        msgspec.structs.replace(CELL, prompts=(msgspec.structs.replace(prompt, images=("data:,",)),)),
+        replace(CELL, prompts=(said,)),
+        replace(CELL, load=replace(load, tools=(tool,))),
+        replace(CELL, load=replace(load, schema={"type": "object"})),
+        replace(CELL, load=replace(load, thinking_budget=8)),
+        replace(CELL, prompts=(replace(prompt, images=("data:,",)),)),
     )
     assert len({CELL.key, *(cell.key for cell in changed)}) == 6
     for cell in changed:
@@ -56,7 +57,7 @@ def test_messages_tools_pictures_a_schema_and_a_budget_change_the_key() -> None:
 
 
 def test_a_known_key_changes_neither_the_cell_nor_its_json() -> None:
-    fresh, used = msgspec.structs.replace(CELL), msgspec.structs.replace(CELL)
+    fresh, used = replace(CELL), replace(CELL)
     assert used.key
     assert fresh == used
     assert msgspec.json.encode(fresh) == msgspec.json.encode(used)
@@ -65,7 +66,7 @@ def test_a_known_key_changes_neither_the_cell_nor_its_json() -> None:
 
 def test_thinking_is_part_of_the_key_of_chats_alone() -> None:
     def key(**load: bool) -> str:
-        return msgspec.structs.replace(CELL, load=Load(**load)).key
+        return replace(CELL, load=Load(**load)).key
 
     assert key() == key(thinking=True)
     assert key(chat=True) != key(chat=True, thinking=True)
@@ -81,7 +82,7 @@ def test_rightly_refused_requests_are_none_that_failed() -> None:
             Sample(prompt="p", category="c", started=0, ended=1, failure=failure) for failure in failures
         )
         tags = {cells.REFUSED: how} if how else {}
-        return Observation(cell=msgspec.structs.replace(CELL, tags=tags), samples=samples)
+        return Observation(cell=replace(CELL, tags=tags), samples=samples)
 
     def counts(observation: Observation) -> tuple[int, int]:
         return len(observation.refused), len(observation.failed)

@@ -47,17 +47,6 @@ def test_a_whole_stream() -> None:
     assert problem(reply) is None
 
 
-def test_a_token_without_text_is_a_token() -> None:
-    reply = read(token(1), token(2, text="é"))
-    assert shape(reply) == [(1000, 1, "content"), (2000, 1, "content")]
-
-
-def test_a_chunk_that_only_finishes_is_no_output() -> None:
-    reply = read(token(1, 2, 3, text="abc"), token(finish="length"), usage(3), DONE)
-    assert shape(reply) == [(1000, 3, "content")]
-    assert problem(reply) is None
-
-
 def test_logprobs_of_completions() -> None:
     said = {
         "tokens": ["token_id:5", "token_id:6"],
@@ -78,21 +67,28 @@ def test_logprobs_of_completions() -> None:
 # Chat ---------------------------------------------------------------------------------------------------
 
 
-def test_a_role_alone_does_not_stop_the_clock() -> None:
-    reply = read(delta(role="assistant", content=""), delta(7, content="x"))
-    assert shape(reply) == [(2000, 1, "content")]
+ROLE = delta(role="assistant", content="")
 
 
-def test_empty_content_without_ids_does_not_either() -> None:
-    reply = read(delta(role="assistant", content=""), delta(content=""), delta(), delta(7, content="x"))
-    assert shape(reply) == [(4000, 1, "content")]
-
-
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_is_output(name: str) -> None:
-    reply = read(delta(role="assistant", content=""), delta(1, 2, **{name: "hm"}), delta(3, content="yes"))
-    assert shape(reply) == [(2000, 2, "reasoning"), (3000, 1, "content")]
-    assert reply.text == "hmyes"
+@pytest.mark.parametrize(
+    ("messages", "chunks"),
+    [
+        ([token(1), token(2, text="é")], [(1000, 1, "content"), (2000, 1, "content")]),
+        ([token(1, 2, 3, text="abc"), token(finish="length"), usage(3), DONE], [(1000, 3, "content")]),
+        ([token(1, text="a", stop_reason=None, prompt_token_ids=[1, 2])], [(1000, 1, "content")]),
+        ([ROLE, delta(7, content="x")], [(2000, 1, "content")]),
+        ([ROLE, delta(content=""), delta(), delta(7, content="x")], [(4000, 1, "content")]),
+        ([ROLE, delta(1), delta(2, content="x")], [(2000, 1, "content"), (3000, 1, "content")]),
+        ([ROLE, delta(1, 2, reasoning="a"), delta(3, content="b")],
+         [(2000, 2, "reasoning"), (3000, 1, "content")]),
+        ([ROLE, delta(1, 2, reasoning_content="a"), delta(3, content="b")],
+         [(2000, 2, "reasoning"), (3000, 1, "content")]),
+    ],
+    ids=["no text", "only finishes", "unknown fields", "role alone", "empty content", "text held back",
+         "reasoning", "reasoning_content"],
+)  # fmt: skip
+def test_output_is_dated_by_the_chunk_that_brings_it(messages, chunks) -> None:
+    assert shape(read(*messages)) == chunks
 
 
 def test_tool_calls_are_output() -> None:
@@ -103,11 +99,6 @@ def test_tool_calls_are_output() -> None:
     assert reply.text == "add{}"
     assert problem(read(delta(1, tool_calls=[call]), delta(2, finish="tool_calls"), usage(2), DONE),
                    natural=True) is None  # fmt: skip
-
-
-def test_ids_that_a_parser_holds_back_the_text_of_count_when_they_come() -> None:
-    reply = read(delta(role="assistant", content=""), delta(1), delta(2, content="x"))
-    assert shape(reply) == [(2000, 1, "content"), (3000, 1, "content")]
 
 
 def test_logprobs_of_chat() -> None:
@@ -143,21 +134,22 @@ def test_usage_in_the_last_chunk_alone_is_not_one_chunks_tokens() -> None:
     assert reply.output_tokens == 2
 
 
-def test_ids_count_where_usage_is_missing() -> None:
-    reply = read(token(1, 2, text="ab"), token(3, text="c", finish="length"), DONE)
-    assert (reply.output_tokens, reply.counted_by) == (3, "ids")
-    assert problem(reply) is None
+LAST = token(3, text="c", finish="length")
 
 
-def test_text_is_never_counted() -> None:
-    reply = read(without_ids(token(text="twelve characters", finish="length")), DONE)
-    assert (reply.output_tokens, reply.counted_by) == (0, "")
-    assert problem(reply) is FailureKind.NO_COUNT
-
-
-def test_ids_of_some_chunks_only_do_not_count() -> None:
-    reply = read(token(1, text="a"), without_ids(token(text="b", finish="length")), DONE)
-    assert problem(reply) is FailureKind.NO_COUNT
+@pytest.mark.parametrize(
+    ("messages", "tokens", "by", "kind"),
+    [
+        ([token(1, 2, text="ab"), LAST, DONE], 3, "ids", None),
+        ([without_ids(token(text="twelve characters", finish="length")), DONE], 0, "", FailureKind.NO_COUNT),
+        ([token(1, text="a"), without_ids(LAST), DONE], 0, "", FailureKind.NO_COUNT),
+    ],
+    ids=["usage is missing", "text is never counted", "ids of some chunks"],
+)
+def test_ids_count_where_usage_is_missing_and_all_have_some(messages, tokens, by, kind) -> None:
+    reply = read(*messages)
+    assert (reply.output_tokens, reply.counted_by) == (tokens, by)
+    assert problem(reply) is kind
 
 
 @pytest.mark.parametrize(
@@ -207,47 +199,39 @@ def test_nothing_counts_after_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "detail"),
+    ("message", "kind", "detail"),
     [
-        ({"error": {"type": "InternalServerError", "message": "engine died", "code": 500}}, "engine died"),
-        ({"error": "engine died"}, "engine died"),
-        ({"object": "error", "message": "engine died"}, "engine died"),
-        (token(1, finish="error"), "'error'"),
+        (
+            {"error": {"type": "InternalServerError", "message": "died", "code": 500}},
+            FailureKind.IN_BAND,
+            "died",
+        ),
+        ({"error": "engine died"}, FailureKind.IN_BAND, "engine died"),
+        ({"object": "error", "message": "engine died"}, FailureKind.IN_BAND, "engine died"),
+        (token(1, finish="error"), FailureKind.IN_BAND, "'error'"),
+        *(
+            (message, FailureKind.NOT_JSON, "")
+            for message in (b'{"choices": [', b"<html>", b"", b'{"choices": [{"text": "\xff"}]}', b"Internal")
+        ),
+        (b'"text"', FailureKind.FORM, "`str`"),
+        (b'{"choices": "none"}', FailureKind.FORM, "$.choices"),
+        (b'{"choices": {"0": {}}}', FailureKind.FORM, "$.choices"),
+        *(
+            (
+                usage(3) | {"usage": {"completion_tokens": count}},
+                FailureKind.FORM,
+                "$.usage.completion_tokens",
+            )
+            for count in (12.5, 1e300)
+        ),
+        (delta(content=[{"type": "image"}]), FailureKind.FORM, "content"),
     ],
 )
-def test_an_error_inside_the_stream_ends_it(message: Any, detail: str) -> None:
+def test_an_error_and_what_is_no_chunk_end_the_stream(message, kind, detail) -> None:
     with pytest.raises(ReplyError) as caught:
         read(token(1, text="a"), message)
-    assert caught.value.failure.kind is FailureKind.IN_BAND
+    assert caught.value.failure.kind is kind
     assert detail in caught.value.failure.detail
-
-
-@pytest.mark.parametrize(
-    "message",
-    [b'{"choices": [', b"<html>", b"", b'{"choices": [{"text": "\xff"}]}', b"Internal Server Error"],
-)
-def test_what_is_no_json_ends_it(message: bytes) -> None:
-    with pytest.raises(ReplyError) as caught:
-        read(message)
-    assert caught.value.failure.kind is FailureKind.NOT_JSON
-
-
-@pytest.mark.parametrize(
-    ("message", "named"),
-    [
-        (b'"text"', "`str`"),
-        (b'{"choices": "none"}', "$.choices"),
-        (b'{"choices": {"0": {}}}', "$.choices"),
-        (usage(3) | {"usage": {"completion_tokens": 12.5}}, "$.usage.completion_tokens"),
-        (usage(3) | {"usage": {"completion_tokens": 1e300}}, "$.usage.completion_tokens"),
-        (delta(content=[{"type": "image"}]), "content"),
-    ],
-)
-def test_json_of_another_form_ends_it_by_the_fields_name(message: Any, named: str) -> None:
-    with pytest.raises(ReplyError) as caught:
-        read(message)
-    assert caught.value.failure.kind is FailureKind.FORM
-    assert named in caught.value.failure.detail
 
 
 def last(**changes: Any) -> dict[str, Any]:
@@ -317,7 +301,6 @@ def test_an_event_called_error_is_one(data: bytes, detail: str) -> None:
 
 def test_what_was_not_understood_is_quoted_where_a_stream_ends_badly() -> None:
     failure = read(TWO[0], {"detail": "worker lost"}, DONE).problem(max_tokens=2, natural_stop=False)
-    assert failure is not None
     assert (failure.kind, "worker lost" in failure.detail) == (FailureKind.NO_FINISH, True)
     assert problem(read(*TWO, {"keep": "alive"}, last(), DONE), 2) is None
 
@@ -325,11 +308,6 @@ def test_what_was_not_understood_is_quoted_where_a_stream_ends_badly() -> None:
 def test_names_that_a_server_invents_are_in_no_warning() -> None:
     reply = read(TWO[0] | {"id": None, "x\x1b[31m": {"content": []}}, {"x1": {"content": ["a"]}, "id": None})
     assert reply.odd == {"`id` is null", "`content` is a list"}
-
-
-def test_unknown_fields_are_passed_over() -> None:
-    message = token(1, text="a", stop_reason=None, prompt_token_ids=[1, 2]) | {"service_tier": "x"}
-    assert shape(read(message)) == [(1000, 1, "content")]
 
 
 # Tool calls ----------------------------------------------------------------------------------------------
@@ -362,14 +340,18 @@ def test_calls_are_put_together_by_their_index() -> None:
     assert answer == "Sure."
 
 
-def test_calls_without_an_index_begin_with_a_name() -> None:
-    reply = read(call(part(None, "add", "{")), call(part(None, None, "}")), call(part(None, "sub", "{}")))
-    assert calls(reply) == [("add", "{}"), ("sub", "{}")]
-
-
-def test_calls_in_one_piece_and_none() -> None:
-    assert calls(read(call(part(0, "add", "{}"), part(1, "add", "[]")))) == [("add", "{}"), ("add", "[]")]
-    assert calls(read(delta(content="no"))) == []
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        ([call(part(None, "add", "{")), call(part(None, None, "}")), call(part(None, "sub", "{}"))],
+         [("add", "{}"), ("sub", "{}")]),
+        ([call(part(0, "add", "{}"), part(1, "add", "[]"))], [("add", "{}"), ("add", "[]")]),
+        ([delta(content="no")], []),
+    ],
+    ids=["without an index", "in one piece", "none"],
+)  # fmt: skip
+def test_calls_without_an_index_begin_with_a_name(messages, found) -> None:
+    assert calls(read(*messages)) == found
 
 
 def test_a_server_that_never_marks_the_end_ends_with_a_finish_reason() -> None:
@@ -377,5 +359,4 @@ def test_a_server_that_never_marks_the_end_ends_with_a_finish_reason() -> None:
     assert problem(whole) is FailureKind.TRUNCATED
     assert whole.problem(max_tokens=3, natural_stop=False, plain=True) is None
     cut = read(token(1), token(2), usage(2)).problem(max_tokens=3, natural_stop=False, plain=True)
-    assert cut is not None
     assert cut.kind is FailureKind.TRUNCATED

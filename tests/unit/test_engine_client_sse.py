@@ -16,57 +16,34 @@ def parse(*reads: bytes) -> list[ServerSentEvent]:
     return [event for read in reads for event in parser.feed(read)]
 
 
-def said(*reads: bytes) -> list[bytes]:
-    return [event.data for event in parse(*reads)]
+ERROR = ServerSentEvent(b"x", b"error")
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
-def test_lines_end_in_three_ways(end: bytes) -> None:
-    assert said(end.join([b"data: a", b"data: b", b"", b"data: c", b"", b""])) == [b"a\nb", b"c"]
-
-
-def test_several_events_in_one_read() -> None:
-    assert said(b"data: 1\n\ndata: 2\n\ndata: [DO", b"NE]\n\n") == [b"1", b"2", b"[DONE]"]
-
-
-def test_comments_and_other_fields_are_passed_over() -> None:
-    assert said(b": ping\n\nid: 3\nretry: 10\ndata: x\n: more\n\n: ping\n\n") == [b"x"]
-
-
-def test_an_event_called_error_needs_no_data() -> None:
-    assert parse(b": ping\n\nevent: error\n: worker lost\n: twice\n\nevent: other\n: x\n\ndata: y\n\n") == [
-        ServerSentEvent(b"worker lost\ntwice", b"error"),
-        ServerSentEvent(b"y"),
-    ]
-    assert parse(b": ping\nevent: error\ndata: z\n\n") == [ServerSentEvent(b"z", b"error")]
+@pytest.mark.parametrize(
+    ("reads", "events"),
+    [
+        ([b"data: 1\n\ndata: 2\n\ndata: [DO", b"NE]\n\n"], [b"1", b"2", b"[DONE]"]),
+        ([b": ping\n\nid: 3\nretry: 10\ndata: x\n: more\n\n: ping\n\n"], [b"x"]),
+        ([b"data:  two\n\ndata:none\n\ndata\n\n"], [b" two", b"none", b""]),
+        ([b"event: error\ndata: x\n\ndata: y\n\n"], [ERROR, b"y"]),
+        # An event called error needs no data.
+        ([b": ping\n\nevent: error\n: x\n\nevent: other\n: x\n\ndata: y\n\n"], [ERROR, b"y"]),
+        ([b"event: error\n: lost\n: twice\n\n"], [ServerSentEvent(b"lost\ntwice", b"error")]),
+        ([b": ping\nevent: error\ndata: x\n\n"], [ERROR]),
+        # A mark of the byte order is no part of the first field, and of a later one it is.
+        ([b"\xef\xbb\xbfdata: x\n\n"], [b"x"]),
+        ([b"data: x\n\n\xef\xbb\xbfdata: y\n\n"], [b"x"]),
+    ],
+)
+def test_events_are_read_from_their_fields(reads, events) -> None:
+    found = [event if event.name else event.data for event in parse(*reads)]
+    assert found == events
 
 
 def test_a_line_without_a_field_is_kept() -> None:
     parser = EventParser()
     assert parser.feed(b'id: 1\n{"error": "worker lost"}\n\ndata: x\n\n') == [ServerSentEvent(b"x")]
     assert parser.stray == b'{"error": "worker lost"}'
-
-
-def test_only_one_space_after_the_colon_belongs_to_the_field() -> None:
-    assert said(b"data:  two\n\ndata:none\n\ndata\n\n") == [b" two", b"none", b""]
-
-
-def test_the_name_belongs_to_its_event_alone() -> None:
-    assert parse(b"event: error\ndata: x\n\ndata: y\n\n") == [
-        ServerSentEvent(b"x", b"error"),
-        ServerSentEvent(b"y"),
-    ]
-
-
-def test_a_mark_of_the_byte_order_is_no_part_of_the_first_field() -> None:
-    assert said(b"\xef\xbb\xbfdata: x\n\n") == [b"x"]
-    assert said(b"data: x\n\n\xef\xbb\xbfdata: y\n\n") == [b"x"]
-
-
-def test_an_event_may_come_in_pieces() -> None:
-    parser = EventParser()
-    assert parser.feed(b'data: {"cut') == []
-    assert parser.feed(b'"}\n\n') == [ServerSentEvent(b'{"cut"}')]
 
 
 def test_a_cr_ends_a_line_before_it_is_known_whether_a_lf_follows() -> None:

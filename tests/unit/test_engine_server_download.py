@@ -38,12 +38,18 @@ def test_seconds_count_while_files_grow_and_no_others(tmp_path: Path) -> None:
     assert download.bytes >= 3 * len(BLOCK)
 
 
-def test_bursts_of_a_slow_download_are_one_and_a_long_pause_counts_for_the_boot(tmp_path: Path) -> None:
-    download = Download([tmp_path])
+def trickling(folder: Path) -> Download:
+    """A block a minute for an hour."""
+    download = Download([folder])
     for minute in range(1, 61):
-        (tmp_path / str(minute)).write_bytes(BLOCK)
+        (folder / str(minute)).write_bytes(BLOCK)
         for second in range(0, 60, 3):
             download.look(minute * 60.0 + second)
+    return download
+
+
+def test_bursts_of_a_slow_download_are_one_and_a_long_pause_counts_for_the_boot(tmp_path: Path) -> None:
+    download = trickling(tmp_path)
     assert download.seconds == 3600.0
     (tmp_path / "late").write_bytes(BLOCK)
     assert download.look(36_000.0) == 300.0
@@ -53,11 +59,7 @@ def test_a_download_that_trickles_counts_for_the_boot_but_for_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads, "_LEAST_BYTES_PER_S", 1000)
-    download = Download([tmp_path])
-    for minute in range(1, 61):
-        (tmp_path / str(minute)).write_bytes(BLOCK)
-        for second in range(0, 60, 3):
-            download.look(minute * 60.0 + second)
+    download = trickling(tmp_path)
     assert download.bytes == 60 * len(BLOCK)
     assert download.seconds <= download.bytes / 1000
 
@@ -102,9 +104,7 @@ def test_without_folders_nothing_is_looked_at() -> None:
 def test_models_are_fetched_into_the_cache_that_variables_or_a_flag_name(tmp_path: Path) -> None:
     served = recipe("org/m", drafter="org/d")
     names = ("models--org--m", "models--org--d")
-    assert download_folders(served, {"HF_HOME": "/h"}) == tuple(
-        tmp_path.__class__("/h/hub", one) for one in names
-    )
+    assert download_folders(served, {"HF_HOME": "/h"}) == tuple(Path("/h/hub", one) for one in names)
     named = recipe("org/m", flags={"download-dir": str(tmp_path)})
     assert download_folders(named, {"HF_HOME": "/h"}) == (tmp_path / "models--org--m",)
     assert download_folders(recipe(tmp_path), {}) == (), "a folder is here already"

@@ -6,32 +6,36 @@ import asyncio
 import json
 import os
 import sys
-import zipfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import preflight_kit
 import pytest
+import wheelkit
 
 from sparkwright.base.card import _memory_total_gib, card_capability, card_memory_gib
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
+from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import host
-from sparkwright.engine.server.environment import (
-    prepare_requirement,
-    prepare_wheel,
-)
+from sparkwright.engine.server.environment import prepare_requirement, prepare_wheel
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.tiny import write_tiny_models
 from sparkwright.engine.tiny.tokenizer import alphabet, tokenizer
-from sparkwright.recipes import Recipe, load_recipe, variant
+from sparkwright.recipes import load_recipe, variant
 
 
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int = 0) -> None:
     """Put a program in place of ``nvidia-smi``."""
+    smi(monkeypatch, tmp_path, f"echo '{says}'\nexit {status}")
+
+
+def smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho '{says}'\nexit {status}\n", encoding="utf-8")
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
 def sampled(pid: int | None = None) -> host.HostSample:
@@ -82,8 +86,6 @@ def test_memory_that_card_and_host_share_is_the_hosts(
 
 
 def test_sampling_is_no_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sparkwright.base.events import Event, subscribe
-
     card(monkeypatch, tmp_path, "1, 2, 3")
     heard: list[Event] = []
     with subscribe(heard.append):
@@ -163,49 +165,39 @@ def test_generated_models_fit_each_other(tmp_path: Path) -> None:
 
 def tiny_wheel(folder: Path, version: str, record: str = "", requires: str = "") -> Path:
     """A wheel called vllm that has nothing but a version and, if any, a record of carries, a requirement."""
-    folder.mkdir(exist_ok=True)
-    path = folder / f"vllm-{version}-py3-none-any.whl"
     info = f"vllm-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("vllm/__init__.py", "")
-        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-        metadata += f"Requires-Dist: {requires}\n" * bool(requires)
-        wheel.writestr(f"{info}/METADATA", metadata)
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        files = ["vllm/__init__.py", *(f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))]
-        if record:
-            files.append(f"{info}/sparkwright/carries.json")
-            wheel.writestr(files[-1], record)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in files))
-    return path
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    metadata += f"Requires-Dist: {requires}\n" * bool(requires)
+    files = {
+        "vllm/__init__.py": b"",
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **({f"{info}/sparkwright/carries.json": record.encode()} if record else {}),
+    }
+    return wheelkit.pack(folder / f"vllm-{version}-py3-none-any.whl", wheelkit.with_record(files, info))
 
 
-def test_an_environment_is_made_once_for_the_same_wheel(tmp_path: Path) -> None:
+def required(wheel: Path, place: Path) -> Path:
+    return prepare_requirement(f"vllm @ {wheel.as_uri()}", place)
+
+
+@pytest.mark.parametrize("prepared", [prepare_wheel, required])
+def test_an_environment_is_made_once_for_the_same_wheel_or_requirement(
+    tmp_path: Path, prepared: Callable[[Path, Path], Path]
+) -> None:
     wheel = tiny_wheel(tmp_path, "0.24.0")
-    python = prepare_wheel(wheel, tmp_path / "env")
+    python = prepared(wheel, tmp_path / "env")
     assert read_installed(python).version == "0.24.0"
     stamp = python.parent.parent / "ours"
     stamp.touch()
-    assert prepare_wheel(wheel, tmp_path / "env") == python
+    assert prepared(wheel, tmp_path / "env") == python
     assert stamp.exists(), "it was taken as it is"
-    prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
+    prepared(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
     assert read_installed(python).version == "0.25.0"
-    assert not stamp.exists(), "it was made anew"
+    assert not stamp.exists(), "it was made again"
 
 
-def test_an_environment_for_a_requirement_is_made_once(tmp_path: Path) -> None:
-    wanted = f"vllm @ {tiny_wheel(tmp_path, '0.24.0').as_uri()}"
-    python = prepare_requirement(wanted, tmp_path / "env")
-    assert read_installed(python).version == "0.24.0"
-    stamp = tmp_path / "env" / "ours"
-    stamp.touch()
-    assert prepare_requirement(wanted, tmp_path / "env") == python
-    assert stamp.exists(), "it was taken as it is"
-    prepare_requirement(f"vllm @ {tiny_wheel(tmp_path, '0.25.0').as_uri()}", tmp_path / "env")
-    assert read_installed(python).version == "0.25.0"
-    assert not stamp.exists()
+def test_a_requirement_that_cannot_be_met_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="no environment could be made for vllm @ file:///nowhere"):
         prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
 
@@ -285,10 +277,8 @@ def test_without_a_network_only_what_is_cached_is_installed(
 
 
 def test_an_interpreter_without_vllm_says_so(tmp_path: Path) -> None:
-    from pathlib import Path as Place
-
     with pytest.raises(ServerError, match="has no vLLM") as caught:
-        read_installed(Place(sys.executable))
+        read_installed(Path(sys.executable))
     assert "vllm" in caught.value.because
     with pytest.raises(ServerError, match="has no vLLM"):
         read_installed(tmp_path / "nothing")
@@ -347,15 +337,8 @@ def test_incompatible_options_are_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
-    recipe = Recipe(
-        format=1,
-        name="both",
-        title="Both",
-        model="a/b",
-        drafter="c/d",
-        flags={"kv-cache-dtype": "nvfp4"},
-        speculative={"method": "dflash", "num_speculative_tokens": 7},
-    )
+    speculative = {"method": "dflash", "num_speculative_tokens": 7}
+    recipe = preflight_kit.recipe(drafter="c/d", flags={"kv-cache-dtype": "nvfp4"}, speculative=speculative)
     with pytest.raises(IncompatibleOptionsError):
         start_server(recipe, folder=tmp_path / "run", python=python)
     assert not (tmp_path / "run").exists()
@@ -380,10 +363,7 @@ def test_incompatible_options_are_refused_before_anything_starts(
 def test_reasons_of_low_clocks_are_asked_of_drivers_that_know_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: str, mask: int
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\n", encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    smi(monkeypatch, tmp_path, f"case $1 in\n{cases}\nesac")
     host._reasons_known.cache_clear()
     try:
         sample = sampled()

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from boot_logs import Boot
+from kit import Recorder
+from msgspec.structs import replace
 from simulator_kit import settings
 from verify_kit import Bench, boot_facts, by_name, context
 
-from sparkwright.base.events import subscribe
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.bootlog import read_boot_log
 from sparkwright.engine.slow_kernels import fallbacks, lost_graphs, warn_of_fallbacks
@@ -79,21 +80,23 @@ def test_requested_backends_are_read() -> None:
 
 @pytest.mark.parametrize("dialect", ["0.24", "0.33"])
 @pytest.mark.parametrize(
-    ("fault", "layers"), [("fp4-fallback-linear", "linear"), ("fp4-fallback-moe", "MoE"), ("", "")]
+    ("fault", "layers", "lost"),
+    [
+        ("fp4-fallback-linear", ["linear"], False),
+        ("fp4-fallback-moe", ["MoE"], False),
+        ("piecewise-drafts", [], True),
+        ("", [], False),
+    ],
 )
-def test_the_simulated_start_falls_back_only_with_the_fault(fault: str, layers: str, dialect: str) -> None:
+def test_a_simulated_start_falls_back_or_loses_graphs_only_with_the_fault(
+    fault, layers, lost, dialect
+) -> None:
     told = settings(*filter(None, [fault]), dialect=dialect)
-    text = "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))
-    found = fallbacks(read_boot_log(text))
-    assert [one.layers for one in found] == ([layers] if layers else [])
-
-
-@pytest.mark.parametrize("dialect", ["0.24", "0.33"])
-@pytest.mark.parametrize("fault", ["piecewise-drafts", ""])
-def test_a_simulated_start_loses_whole_graphs_only_with_the_fault(fault: str, dialect: str) -> None:
-    told = settings(*filter(None, [fault]), dialect=dialect)
-    text = "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))
-    assert bool(lost_graphs(read_boot_log(text))) == bool(fault)
+    facts = read_boot_log(
+        "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))
+    )
+    assert [one.layers for one in fallbacks(facts)] == layers
+    assert bool(lost_graphs(facts)) == lost
 
 
 LOST = {"graph_mode": "PIECEWISE", "planned_graphs": "FULL_AND_PIECEWISE", "speculative_tokens": 7}
@@ -125,10 +128,8 @@ def test_graphs_that_were_not_planned_or_are_whole_are_no_loss(changes: dict[str
     assert captures(**{**LOST, **changes}).warnings == ()
 
 
-def test_fast_kernels_pass() -> None:
-    found = judged()
-    assert found.verdict is Verdict.PASS
-    assert "FlashInferCutlassNvFp4LinearKernel" in found.cause
+def test_fast_kernels_are_named() -> None:
+    assert "FlashInferCutlassNvFp4LinearKernel" in judged().cause
 
 
 @pytest.mark.parametrize(
@@ -150,55 +151,41 @@ def test_an_unasked_slow_path_fails_on_a_card_with_fp4(changes: dict[str, Any], 
     assert judged(**changes, capability="").verdict is Verdict.INCONCLUSIVE
 
 
+MARLIN = ("NVFP4 MarlinNvFp4LinearKernel",)
+B12X = ("NVFP4 FlashInferB12xNvFp4LinearKernel",)
+UNNAMED = {"linear_backends": (), "moe_backends": ()}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "verdict"),
     [
-        {"linear_backends": ("NVFP4 MarlinNvFp4LinearKernel",), "asked_linear": "marlin"},
-        {"linear_backends": ("NVFP4 FlashInferB12xNvFp4LinearKernel",), "asked_linear": "flashinfer_b12x"},
-        {"moe_backends": ("NvFp4 EMULATION",), "asked_moe": "emulation"},
-        {"graph_mode": "NONE", "eager": True},
+        ({}, Verdict.PASS),
+        # What was asked for, and what another backend that was asked for does not excuse
+        ({"linear_backends": MARLIN, "asked_linear": "marlin"}, Verdict.PASS),
+        ({"linear_backends": B12X, "asked_linear": "flashinfer_b12x"}, Verdict.PASS),
+        ({"moe_backends": ("NvFp4 EMULATION",), "asked_moe": "emulation"}, Verdict.PASS),
+        ({"graph_mode": "NONE", "eager": True}, Verdict.PASS),
+        ({"linear_backends": MARLIN, "asked_linear": "flashinfer_cutlass"}, Verdict.FAIL),
+        # Weights of 16 bits, and FP4 weights without a named kernel
+        ({**UNNAMED, "graph_mode": "NONE"}, Verdict.PASS),
+        ({**UNNAMED, "quantization": "modelopt_fp4"}, Verdict.INCONCLUSIVE),
     ],
 )
-def test_a_slow_path_that_was_asked_for_passes(changes: dict[str, Any]) -> None:
-    assert judged(**changes).verdict is Verdict.PASS
+def test_a_slow_path_is_judged_by_what_was_asked_for(changes, verdict) -> None:
+    assert judged(**changes).verdict is verdict
 
 
-def test_another_backend_that_was_asked_for_excuses_nothing() -> None:
-    found = judged(linear_backends=("NVFP4 MarlinNvFp4LinearKernel",), asked_linear="flashinfer_cutlass")
-    assert found.verdict is Verdict.FAIL
+def test_serving_warns_and_goes_on(heard: Recorder) -> None:
+    assert warn_of_fallbacks(boot_facts(**FAST)) == ()
+    marlin = read_boot_log(log("0.33", "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"))
+    assert warn_of_fallbacks(marlin) == ()  # the card is not known
+    assert len(warn_of_fallbacks(replace(marlin, capability="12.1"))) == 1
+    (said,) = heard.warnings
+    assert "MarlinNvFp4LinearKernel" in said
 
 
-def test_weights_of_16_bits_are_not_judged() -> None:
-    assert judged(linear_backends=(), moe_backends=(), graph_mode="NONE").verdict is Verdict.PASS
-
-
-def test_fp4_weights_without_a_named_kernel_are_inconclusive() -> None:
-    found = judged(linear_backends=(), moe_backends=(), quantization="modelopt_fp4")
-    assert found.verdict is Verdict.INCONCLUSIVE
-
-
-def test_serving_warns_and_goes_on() -> None:
-    fast = boot_facts(**FAST)
-    warnings: list[str] = []
-    with subscribe(lambda event: warnings.append(event.data["message"])):
-        assert warn_of_fallbacks(fast) == ()
-        marlin = read_boot_log(log("0.33", "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"))
-        assert warn_of_fallbacks(marlin) == ()  # the card is not known
-        assert len(warn_of_fallbacks(_on_a_spark(marlin))) == 1
-    assert len(warnings) == 1
-    assert "MarlinNvFp4LinearKernel" in warnings[0]
-
-
-def _on_a_spark(facts: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(facts, capability="12.1")
-
-
-def test_serving_warns_of_lost_graphs_on_any_card() -> None:
-    warnings: list[str] = []
-    with subscribe(lambda event: warnings.append(event.data["message"])):
-        warn_of_fallbacks(boot_facts(**LOST))
-        warn_of_fallbacks(boot_facts(**{**LOST, "graph_mode": "FULL_AND_PIECEWISE"}))
-    assert len(warnings) == 1
-    assert "piecewise" in warnings[0]
+def test_serving_warns_of_lost_graphs_on_any_card(heard: Recorder) -> None:
+    warn_of_fallbacks(boot_facts(**LOST))
+    warn_of_fallbacks(boot_facts(**{**LOST, "graph_mode": "FULL_AND_PIECEWISE"}))
+    (said,) = heard.warnings
+    assert "piecewise" in said

@@ -82,7 +82,6 @@ class TestByCommit:
         history.commit("Farther (#9)", l25="x", l10="upstream's", l1="y")
         history.noise(2)
         found = history.find()
-        assert found is not None
         assert (found.commit, found.subject, found.author) == (planted, "Rewrite line 10 (#812)", "Upstream")
         assert (found.before, found.after, found.pull) == (APPLIED, CONFLICT, 812)
         assert found.files == (FILE,)
@@ -101,7 +100,6 @@ class TestByCommit:
         history.commit("Mend", l10="line 10")
         second = history.commit("Break again", l10="theirs again")
         found = history.find()
-        assert found is not None
         assert found.commit in {first, second}
         assert found.before is APPLIED
 
@@ -109,7 +107,6 @@ class TestByCommit:
         planted = history.commit("The same change", l10="carried")
         history.noise(1)
         found = history.find(ABSORBED)
-        assert found is not None
         assert (found.commit, found.after) == (planted, ABSORBED)
 
     def test_a_file_that_moved_is_followed(self, history: History) -> None:
@@ -118,7 +115,6 @@ class TestByCommit:
         planted = history.upstream.commit("Rewrite", {"vllm/moved.py": text(l10="theirs")})
         history.noise(2)
         found = history.find()
-        assert found is not None
         assert found.commit == planted
 
     def test_a_release_branch_beside_the_line_is_no_obstacle(self, history: History) -> None:
@@ -128,7 +124,6 @@ class TestByCommit:
         history.upstream.git("checkout", "--quiet", "main")
         planted = history.commit("Rewrite", l25="x", l10="theirs")
         found = history.find()
-        assert found is not None
         assert found.commit == planted
         steps = commit_steps(history.repository, trunk, planted, "1.2.0")
         assert [step.point.commit for step in steps] == [planted]

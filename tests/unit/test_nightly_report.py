@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 
 import night_kit
 import pytest
 from markdown_it import MarkdownIt
+from page_kit import PageReader
 
 from sparkwright.base.text import code_span
 from sparkwright.nightly.model import Judgement, NightCheck, NightVerdict, Standing, standing_of
@@ -16,40 +16,6 @@ from sparkwright.nightly.report import VERDICTS, commit_address, render_html, re
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 EVIL = night_kit.EVIL
-_VOID = {"meta", "link", "rect", "br"}
-
-
-class Reader(HTMLParser):
-    """The elements of a page, and the text of each kind of element."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.open: list[str] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag not in _VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and data.strip():
-            self.texts.append((self.open[-1], data.strip()))
-
-    def of(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(data for tag, data in self.texts if tag != "style")
 
 
 def proposal(**changes) -> Proposal:
@@ -64,8 +30,8 @@ def proposal(**changes) -> Proposal:
     return Proposal(**{**told, **changes})
 
 
-def html(night, *proposals) -> Reader:
-    return Reader(render_html(night, upstream=UPSTREAM, proposals=proposals))
+def html(night, *proposals) -> PageReader:
+    return PageReader(render_html(night, upstream=UPSTREAM, proposals=proposals))
 
 
 def markdown(night, *proposals) -> tuple[str, str]:
@@ -78,8 +44,7 @@ def markdown(night, *proposals) -> tuple[str, str]:
 def test_every_judgement_appears_in_its_words_and_no_other(judgement):
     one = night_kit.night(night_kit.found(night_kit.carry("clamp", judgement)))
     page, (text, _) = html(one), markdown(one)
-    chips = [data for tag, data in page.texts if tag == "span" and data in {one.words for one in Judgement}]
-    assert set(chips) == {judgement.words}
+    assert {one.words for one in Judgement} & set(page.texts("span")) == {judgement.words}
     others = [other for other in Judgement if other.words not in judgement.words]
     assert f" {judgement.words} |" in text
     assert [other for other in others if f" {other.words} |" in text] == []
@@ -96,28 +61,25 @@ def test_only_red_carries_tell_how_to_search(judgement):
 @pytest.mark.parametrize("verdict", NightVerdict)
 def test_every_verdict_is_the_heading(verdict):
     one = night_kit.night(verdict=verdict)
-    assert [data for tag, data in html(one).texts if tag == "h1"] == [VERDICTS[verdict]]
+    assert html(one).texts("h1") == [VERDICTS[verdict]]
     assert markdown(one)[1].startswith(f"<h2>{VERDICTS[verdict]}</h2>")
 
 
 def test_the_page_loads_nothing_and_has_no_script():
     for one in (night_kit.eventful(), night_kit.hostile()):
         page = html(one, proposal())
-        assert page.of("script") == []
-        assert page.of("img") == page.of("iframe") == page.of("form") == []
-        (csp,) = [tag["content"] for tag in page.of("meta") if tag.get("http-equiv")]
+        assert page.all("script") == []
+        assert page.all("img") == page.all("iframe") == page.all("form") == []
+        (csp,) = [tag["content"] for tag in page.all("meta") if tag.get("http-equiv")]
         assert "default-src 'none'" in csp
-        sources = [
-            value for _, attributes in page.elements for name, value in attributes.items() if name == "src"
-        ]
-        assert sources == []
-        assert [tag["href"] for tag in page.of("link")] == ["data:,"]
-        assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+        assert [tag["href"] for tag in page.all("link")] == ["data:,"]
+        names = {name for _, attributes in page.elements for name in attributes}
+        assert not [name for name in names if name == "src" or name.startswith("on")]
 
 
 def test_what_the_page_says_of_an_eventful_night():
     page = html(night_kit.eventful())
-    links = [tag["href"] for tag in page.of("a")]
+    links = [tag["href"] for tag in page.all("a")]
     assert f"https://github.com/vllm-project/vllm/commit/{'8a' * 20}" in links
     assert "https://github.com/vllm-project/vllm/pull/45544" in links
     for said in (
@@ -142,11 +104,11 @@ def test_strips_have_a_bar_a_night_and_a_text_that_says_the_same():
     good, bad = Judgement.NEEDED, Judgement.CONFLICT
     one = night_kit.carry("clamp", bad, history=night_kit.strip(good, good, bad, bad, bad))
     page = html(night_kit.night(night_kit.found(one)))
-    (svg,) = page.of("svg")
+    (svg,) = page.all("svg")
     assert svg["role"] == "img"
     assert svg["aria-label"] == "conflict for 3 nights, before that needed for 2 nights"
-    assert [tag["class"] for tag in page.of("rect")] == ["good"] * 2 + ["red"] * 3
-    heights = [int(tag["height"]) for tag in page.of("rect")]
+    assert [tag["class"] for tag in page.all("rect")] == ["good"] * 2 + ["red"] * 3
+    heights = [int(tag["height"]) for tag in page.all("rect")]
     assert heights[0] < heights[-1]
     assert "▁▁███" in markdown(night_kit.night(night_kit.found(one)))[0]
 
@@ -155,13 +117,10 @@ def test_links_within_the_page_lead_somewhere_and_ids_are_unique():
     page = html(night_kit.eventful(), proposal(), "1.4.0: nothing")
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    inside = [tag["href"][1:] for tag in page.of("a") if tag["href"].startswith("#")]
+    inside = [tag["href"][1:] for tag in page.all("a") if tag["href"].startswith("#")]
     assert len(inside) > 5
     assert set(inside) <= set(ids)
-    labels = [
-        attributes["aria-labelledby"] for _, attributes in page.elements if "aria-labelledby" in attributes
-    ]
-    assert set(labels) <= set(ids)
+    assert {named["aria-labelledby"] for _, named in page.elements if "aria-labelledby" in named} <= set(ids)
 
 
 def test_hostile_text_stays_text_on_the_page():
@@ -170,9 +129,8 @@ def test_hostile_text_stays_text_on_the_page():
     raw = render_html(night_kit.hostile(), upstream=UPSTREAM, proposals=[EVIL])
     assert "\x1b" not in raw
     assert "\u202e" not in raw
-    assert [
-        tag for tag in page.of("a") if not tag["href"].startswith(("#", "https://github.com/vllm-project/"))
-    ] == []
+    known = ("#", "https://github.com/vllm-project/")
+    assert all(tag["href"].startswith(known) for tag in page.all("a"))
 
 
 def test_hostile_text_stays_text_in_markdown():
@@ -198,11 +156,8 @@ def test_a_code_span_is_one_span_in_text_and_in_a_table(text):
     (span,) = block.children
     assert span.type == "code_inline"
     assert span.content.replace("¦", "|") == " ".join(text.split())
-    cells = [
-        token
-        for token in reader.parse(f"| a | b |\n|---|---|\n| {code_span(text)} | last |")
-        if token.type == "inline"
-    ]
+    table = reader.parse(f"| a | b |\n|---|---|\n| {code_span(text)} | last |")
+    cells = [token for token in table if token.type == "inline"]
     assert cells[-1].content == "last"
     assert len(cells) == 4
 

@@ -208,28 +208,27 @@ def test_weights_that_the_recipe_has_otherwise_are_found(nvfp4, folder):
     assert judged(folder) == {}
 
 
-@pytest.mark.parametrize(
-    ("asked", "refused"),
-    [("modelopt", True), ("compressed-tensors", True), ("fp8", False), ("bitsandbytes", False)],
-)
-def test_a_quantization_that_the_checkpoint_has_not(folder, asked, refused):
-    assert judged(folder, flags={"quantization": asked}) == (
-        {"quantization-flag": "refuse"} if refused else {}
-    )
+PACKED = {"l.weight": ("I32", (8, 8)), "l.scales": ("F16", (8,))}
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "refused"),
-    [("awq_marlin", "awq", False), ("gptq", "awq", True), ("fp8", "compressed-tensors", True)],
+    ("has", "asked", "refused"),
+    [
+        ("", "modelopt", True),
+        ("", "compressed-tensors", True),
+        ("", "fp8", False),
+        ("", "bitsandbytes", False),
+        ("awq", "awq_marlin", False),  # of the same format
+        ("awq", "gptq", True),
+        ("compressed-tensors", "fp8", True),
+    ],
 )
-def test_a_method_of_the_same_format_may_be_asked_for(tmp_path, asked, has, refused):
-    packed = {"l.weight": ("I32", (8, 8)), "l.scales": ("F16", (8,))}
-    folder = write_checkpoint(
-        tmp_path / "q", {**DENSE, "quantization_config": {"quant_method": has}}, [packed]
-    )
-    assert judged(folder, flags={"quantization": asked}) == (
-        {"quantization-flag": "refuse"} if refused else {}
-    )
+def test_a_quantization_that_the_checkpoint_has_not(folder, tmp_path, has, asked, refused):
+    if has:
+        config = {**DENSE, "quantization_config": {"quant_method": has}}
+        folder = write_checkpoint(tmp_path / "q", config, [PACKED])
+    found = judged(folder, flags={"quantization": asked})
+    assert found == ({"quantization-flag": "refuse"} if refused else {})
 
 
 def test_a_configuration_that_was_left_behind_is_found(nvfp4):

@@ -62,11 +62,6 @@ def found(tmp_path, config, tensors, *, target=QWEN_27B, speculative=DFLASH) -> 
     return {one.check: one.level for one in check_drafter(served, main, drafter)}
 
 
-@pytest.mark.parametrize("config", [QWEN_27B_DFLASH, SPECULATORS])
-def test_a_drafter_that_fits_is_silent(tmp_path, config):
-    assert found(tmp_path, config, dflash_27b()) == {}
-
-
 def test_both_forms_say_the_same():
     native, other = read_drafting(QWEN_27B_DFLASH), read_drafting(SPECULATORS)
     assert native.taken == other.taken == (1, 16, 31, 46, 61)
@@ -96,34 +91,38 @@ def test_a_drafter_of_another_target_is_found(tmp_path, change, check):
     assert found(tmp_path, {**QWEN_27B_DFLASH, **change}, dflash_27b())[check] == "refuse"
 
 
-def test_more_drafts_than_a_block_has(tmp_path):
-    long = {**DFLASH, "num_speculative_tokens": 16}
-    assert found(tmp_path, QWEN_27B_DFLASH, dflash_27b(), speculative=long) == {"draft-length": "warn"}
-    whole = {**DFLASH, "num_speculative_tokens": 15}
-    assert found(tmp_path, QWEN_27B_DFLASH, dflash_27b(), speculative=whole) == {}
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
+PACKED = [{"fc.weight": ("U8", (5120, 5 * 5120 // 2)), "fc.weight_scale": ("F8_E4M3", (5120, 1600))}]
+HEAD = [{"fc.weight": ("BF16", (1024, 3072)), "d2t": ("I64", (4096,))}]
+SHORT = [{"fc.weight": ("BF16", (1024, 2048))}]
+OF_DENSE = {"target": DENSE, "speculative": EAGLE}
 
 
-def test_a_model_that_is_no_drafter(tmp_path):
-    config = {**TEXT, "architectures": ["Qwen3ForCausalLM"]}
-    assert found(tmp_path, config, dflash_27b()) == {"drafter-form": "refuse"}
-    eagle = {"method": "eagle3", "num_speculative_tokens": 3}
-    assert found(tmp_path, QWEN_27B_DFLASH, dflash_27b(), speculative=eagle) == {"drafter-form": "refuse"}
-
-
-def test_an_eagle3_drafter(tmp_path):
-    eagle = {"method": "eagle3", "num_speculative_tokens": 3}
-    tensors = [{"fc.weight": ("BF16", (1024, 3072)), "d2t": ("I64", (4096,))}]
-    assert found(tmp_path, EAGLE3, tensors, target=DENSE, speculative=eagle) == {}
-    tensors = [{"fc.weight": ("BF16", (1024, 2048))}]
-    assert found(tmp_path, EAGLE3, tensors, target=DENSE, speculative=eagle) == {
-        "drafter-inputs": "refuse",
-        "drafter-table": "refuse",
-    }
-
-
-def test_a_drafter_with_packed_weights(tmp_path):
-    packed = [{"fc.weight": ("U8", (5120, 5 * 5120 // 2)), "fc.weight_scale": ("F8_E4M3", (5120, 1600))}]
-    assert found(tmp_path, QWEN_27B_DFLASH, packed) == {}
+@pytest.mark.parametrize(
+    ("config", "tensors", "keys", "expected"),
+    [
+        (QWEN_27B_DFLASH, dflash_27b(), {}, {}),
+        (SPECULATORS, dflash_27b(), {}, {}),
+        (QWEN_27B_DFLASH, PACKED, {}, {}),
+        (QWEN_27B_DFLASH, dflash_27b(), {"speculative": {**DFLASH, "num_speculative_tokens": 15}}, {}),
+        # More drafts than a block has
+        (
+            QWEN_27B_DFLASH,
+            dflash_27b(),
+            {"speculative": {**DFLASH, "num_speculative_tokens": 16}},
+            {"draft-length": "warn"},
+        ),
+        # A model that is no drafter, or none of the method
+        ({**TEXT, "architectures": ["Qwen3ForCausalLM"]}, dflash_27b(), {}, {"drafter-form": "refuse"}),
+        (QWEN_27B_DFLASH, dflash_27b(), {"speculative": EAGLE}, {"drafter-form": "refuse"}),
+        (EAGLE3, HEAD, OF_DENSE, {}),
+        (EAGLE3, SHORT, OF_DENSE, {"drafter-inputs": "refuse", "drafter-table": "refuse"}),
+    ],
+    ids=["as published", "speculators' form", "packed", "a whole block", "longer", "a model", "other method",
+         "eagle3", "of other layers"],
+)  # fmt: skip
+def test_a_drafter_is_judged_by_its_form_and_sizes(tmp_path, config, tensors, keys, expected):
+    assert found(tmp_path, config, tensors, **keys) == expected
 
 
 def test_a_paired_head_reads_the_targets_cache(tmp_path):

@@ -81,32 +81,31 @@ def test_facts_travel_as_json(pair):
     assert msgspec.json.decode(msgspec.json.encode(pair[0]), type=type(pair[0])) == pair[0]
 
 
-@pytest.mark.parametrize("change", [{"fast": "10000"}, {"state": "down"}, {"fast": None}])
-def test_no_fast_link(tmp_path, change):
-    assert levels(end(tree(tmp_path, **change)))["link"] == "refuse"
-
-
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("made", "variables", "check", "level"),
     [
-        ({}, "warn"),
-        ({"NCCL_SOCKET_IFNAME": SLOW}, "refuse"),
-        ({"NCCL_SOCKET_IFNAME": "enp7"}, "refuse"),
-        ({"NCCL_SOCKET_IFNAME": "en"}, "warn"),
-        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, "warn"),
-        ({"NCCL_SOCKET_IFNAME": f"={FAST}"}, None),
-        ({"NCCL_SOCKET_IFNAME": "enp1s0f0"}, None),
-        ({"NCCL_SOCKET_IFNAME": f"^{SLOW},docker"}, None),
+        ({"fast": "10000"}, GOOD, "link", "refuse"),
+        ({"state": "down"}, GOOD, "link", "refuse"),
+        ({"fast": None}, GOOD, "link", "refuse"),
+        # Traffic over the slow interface
+        ({}, {"GLOO_SOCKET_IFNAME": FAST}, "link-interface", "warn"),
+        ({}, {"NCCL_SOCKET_IFNAME": FAST}, "link-interface", "warn"),  # Gloo has one of its own
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "enp7"}, "link-interface", "refuse"),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "en"}, "link-interface", "warn"),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "^docker,lo"}, "link-interface", "warn"),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": f"={FAST}"}, "link-interface", None),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "enp1s0f0"}, "link-interface", None),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": f"^{SLOW},docker"}, "link-interface", None),
+        # RDMA
+        ({"rdma": False}, GOOD, "rdma", "warn"),
+        ({"port": "1: DOWN"}, GOOD, "rdma", "warn"),
+        ({}, {**GOOD, "NCCL_IB_DISABLE": "1"}, "rdma", "warn"),
+        ({}, {**GOOD, "NCCL_IB_HCA": "mlx5"}, "rdma-device", "refuse"),
     ],
 )
-def test_traffic_over_the_slow_interface(tmp_path, variables, expected):
-    found = levels(end(tree(tmp_path), variables={"GLOO_SOCKET_IFNAME": FAST, **variables}))
-    assert found.get("link-interface") == expected
-
-
-def test_gloo_has_an_interface_of_its_own(tmp_path):
-    found = levels(end(tree(tmp_path), variables={"NCCL_SOCKET_IFNAME": FAST}))
-    assert found["link-interface"] == "warn"
+def test_each_fault_of_one_end_is_found(tmp_path, made, variables, check, level):
+    assert levels(end(tree(tmp_path, **made), variables=variables)).get(check) == level
 
 
 @pytest.mark.parametrize(
@@ -123,15 +122,6 @@ def test_gloo_has_an_interface_of_its_own(tmp_path):
 )
 def test_the_syntax_of_nccl(value, name, taken):
     assert selects(value, name) is taken
-
-
-def test_rdma(tmp_path):
-    assert levels(end(tree(tmp_path / "a", rdma=False)))["rdma"] == "warn"
-    assert levels(end(tree(tmp_path / "b", port="1: DOWN")))["rdma"] == "warn"
-    disabled = end(tree(tmp_path / "c"), variables={**GOOD, "NCCL_IB_DISABLE": "1"})
-    assert levels(disabled)["rdma"] == "warn"
-    other = end(tree(tmp_path / "d"), variables={**GOOD, "NCCL_IB_HCA": "mlx5"})
-    assert levels(other)["rdma-device"] == "refuse"
 
 
 def test_a_version_of_nccl_that_hangs(pair):

@@ -36,29 +36,29 @@ def bare(tmp_path: Path) -> Path:
 WARNED, REFUSED = ("chat-template", "warn"), ("chat-template", "refuse")
 
 
-class TestGiven:
-    def test_a_file_that_parses(self, tmp_path: Path) -> None:
-        (tmp_path / "t.jinja").write_text(WHOLE)
-        assert found(None, chat_template=str(tmp_path / "t.jinja")) == []
-
-    @pytest.mark.parametrize("name", ["none.jinja", "", "latin.jinja"])
-    def test_what_vllm_cannot_open(self, tmp_path: Path, name: str) -> None:
-        (tmp_path / "latin.jinja").write_bytes(b"caf\xe9 {{ x }}")
-        assert found(None, chat_template=str(tmp_path / name)) == [REFUSED]
-
-    def test_a_relative_path_wherever_one_stands(self, tmp_path: Path, monkeypatch: Any) -> None:
-        (tmp_path / "t.jinja").write_text(WHOLE)
-        monkeypatch.chdir(tmp_path)
-        assert found(None, chat_template="t.jinja") == [REFUSED]
-        assert found(None, chat_template="template_chatml.jinja") == [], "vLLM has that one"
-
-    def test_the_template_itself(self) -> None:
-        assert found(None, chat_template=WHOLE * 500) == []
-        assert found(None, chat_template=BROKEN) == [WARNED]
-
-    def test_a_file_that_does_not_parse(self, tmp_path: Path) -> None:
-        (tmp_path / "t.jinja").write_text(BROKEN)
-        assert found(None, chat_template=str(tmp_path / "t.jinja")) == [WARNED]
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("@/whole.jinja", []),
+        ("@/broken.jinja", [WARNED]),
+        # What vLLM cannot open
+        ("@/none.jinja", [REFUSED]),
+        ("@/", [REFUSED]),
+        ("@/latin.jinja", [REFUSED]),
+        # A relative path wherever one stands, but for those of vLLM's own
+        ("whole.jinja", [REFUSED]),
+        ("template_chatml.jinja", []),
+        # The template itself
+        (WHOLE * 500, []),
+        (BROKEN, [WARNED]),
+    ],
+)
+def test_a_template_that_is_given(tmp_path, monkeypatch, given, expected) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole.jinja").write_text(WHOLE)
+    (tmp_path / "broken.jinja").write_text(BROKEN)
+    (tmp_path / "latin.jinja").write_bytes(b"caf\xe9 {{ x }}")
+    assert found(None, chat_template=given.replace("@", str(tmp_path))) == expected
 
 
 class TestOwn:
@@ -81,23 +81,22 @@ class TestOwn:
         assert found(bare, chat_template=str(tmp_path / "t.jinja")) == []
 
     @pytest.mark.parametrize(
-        "flags",
-        [{"tokenizer": "other/model"}, {"tokenizer_mode": "mistral"}, {"runner": "pooling"},
-         {"skip_tokenizer_init": True}],
-    )  # fmt: skip
-    def test_none_is_needed_of(self, bare: Path, flags: dict[str, Any]) -> None:
-        assert found(bare, **flags) == []
-
-    @pytest.mark.parametrize(
-        "config", [{"architectures": ["DeepseekV32ForCausalLM"]}, {"model_type": "deepseek_ocr"}]
+        ("flags", "files"),
+        [
+            ({"tokenizer": "other/model"}, {}),
+            ({"tokenizer_mode": "mistral"}, {}),
+            ({"runner": "pooling"}, {}),
+            ({"skip_tokenizer_init": True}, {}),
+            # Models that vLLM knows, and Mistral's own tokenizer
+            ({}, {"config.json": {**DENSE, "architectures": ["DeepseekV32ForCausalLM"]}}),
+            ({}, {"config.json": {**DENSE, "model_type": "deepseek_ocr"}}),
+            ({}, {"tekken.json": {}}),
+        ],
     )
-    def test_none_is_needed_by_models_that_vllm_knows(self, bare: Path, config: dict[str, Any]) -> None:
-        (bare / "config.json").write_text(json.dumps({**DENSE, **config}))
-        assert found(bare) == []
-
-    def test_mistrals_own_tokenizer_needs_none(self, bare: Path) -> None:
-        (bare / "tekken.json").write_text("{}")
-        assert found(bare) == []
+    def test_none_is_needed_of(self, bare, flags, files) -> None:
+        for name, content in files.items():
+            (bare / name).write_text(json.dumps(content))
+        assert found(bare, **flags) == []
 
     def test_tags_that_transformers_adds(self, bare: Path) -> None:
         text = "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"

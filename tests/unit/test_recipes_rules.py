@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipe_kit import DFLASH, made, of
 
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError, NewerFormatError, UnknownNameError
 from sparkwright.recipes import (
@@ -22,57 +23,14 @@ from sparkwright.recipes import (
     serve_arguments,
     variant,
 )
-from sparkwright.serve.settings import value_of
 
 ROOT = Path(__file__).parents[2]
 OURS = "0.24.0+spark.0123abcd"
 CARRIES = frozenset(tomllib.loads((ROOT / "patchsets" / "0.24.toml").read_text(encoding="utf-8"))["carries"])
-DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
-MTP = {"method": "mtp", "num_speculative_tokens": 3}
-V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-
-
-def made(**changes: Any) -> Recipe:
-    fields: dict[str, Any] = {
-        "format": 1,
-        "name": "made",
-        "title": "Made up",
-        "model": "some/model",
-        "capability": "12.1",
-    }
-    return Recipe(**(fields | changes))
 
 
 def broken(recipe: Recipe, version: str = "0.24.0", carries: Collection[str] = ()) -> set[str]:
     return {rule.name for rule in incompatibilities(recipe, version, carries=carries)}
-
-
-WORDS: dict[str, dict[str, Any]] = {
-    "dflash": {"speculative": DFLASH},
-    "mtp": {"speculative": MTP},
-    "ngram": {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
-    "v1": {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}},
-    "v2": {"environment": V2},
-    **{trait: {"traits": (trait,)} for trait in ("hybrid", "mla", "tied-embeddings")},
-}
-
-
-def of(words: str) -> dict[str, Any]:
-    """Return a recipe's fields: words as `--flag=value`, `draft.key=value`, `VARIABLE=text`, or `WORDS`."""
-    found: dict[str, Any] = {"flags": {}, "speculative": {}, "environment": {}}
-    for word in words.split():
-        name, given, text = word.partition("=")
-        if not given:
-            for field, value in WORDS[word].items():
-                found[field] = {**found[field], **value} if field in found else value
-        elif name in {"weights", "on"}:
-            found["capability" if name == "on" else name] = text
-        elif name.startswith(("--", "draft.")):
-            field, key = ("flags", name[2:]) if name[0] == "-" else ("speculative", name[6:])
-            found[field][key] = value_of(text)
-        else:
-            found["environment"][name] = text
-    return found
 
 
 # Each rule: what breaks it, and twins that differ in as little as possible and are healthy.
@@ -292,24 +250,21 @@ def test_with_every_carry(words: str, found: str) -> None:
     assert broken(made(**of(words)), OURS, CARRIES) == ({found} if found else set())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        SYNTHETIC_WORDS,
-        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5]",
-        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[1.5,0.1]",
-        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5,0.4] draft.synthetic_acceptance_length=2.0",
-        f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_length=3.5",
-        "dflash draft.synthetic_acceptance_length=2.0",
-    ],
-)
-def test_synthetic_acceptance_is_checked_as_vllm_does(words: str) -> None:
-    assert broken(made(**of(words))) == {"synthetic-acceptance"}
+# Acceptance as vLLM checks it
+SYNTHETIC = [
+    SYNTHETIC_WORDS,
+    f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5]",
+    f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[1.5,0.1]",
+    f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_rates=[0.5,0.4] draft.synthetic_acceptance_length=2.0",
+    f"{SYNTHETIC_WORDS} draft.synthetic_acceptance_length=3.5",
+    "dflash draft.synthetic_acceptance_length=2.0",
+]
 
 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
+        *((words, "synthetic-acceptance") for words in SYNTHETIC),
         ("ngram mla on=9.0 --attention-backend=TRITON_MLA", "mla-drafts"),
         ("ngram mla on=9.0", ""),
         (

@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sparkwright.pipeline import open_checkout
 from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, recipes
@@ -111,7 +111,7 @@ def test_preflights_rule_of_drafters_finds_nothing_in_a_recipe_that_ships(name, 
 
 def test_a_draft_as_long_as_a_block_would_be_found():
     recipe = RECIPES["qwen3.8-27b-dflash2"]
-    long = msgspec.structs.replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 8})
+    long = replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 8})
     assert drafter_findings(long) == ["draft-length"]
 
 
@@ -120,7 +120,7 @@ def test_limits_of_hybrid_drafts_name_carries_that_repair_them():
     assert told == {
         name for name, recipe in RECIPES.items() if "hybrid" in recipe.traits and recipe.speculative
     }
-    plain = msgspec.structs.replace(RECIPES["qwen3.6-27b-mtp"], flags={"enable-prefix-caching": False})
+    plain = replace(RECIPES["qwen3.6-27b-mtp"], flags={"enable-prefix-caching": False})
     assert plain.limits == plain.notes
 
 
@@ -129,9 +129,9 @@ def test_garbage_after_a_hit_is_told_of_every_drafter_that_is_known_for_it():
     assert told == {"nemotron-3.5-lightning-dspark", "qwen3.8-27b-dflash2", "qwen3.8-27b-dflash2-2x"}
     served = RECIPES["qwen3.8-27b-dflash2"]
     without = [
-        msgspec.structs.replace(served, flags={**served.flags, "enable-prefix-caching": False}),
-        msgspec.structs.replace(served, speculative={}),
-        msgspec.structs.replace(served, drafter="z-lab/Qwen3.8-27B-DFlash"),
+        replace(served, flags={**served.flags, "enable-prefix-caching": False}),
+        replace(served, speculative={}),
+        replace(served, drafter="z-lab/Qwen3.8-27B-DFlash"),
     ]
     assert not [one for one in without if "vllm#60174" in " ".join(one.limits)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from checkpoint_kit import (
     MODELOPT,
@@ -17,6 +16,7 @@ from checkpoint_kit import (
     nvfp4_27b,
     write_checkpoint,
 )
+from msgspec.structs import replace
 from preflight_kit import start
 
 from sparkwright.recipes import Recipe, load_recipe
@@ -52,7 +52,7 @@ def findings(tmp_path: Path) -> Callable[[Recipe], set[str]]:
         if recipe.drafter:
             at = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)
             drafter = str(at)
-        placed = msgspec.structs.replace(recipe, model=str(model), drafter=drafter)
+        placed = replace(recipe, model=str(model), drafter=drafter)
         return {one.check for one in run_preflight(start(placed))}
 
     return found
@@ -87,13 +87,13 @@ def test_as_many_drafts_as_for_one_user_would_not(
 ) -> None:
     recipe = load_recipe(name, use)
     more = {**recipe.speculative, "num_speculative_tokens": drafts}
-    assert "kv-states" in findings(msgspec.structs.replace(recipe, speculative=more))
+    assert "kv-states" in findings(replace(recipe, speculative=more))
 
 
 def test_conversations_of_full_length_fit_at_16(findings: Callable[[Recipe], set[str]]) -> None:
     recipe = load_recipe("qwen3.6-27b-dflash", "shared")
     assert "kv-requests" not in findings(recipe)
-    more = msgspec.structs.replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 12})
+    more = replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 12})
     assert "kv-requests" in findings(more)
 
 

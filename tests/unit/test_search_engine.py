@@ -185,14 +185,6 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
         status(tmp_path / "nothing")
 
 
-def test_a_pipe_in_place_of_a_journal_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / FILE)
-    with pytest.raises(ConfigError, match=FILE):
-        bisect(ASKED, Clocked(third), tmp_path)
-    with pytest.raises(ConfigError, match=FILE):
-        read_journal(tmp_path)
-
-
 def test_two_searches_in_one_folder_do_not_collide(tmp_path: Path) -> None:
     inner = Clocked(third)
 

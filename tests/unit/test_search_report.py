@@ -58,7 +58,6 @@ def test_the_picture_shows_each_candidate_in_its_verdict() -> None:
     asked = problem(16, "upstream")
     result = run(asked, Judge(rule))
     picture = page(asked, result).find(".//svg")
-    assert picture is not None
     drawn = [(group.get("class"), group.findall("rect")[1:]) for group in picture.findall("g")]
     tones = {"good": "pass", "bad": "fail", "untestable": "invalid", "unstable": "inconclusive"}
     assert [tone for tone, _ in drawn] == [tones[step.verdict] for step in result.steps]

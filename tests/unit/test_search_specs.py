@@ -59,6 +59,5 @@ def test_an_end_names_its_own_patchset(resolver: specs.Resolver) -> None:
 def test_upstreams_wheel_has_the_lock_of_its_release(resolver: specs.Resolver, release: str) -> None:
     name = parse_name(f"vllm-{release}-cp38-abi3-manylinux_2_28_x86_64.whl")
     found = resolver._stock_wheel("x.whl", name, ())
-    assert found.lock is not None
     assert found.lock.release.version == release
     assert resolver._stock_wheel("x.whl", parse_name("vllm-0.9.0-py3-none-any.whl"), ()).lock is None

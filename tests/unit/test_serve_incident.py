@@ -39,7 +39,6 @@ time.sleep(600)
 def engine() -> Iterator[tuple[int, int]]:
     """A process with a child; their ids."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = int(parent.stdout.readline())
     yield parent.pid, child
     for pid in (child, parent.pid):

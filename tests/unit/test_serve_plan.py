@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sparkwright.recipes import Recipe, recipes, serve_arguments
 from sparkwright.serve.caches import CACHES, cache_key, cache_variables, compiled_results
@@ -49,9 +49,9 @@ def test_values_that_are_secrets_are_not_shown() -> None:
 
 def test_caches_are_apart_for_wheel_recipe_and_card() -> None:
     key = cache_key("wheel", RECIPE, "12.1")
-    retitled = msgspec.structs.replace(RECIPE, title="Another", notes=("a note",), why={})
+    retitled = replace(RECIPE, title="Another", notes=("a note",), why={})
     assert cache_key("wheel", retitled, "12.1") == key, "a title compiles nothing"
-    other = msgspec.structs.replace(RECIPE, flags={**RECIPE.flags, "max-num-seqs": 5})
+    other = replace(RECIPE, flags={**RECIPE.flags, "max-num-seqs": 5})
     keys = {
         key,
         cache_key("wheel 2", RECIPE, "12.1"),

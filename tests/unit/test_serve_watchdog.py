@@ -125,33 +125,34 @@ def test_a_canary_behind_a_long_queue_proves_nothing() -> None:
     assert set(verdicts(loaded())) == {WatchVerdict.BUSY}
 
 
-def test_compilers_extend_the_limit_and_do_not_lift_it() -> None:
+SILENT = {"responds": False, "running": -1, "waiting": -1, "generated": -1, "prompt": -1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "patient_s", "wedged_s"),
+    [
+        (LIMITS, {"compilers": 4}, 1700.0, 1900.0),
+        (WatchLimits(young_s=300.0, warm_s=300.0), {}, 290.0, 310.0),
+        (LIMITS, {"available_mib": 300.0}, 235.0, 245.0),
+        (LIMITS, {"pressure": 70.0}, 235.0, 245.0),
+        (LIMITS, SILENT, 110.0, 130.0),
+    ],
+    ids=["compilers", "young", "little memory", "pressure", "silent HTTP"],
+)
+def test_what_delays_an_engine_extends_the_limit_and_does_not_lift_it(
+    limits: WatchLimits, changes: dict[str, Any], patient_s: float, wedged_s: float
+) -> None:
     held = replace(IDLE, running=1)
-    assert not any(v.ends for v in verdicts(steady(held, 1700.0, compilers=4)))
-    assert verdicts(steady(held, 1900.0, compilers=4))[-1] is WatchVerdict.WEDGED
+    found = verdicts(steady(held, patient_s, **changes), limits)
+    assert not any(verdict.ends for verdict in found)
+    starved = {"available_mib", "pressure"} & changes.keys()
+    assert not starved or set(found[1:]) == {WatchVerdict.STARVED}
+    assert verdicts(steady(held, wedged_s, **changes), limits)[-1] is WatchVerdict.WEDGED
 
 
-def test_a_young_engine_gets_longer() -> None:
-    limits = WatchLimits(young_s=300.0, warm_s=300.0)
+def test_a_host_with_memory_is_not_starved() -> None:
     held = replace(IDLE, running=1)
-    assert not any(v.ends for v in verdicts(steady(held, 290.0), limits))
-    assert verdicts(steady(held, 310.0), limits)[-1] is WatchVerdict.WEDGED
-
-
-@pytest.mark.parametrize("short", [{"available_mib": 300.0}, {"pressure": 70.0}])
-def test_a_starved_host_is_named_and_gets_twice_the_time(short: dict[str, float]) -> None:
-    held = replace(IDLE, running=1)
-    found = verdicts(steady(held, 235.0, **short))
-    assert set(found[1:]) == {WatchVerdict.STARVED}
-    assert verdicts(steady(held, 245.0, **short))[-1] is WatchVerdict.WEDGED
     assert WatchVerdict.STARVED not in verdicts(steady(held, 60.0, available_mib=4000.0, pressure=5.0))
-
-
-def test_a_silent_http_server_is_wedged_and_a_short_silence_is_not() -> None:
-    silent = {"responds": False, "running": -1, "waiting": -1, "generated": -1, "prompt": -1}
-    assert not any(v.ends for v in verdicts(steady(IDLE, 110.0, **silent)))
-    found = verdicts(steady(IDLE, 130.0, **silent))
-    assert found[-1] is WatchVerdict.WEDGED
 
 
 def test_counters_that_cannot_be_read_are_no_sign_of_work() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from verify_kit import (
     Bench,
     Server,
@@ -67,7 +67,7 @@ NEVER = {"samples": (), "before": None, "after": None}
     ],
 )
 def test_a_server_that_does_not_come_up_or_answer_fails(changes: dict[str, Any], words: str) -> None:
-    finding = judged(observations=(msgspec.structs.replace(healthy()[0], **changes),))[ANSWERS]
+    finding = judged(observations=(replace(healthy()[0], **changes),))[ANSWERS]
     assert finding.verdict == "fail"
     assert words in finding.cause
     assert all(line in finding.cause for line in changes.get("log", ()))
@@ -195,7 +195,7 @@ def test_capacity_is_compared_with_the_band_where_nothing_else_ran() -> None:
 
 
 def test_without_a_log_nothing_is_claimed_of_it() -> None:
-    empty = msgspec.structs.replace(boot_facts(), graph_gib=None, capture_sizes=(), runner="", total_gib=-1)
+    empty = replace(boot_facts(), graph_gib=None, capture_sizes=(), runner="", total_gib=-1)
     found = judged(empty, lacks={"log": "no log was given"})
     assert found[ANSWERS].verdict == found[DRAFTER].verdict == "pass"
     for rule in (ESTIMATE, BUDGET, CAPTURES, RUNNER):
@@ -204,6 +204,6 @@ def test_without_a_log_nothing_is_claimed_of_it() -> None:
 
 
 def test_a_server_without_a_gpu_has_no_memory_of_one() -> None:
-    found = judged(msgspec.structs.replace(boot_facts(), total_gib=-1), lacks={"gpu": "no GPU"})
+    found = judged(replace(boot_facts(), total_gib=-1), lacks={"gpu": "no GPU"})
     assert {found[name].verdict for name in (ESTIMATE, BUDGET, CAPTURES)} == {"not-applicable"}
     assert found[RUNNER].verdict == "pass"

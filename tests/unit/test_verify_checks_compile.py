@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from verify_kit import Bench, by_name, context
 
 from sparkwright.base.config import to_builtins
@@ -42,15 +42,12 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         env={"HOME": str(tmp_path), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
         process.kill()
 
 
 def start(server: subprocess.Popen[str], *argv: str) -> None:
-    assert server.stdin is not None
-    assert server.stdout is not None
     server.stdin.write(" ".join(argv) + "\n")
     server.stdin.flush()
     assert server.stdout.readline() == "started\n"
@@ -118,7 +115,7 @@ def test_much_is_told_shortly() -> None:
 def seen(again: Any = (), first: Any = ()) -> tuple[Observation, ...]:
     """What a server shows, of which *first* and *again* were compiled in each cell of a round."""
     return tuple(
-        msgspec.structs.replace(one, compiled=again if one.cell.tags["round"] == "again" else first)
+        replace(one, compiled=again if one.cell.tags["round"] == "again" else first)
         for one in BENCH.healthy()
     )
 
@@ -157,7 +154,7 @@ def test_processes_that_were_not_watched_decide_nothing() -> None:
 def test_a_kind_that_ends_the_server_in_the_first_round_fails_with_its_name() -> None:
     at = list(KINDS).index("sampled c=4")
     log = ("RuntimeError: CPU Generator does not use offset", "EngineDeadError: see above")
-    ended = msgspec.structs.replace(seen()[at], died=1, log=log)
+    ended = replace(seen()[at], died=1, log=log)
     found, cause = verdict((*seen()[:at], ended))
     assert found is Verdict.FAIL
     assert "the server ended in sampled c=4 first" in cause

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
-from verify_kit import (
-    SEEDS,
-    Bench,
-    Server,
-    boot_facts,
-    changed,
-    context,
-    judge,
-    profile,
-    run,
-)
+from msgspec.structs import replace
+from verify_kit import SEEDS, Bench, Server, boot_facts, changed, context, every, judge, profile, run
 
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 
@@ -88,11 +77,8 @@ def test_acceptance_that_is_lost_at_length_fails_there(seed: int) -> None:
 
 def test_a_weak_drafter_that_is_lost_fails_as_well() -> None:
     """Its mean acceptance length falls from 2.0 to 1.0, which is more than 0.4 of it."""
-
-    def factor(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
-        return 0.02 if cell.tags["cache"] != "control" else 0.62
-
-    finding = judge(LONG, context(SIZES), Server(seed=1, factor=factor))[HOLD]
+    weak = Server(seed=1, factor=lambda cell, *_: 0.62 if cell.tags["cache"] == "control" else 0.02)
+    finding = judge(LONG, context(SIZES), weak)[HOLD]
     assert finding.verdict == "fail"
     assert float(str(finding.measured["MAL ratio"]).split()[0]) > 0.4
 
@@ -131,50 +117,27 @@ def test_a_cache_that_finds_nothing_is_invalid() -> None:
     ],
 )
 def test_a_server_without_a_cache_is_undecided(changes: dict[str, object], words: str) -> None:
-    observation = healthy()[named("3300 cached")]
-    assert observation.before is not None
-    assert observation.after is not None
-    finding = judged(
-        changed(
-            healthy(),
-            named("3300 cached"),
-            before=msgspec.structs.replace(observation.before, **changes),
-            after=msgspec.structs.replace(observation.after, **changes),
-        )
-    )[CACHE]
+    at = named("3300 cached")
+    before, after = (replace(one, **changes) for one in (healthy()[at].before, healthy()[at].after))
+    finding = judged(changed(healthy(), at, before=before, after=after))[CACHE]
     assert finding.verdict == "inconclusive"
     assert words in finding.cause
 
 
-def silent(observation: Observation, which: slice = slice(None)) -> Observation:
-    names = {sample.prompt for sample in observation.samples[which]}
-    return msgspec.structs.replace(
-        observation,
-        samples=tuple(
-            msgspec.structs.replace(s, text="I do not know.") if s.prompt in names else s
-            for s in observation.samples
-        ),
-    )
+SILENT = {"text": "I do not know."}
 
 
-def test_a_document_that_is_not_read_fails() -> None:
-    observations = list(healthy())
-    observations[named("3300 cached")] = silent(observations[named("3300 cached")])
-    finding = judged(observations)[READ]
-    assert finding.verdict == "fail"
-    assert finding.cause == "3300 cached: 0 of 4 codes were found, and 8 of 8 after short documents"
-
-
-def test_one_needle_that_is_missed_warns() -> None:
-    observations = list(healthy())
-    observations[named("3300 cold")] = silent(observations[named("3300 cold")], slice(0, 1))
-    finding = judged(observations)[READ]
-    assert finding.verdict == "pass"
-    assert finding.warnings == ("3300 cold: 1 of 4 codes were not found",)
-
-
-def test_a_model_that_cannot_answer_is_not_blamed_for_length() -> None:
-    assert judged([silent(observation) for observation in healthy()])[READ].verdict == "inconclusive"
+def test_documents_are_judged_by_the_codes_that_are_read() -> None:
+    observations, cached, cold = list(healthy()), named("3300 cached"), named("3300 cold")
+    unread = judged([*observations[:cached], every(observations[cached], **SILENT)])[READ]
+    assert unread.verdict == "fail"
+    assert unread.cause.startswith("3300 cached: 0 of 4 codes were found, and 8 of 8 after short")
+    observations[cold] = every(observations[cold], slice(1), **SILENT)
+    missed = judged(observations)[READ]
+    assert missed.verdict == "pass"
+    assert missed.warnings[0].startswith("3300 cold: 1 of 4 codes")
+    unable = judged([every(one, **SILENT) for one in healthy()])[READ]
+    assert unable.verdict == "inconclusive"  # a model that cannot answer at any length
 
 
 def test_models_of_made_up_weights_are_not_asked() -> None:
@@ -196,14 +159,9 @@ def test_a_length_beyond_the_server_is_said_and_not_sent() -> None:
 @pytest.mark.parametrize("came", [0, 82, 2_500, 4_100])
 def test_documents_of_another_length_decide_nothing(came: int) -> None:
     """By the server's own count; 0 where it counts nothing."""
-
-    def miscounted(observation: Observation) -> Observation:
-        if observation.cell.tags["tokens"] != "3300":
-            return observation
-        samples = [msgspec.structs.replace(one, prompt_tokens=came) for one in observation.samples]
-        return msgspec.structs.replace(observation, samples=tuple(samples))
-
-    found = judged(list(map(miscounted, healthy())))
+    found = judged(
+        [every(o, prompt_tokens=came) if o.cell.tags["tokens"] == "3300" else o for o in healthy()]
+    )
     for name in (SERVED, HOLD, CACHE, READ):
         assert found[name].verdict == "inconclusive"
         assert "documents of 3300 tokens" in found[name].cause

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from chat_kit import observe
 from simulator_kit import settings
-from verify_kit import boot_facts, context, follow
+from verify_kit import boot_facts, by_name, context, every, follow
 
 from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell
@@ -61,28 +60,24 @@ def test_refusals_are_of_the_clients_fault(status: int | None, verdict: Verdict)
         kind=FailureKind.STATUS if status else FailureKind.RESET, detail="no", status=status or 0
     )
 
-    def changed(found: Observation) -> Observation:
-        if REFUSED not in found.cell.tags:
-            return found
-        samples = tuple(msgspec.structs.replace(s, failure=failure) for s in found.samples)
-        return msgspec.structs.replace(found, samples=samples)
-
-    findings = {one.name: one for one in ALL["limit"].judge(to, [changed(found) for found in seen])}
+    changed = [every(one, failure=failure) if REFUSED in one.cell.tags else one for one in seen]
+    findings = by_name(ALL["limit"].judge(to, changed))
     assert findings[LONGER].verdict is verdict, findings[LONGER].cause
     assert findings[FULL].verdict is Verdict.PASS
 
 
 def test_a_model_that_finds_no_code_anywhere_cannot_be_tested() -> None:
     to, seen = measured(LONGEST)
-    blind = [
-        msgspec.structs.replace(
-            found, samples=tuple(msgspec.structs.replace(s, text="Hm.") for s in found.samples)
-        )
-        for found in seen
-    ]
-    findings = {one.name: one for one in ALL["limit"].judge(to, blind)}
-    assert findings[FULL].verdict is Verdict.INCONCLUSIVE
-    assert "cannot be tested so" in findings[FULL].cause
+    found = by_name(ALL["limit"].judge(to, [every(one, text="Hm.") for one in seen]))[FULL]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "cannot be tested so" in found.cause
+
+
+def test_a_prompt_that_is_cut_short_is_none_of_full_length() -> None:
+    to, seen = measured(LONGEST, "truncates-prompts")
+    found = by_name(ALL["limit"].judge(to, seen))[FULL]
+    assert found.verdict is Verdict.FAIL
+    assert "3840 tokens of a prompt of 39" in found.cause
 
 
 @pytest.mark.parametrize("to", [of_length(1024), of_length(-1)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from verify_kit import Server, by_name, changed, context, profile, run
 
 from sparkwright.engine.cell import Cell, Load
@@ -91,7 +91,7 @@ def test_runs_of_a_disturbed_machine_are_not_compared() -> None:
     old, new = (
         run(ALL["sweep"], there, Server(seed=seed, step_ms=step)) for seed, step in ((1, 50.0), (2, 70.0))
     )
-    slowed = [msgspec.structs.replace(observation, host=HOT) for observation in new]
+    slowed = [replace(observation, host=HOT) for observation in new]
     before, after = Run(observations=tuple(old)), Run(observations=tuple(slowed))
     found = by_name(compare_runs([before], [after]).findings)
     assert found["time of a step at c=8"].verdict is Verdict.INCONCLUSIVE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from verify_kit import Server, boot_facts, context
 
 from sparkwright.engine.cell import Cell
@@ -134,8 +134,7 @@ def test_a_model_that_thinks_before_it_counts_is_not_judged_by_numbers() -> None
     (first,) = check.cells(to)
     thoughts = "Numbers, then."
     alone = [
-        msgspec.structs.replace(sample(p.name, 0, steps(0), thoughts), reasoning_chars=len(thoughts))
-        for p in first.prompts
+        replace(sample(p.name, 0, steps(0), thoughts), reasoning_chars=len(thoughts)) for p in first.prompts
     ]
     findings = {one.name: one for one in check.judge(to, [observed(first, alone)])}
     assert findings[LOST].verdict is Verdict.NOT_APPLICABLE

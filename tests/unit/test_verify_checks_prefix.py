@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
-from verify_kit import boot_facts, context, follow, profile, token_id
+from verify_kit import all_but_one, boot_facts, context, every, follow, profile, token_id
 
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
@@ -128,10 +127,7 @@ def test_a_document_that_is_longer_than_was_wanted_is_brought_to_the_next_multip
 
 def test_documents_of_another_run_are_other_documents_of_as_many_tokens() -> None:
     where, trial = to(), measure(CHECK.cells(to())[0])
-    later = msgspec.structs.replace(
-        trial, samples=tuple(msgspec.structs.replace(sample, started=9) for sample in trial.samples)
-    )
-    (cold, *_), (other, *_) = (CHECK.cells(where, [one])[1:] for one in (trial, later))
+    (cold, *_), (other, *_) = (CHECK.cells(where, [one])[1:] for one in (trial, every(trial, started=9)))
     assert [*map(length, cold.prompts)] == [*map(length, other.prompts)]
     assert not {prompt.text[:24] for prompt in cold.prompts} & {prompt.text[:24] for prompt in other.prompts}
     assert len({prompt.text[:24] for prompt in cold.prompts}) == len(cold.prompts)
@@ -172,39 +168,30 @@ def test_a_cause_names_the_lengths(rest: int, said: str) -> None:
     assert finding.cause.endswith(f"all of them to prompts of {said}")
 
 
-def test_a_cache_that_is_not_used_decides_nothing() -> None:
-    finding = judged(run(to(), share=0.1))
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ({"share": 0.1}, "the cache was not hit"),
+        ({"cold_share": 0.5}, "nothing to compare with"),
+        (
+            {"tokens": lambda prompt: 16 * (length(prompt) // 16) + 5},
+            "no prompt came to n * 16 -1, n * 16, n * 16 +1",
+        ),
+    ],
+    ids=["an unused cache", "cached cold prompts", "other lengths"],
+)
+def test_what_shows_no_hit_of_the_wanted_lengths_decides_nothing(seen: dict[str, Any], said: str) -> None:
+    finding = judged(run(to(), **seen))
     assert finding.verdict is Verdict.INCONCLUSIVE
-    assert "the cache was not hit" in finding.cause
-
-
-def test_cold_prompts_that_were_cached_decide_nothing() -> None:
-    finding = judged(run(to(), cold_share=0.5))
-    assert finding.verdict is Verdict.INCONCLUSIVE
-    assert "nothing to compare with" in finding.cause
-
-
-def test_lengths_that_are_none_of_the_wanted_decide_nothing() -> None:
-    finding = judged(run(to(), tokens=lambda prompt: 16 * (length(prompt) // 16) + 5))
-    assert finding.verdict is Verdict.INCONCLUSIVE
-    assert "no prompt came to n * 16 -1, n * 16, n * 16 +1 tokens" in finding.cause
+    assert said in finding.cause
 
 
 def test_a_missing_cell_never_passes() -> None:
-    seen = run(to())
-    for left in range(len(seen)):
-        assert judged([*seen[:left], *seen[left + 1 :]]).verdict is Verdict.INCONCLUSIVE
+    assert {judged(seen).verdict for seen in all_but_one(run(to()))} == {Verdict.INCONCLUSIVE}
 
 
 def test_answers_without_log_probabilities_are_invalid() -> None:
-    bare = [
-        msgspec.structs.replace(
-            observation,
-            samples=tuple(msgspec.structs.replace(sample, logprobs=()) for sample in observation.samples),
-        )
-        for observation in run(to(), gap=3.0)
-    ]
-    assert judged(bare).verdict is Verdict.INVALID
+    assert judged([every(one, logprobs=()) for one in run(to(), gap=3.0)]).verdict is Verdict.INVALID
 
 
 def test_codes_that_are_lost_in_the_cache_fail() -> None:
@@ -215,13 +202,7 @@ def test_codes_that_are_lost_in_the_cache_fail() -> None:
 
 
 def test_a_model_that_reads_no_code_is_not_judged_by_codes() -> None:
-    seen = [
-        msgspec.structs.replace(
-            observation,
-            samples=tuple(msgspec.structs.replace(sample, text="?") for sample in observation.samples),
-        )
-        for observation in run(to())
-    ]
+    seen = [every(one, text="?") for one in run(to())]
     assert [f.verdict for f in CHECK.judge(to(), seen)] == [Verdict.PASS, Verdict.NOT_APPLICABLE]
     made_up = dataclasses.replace(to(), made_up=True)
     assert CHECK.judge(made_up, run(made_up))[1].verdict is Verdict.NOT_APPLICABLE

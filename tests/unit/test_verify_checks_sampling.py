@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from chat_kit import observe
+from msgspec.structs import replace
 from simulator_kit import settings
-from verify_kit import context
+from verify_kit import by_name, changed, context
 
-from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import Observation
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks import ALL
-
-ONE, OTHERS, TEXT = "a seed gives one answer", "sampling draws", "sampled answers are text"
 
 
 @pytest.mark.parametrize(
@@ -22,22 +19,14 @@ ONE, OTHERS, TEXT = "a seed gives one answer", "sampling draws", "sampled answer
 def test_answers_that_rounding_parts_late_are_not_called_ignored_seeds(
     parted: int, at: int, verdict: Verdict
 ) -> None:
-    finding = _with_changed_answers(parted, at)
+    """*parted* answers to the second request of a seed differ from token *at* on."""
+    check, to = ALL["sampling"], context()
+    seen = [observe(cell, settings(k=0)) for cell in check.cells(to)]
+    (again,) = (number for number, one in enumerate(seen) if one.cell.name == "seed A again")
+    first, rest = seen[again].samples[:parted], seen[again].samples[parted:]
+    other = [replace(s, text=f"{s.text}!", token_ids=(*s.token_ids[:at], *[7] * 9)) for s in first]
+    finding = by_name(check.judge(to, changed(seen, again, samples=(*other, *rest))))[
+        "a seed gives one answer"
+    ]
     assert finding.verdict is verdict, finding.cause
     assert bool(finding.warnings) is (verdict is Verdict.PASS)
-
-
-def _with_changed_answers(parted: int, at: int) -> Finding:
-    """Return the finding on one seed; *parted* answers to its second request differ from token *at* on."""
-    check, to, server = ALL["sampling"], context(), settings(k=0)
-    seen: list[Observation] = []
-    for cell in check.cells(to):
-        found = observe(cell, server)
-        if cell.name == "seed A again":
-            changed = [
-                msgspec.structs.replace(s, text=s.text + "!", token_ids=(*s.token_ids[:at], *[7] * 9))
-                for s in found.samples[:parted]
-            ]
-            found = msgspec.structs.replace(found, samples=(*changed, *found.samples[parted:]))
-        seen.append(found)
-    return next(finding for finding in check.judge(to, seen) if finding.name == ONE)

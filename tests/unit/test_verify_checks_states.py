@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, profile, run
 
 from sparkwright.engine.capabilities import METRICS
@@ -34,10 +34,7 @@ def card(count: int = 8, begin: int = 0, **readings: Any) -> tuple[HostSample, .
 def swept(*hosts: tuple[HostSample, ...], seed: int = 0) -> list[Observation]:
     """Return a sweep during whose cells the card read so, in turn."""
     observations = run(ALL["sweep"], context(profile()), Server(seed=seed))
-    return [
-        msgspec.structs.replace(one, host=hosts[number % len(hosts)])
-        for number, one in enumerate(observations)
-    ]
+    return [replace(one, host=hosts[number % len(hosts)]) for number, one in enumerate(observations)]
 
 
 def judged(observations: list[Observation], **changes: Any) -> Any:
@@ -66,7 +63,7 @@ def test_throughput_is_compared_with_cells_of_the_same_load() -> None:
     there = context(profile())
     cells = ALL["sweep"].cells(there)
     made = [
-        msgspec.structs.replace(server.measure(cell), host=host)
+        replace(server.measure(cell), host=host)
         for cell in cells
         for server, host in [
             (Server(step_ms=150.0), card(**STUCK)) if cell.tags["category"] == "prose" else
@@ -108,14 +105,11 @@ def test_a_card_that_does_not_say_how_busy_it_is_counts_where_the_server_runs_he
 def test_a_soak_names_the_cells_since_which_the_card_is_stuck() -> None:
     there = dataclasses.replace(context(profile(soak_s=1200.0)), corpus=load_corpus())
     made = run(ALL["soak"], there, Server())
-    late = [
-        msgspec.structs.replace(one, host=card(**(STUCK if number >= 8 else WELL)))
-        for number, one in enumerate(made)
-    ]
+    late = [replace(one, host=card(**(STUCK if number >= 8 else WELL))) for number, one in enumerate(made)]
     found = by_name(ALL["soak"].judge(there, late))
     assert found[USUAL].verdict is Verdict.INVALID
     assert f"in {late[8].cell.name} and {len(made) - 9} more" in found[USUAL].cause
-    well = [msgspec.structs.replace(one, host=card(**WELL)) for one in made]
+    well = [replace(one, host=card(**WELL)) for one in made]
     assert by_name(ALL["soak"].judge(there, well))[USUAL].verdict is Verdict.PASS
 
 
@@ -133,7 +127,7 @@ def frozen(observation: Observation, seconds: int = 60, running: int = 17, **cha
     )
     host = (*card(4, base, **WELL), *card(seconds // 5, base + 21 * S, **{**WELL, "gpu_power_w": 18.0}))
     told = {"series": series, "host": host, "canary": "first-token: no token within 60 s", "health": 200}
-    return msgspec.structs.replace(observation, **{**told, **changes})
+    return replace(observation, **{**told, **changes})
 
 
 def burst() -> list[Observation]:
@@ -191,11 +185,11 @@ def test_without_counters_a_wedge_is_not_judged() -> None:
 def test_energy_is_power_over_time_and_tokens() -> None:
     made = run(ALL["sweep"], context(profile(), boot_facts()), Server())[0]
     tokens = sum(sample.output_tokens for sample in made.samples)
-    seen = msgspec.structs.replace(made, host=card(**WELL))
+    seen = replace(made, host=card(**WELL))
     assert energy_per_token_j(seen) == pytest.approx(38.0 * made.seconds / tokens)
     assert energy_per_token_j(seen, 60.0) == pytest.approx(60 * 38.0 * made.seconds / tokens)
     for host in ((), card(2, **WELL), card(**IDLE), card(gpu_clock_mhz=2400, gpu_utilization=90)):
-        assert math.isnan(energy_per_token_j(msgspec.structs.replace(made, host=host)))
+        assert math.isnan(energy_per_token_j(replace(made, host=host)))
 
 
 def worked(faults: Faults) -> list[float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from verify_kit import (
+    CATEGORIES,
     SEEDS,
     Bench,
     Server,
@@ -15,6 +16,7 @@ from verify_kit import (
     changed,
     context,
     costly,
+    counted,
     crash_from,
     judge,
     profile,
@@ -23,7 +25,6 @@ from verify_kit import (
 )
 
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.figures import figures
 
@@ -61,7 +62,6 @@ def test_figures_are_those_of_the_server_whatever_the_clock(speed: float) -> Non
     assert found.step_ms == pytest.approx(50.0, rel=0.03)
     assert found.ttft_ms.p50 == pytest.approx(120, rel=0.2)
     assert found.gap_ms.p50 == pytest.approx(50, rel=0.05)
-    assert found.acceptance is not None
     assert found.decode_tok_s == pytest.approx(20 * found.acceptance.mal, rel=0.05)
     assert found.whole_tok_s < found.decode_tok_s
     assert found.tokens_per_chunk == pytest.approx(found.acceptance.mal, rel=0.05)
@@ -84,10 +84,7 @@ def test_figures_need_no_token_ids() -> None:
 
 
 def test_a_level_that_gives_less_than_a_lower_one_is_pointed_out() -> None:
-    def collapse(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
-        return 1.0
-
-    server = Server(seed=1, factor=collapse)
+    server = Server(seed=1)
     observations = []
     for cell in SWEEP.cells(context()):
         server.step_ms = 50.0 if cell.load.concurrency < 24 else 400.0
@@ -113,13 +110,9 @@ def test_acceptance_that_falls_with_concurrency_fails_and_names_the_level(seed: 
 
 
 def test_one_category_that_falls_is_named() -> None:
-    def factor(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
-        return 0.6 if cell.name == "math c=8" else 1.0
-
-    sizes = profile(
-        categories=("code", "math", "reasoning", "prose", "dialogue", "extraction"), max_tokens=200
-    )
-    finding = judge(SWEEP, context(sizes), Server(seed=1, factor=factor))[INVARIANCE]
+    sizes = profile(categories=CATEGORIES, max_tokens=200)
+    one = Server(seed=1, factor=lambda cell, *_: 0.6 if cell.name == "math c=8" else 1.0)
+    finding = judge(SWEEP, context(sizes), one)[INVARIANCE]
     assert finding.verdict == "fail"
     assert "math c=8" in finding.cause
     assert "c=24" not in finding.cause
@@ -161,7 +154,7 @@ def test_speculation_is_not_applicable_where_nothing_requires_it() -> None:
 def test_missing_counters_are_excused_only_where_there_never_were_any(lacks: dict[str, str]) -> None:
     server = Server(seed=1)
     cells = SWEEP.cells(context())
-    seen = [msgspec.structs.replace(server.measure(cell), before=None, after=None) for cell in cells]
+    seen = [replace(server.measure(cell), before=None, after=None) for cell in cells]
     found = {one.name: one for one in SWEEP.judge(context(lacks=lacks), seen)}
     assert found["code: served at every level"].verdict == ("pass" if lacks else "invalid")
     assert found[TOKENS].verdict == ("not-applicable" if lacks else "inconclusive")
@@ -170,20 +163,11 @@ def test_missing_counters_are_excused_only_where_there_never_were_any(lacks: dic
 # Identities ----------------------------------------------------------------------------------------------
 
 
-def after(observation: Observation, **changes: object) -> Observation:
-    assert observation.after is not None
-    return msgspec.structs.replace(observation, after=msgspec.structs.replace(observation.after, **changes))
-
-
 def test_a_rise_from_position_to_position_names_it() -> None:
-    observations = list(healthy())
-    seen, before = observations[-1].after, observations[-1].before
-    assert seen is not None
-    assert before is not None
-    rates = list(seen.accepted_per_position)
-    rates[4] = before.accepted_per_position[4] + rates[3] - before.accepted_per_position[3] + 1
-    observations[-1] = after(observations[-1], accepted_per_position=tuple(rates))
-    finding = judged(observations)[POSITIONS]
+    *rest, last = healthy()
+    rates, before = list(last.after.accepted_per_position), last.before.accepted_per_position
+    rates[4] = before[4] + rates[3] - before[3] + 1
+    finding = judged([*rest, counted(last, accepted_per_position=tuple(rates))])[POSITIONS]
     assert finding.verdict == "fail"
     assert finding.cause.startswith(
         "prose c=24: position 5 of the draft was accepted more often than position 4"
@@ -192,26 +176,19 @@ def test_a_rise_from_position_to_position_names_it() -> None:
 
 def test_counters_that_count_another_token_are_invalid() -> None:
     """As where the token after the accepted ones is called accepted too."""
-    observations = list(healthy())
-    seen, before = observations[-1].after, observations[-1].before
-    assert seen is not None
-    assert before is not None
-    drafts = seen.drafts - before.drafts
-    first, *rest = seen.accepted_per_position
-    observations[-1] = after(
-        observations[-1], accepted=seen.accepted + drafts, accepted_per_position=(first + drafts, *rest)
-    )
-    finding = judged(observations)[TOKENS]
+    *rest, last = healthy()
+    drafts, accepted = last.after.drafts - last.before.drafts, last.after.accepted
+    first, *later = last.after.accepted_per_position
+    called = counted(last, accepted=accepted + drafts, accepted_per_position=(first + drafts, *later))
+    finding = judged([*rest, called])[TOKENS]
     assert finding.verdict == "invalid"
     assert "prose c=24: “generated tokens = accepted + drafts + requests” is off by" in finding.cause
 
 
 def test_a_second_client_is_seen() -> None:
-    observations = list(healthy())
-    seen = observations[-1].after
-    assert seen is not None
-    observations[-1] = after(observations[-1], generation_tokens=seen.generation_tokens * 1.5)
-    assert judged(observations)[TOKENS].verdict == "invalid"
+    *rest, last = healthy()
+    more = counted(last, generation_tokens=last.after.generation_tokens * 1.5)
+    assert judged([*rest, more])[TOKENS].verdict == "invalid"
 
 
 @pytest.mark.parametrize("seed", costly(SEEDS))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-import pytest
-from chat_kit import judged, observe
-from simulator_kit import settings
-from verify_kit import SEEDS, context, profile, verdicts
+from collections.abc import Callable
 
-from sparkwright.engine.findings import Verdict
+import pytest
+from chat_kit import judged, judged_with
+from msgspec.structs import replace
+from simulator_kit import settings
+from verify_kit import context
+
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, RequestFailure, Sample
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.thinking import BUDGET, SLACK, thought_tokens
@@ -16,12 +18,8 @@ from sparkwright.verify.checks.thinking import BUDGET, SLACK, thought_tokens
 OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
-    sizes = msgspec.structs.replace(profile(), seed=seed)
-    findings = judged(ALL["thinking"], context(sizes), seed=seed, reasoning=True)
-    assert not verdicts(findings)
-    assert {finding.verdict for finding in findings.values()} == {Verdict.PASS}
+def test_a_healthy_server_thinks_within_its_budget_and_beyond_it_without() -> None:
+    findings = judged(ALL["thinking"], context(), reasoning=True)
     assert set(findings) == {OFF, ON, WITHIN}
     assert 1 <= int(findings[WITHIN].measured["tokens with a budget"]) <= BUDGET
     assert int(findings[WITHIN].measured["tokens without"]) > BUDGET + SLACK
@@ -33,44 +31,26 @@ def test_a_model_that_does_not_think_is_not_judged() -> None:
     assert "the model does not think" in findings[ON].cause
 
 
+def told(change: Callable[[Sample], Sample], kind: str = "", *faults: str) -> dict[str, Finding]:
+    return judged_with(ALL["thinking"], context(), settings(*faults, reasoning=True), change, kind)
+
+
 def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
-    check, to, server = ALL["thinking"], context(), settings(reasoning=True)
-    seen = []
-    for cell in check.cells(to):
-        found = observe(cell, server)
-        if cell.tags["kind"] == "off":
-            padded = tuple(
-                msgspec.structs.replace(s, text=f"\n\n{s.text}", reasoning_chars=2) for s in found.samples
-            )
-            found = msgspec.structs.replace(found, samples=padded)
-        seen.append(found)
-    assert {one.verdict for one in check.judge(to, seen)} == {Verdict.PASS}
+    findings = told(lambda one: replace(one, text=f"\n\n{one.text}", reasoning_chars=2), "off")
+    assert {one.verdict for one in findings.values()} == {Verdict.PASS}
 
 
-@pytest.mark.parametrize("kind", ["off", "on"])
-def test_empty_answers_are_no_answers(kind: str) -> None:
-    check, to, server = ALL["thinking"], context(), settings(reasoning=True)
-    seen = []
-    for cell in check.cells(to):
-        found = observe(cell, server)
-        if cell.tags["kind"] == kind:
-            empty = tuple(msgspec.structs.replace(s, text="", reasoning_chars=0) for s in found.samples)
-            found = msgspec.structs.replace(found, samples=empty)
-        seen.append(found)
-    name, says = (OFF, "no answer in") if kind == "off" else (ON, "they are empty")
-    finding = {one.name: one for one in check.judge(to, seen)}[name]
+@pytest.mark.parametrize(
+    ("kind", "name", "says"), [("off", OFF, "no answer in"), ("on", ON, "they are empty")]
+)
+def test_empty_answers_are_no_answers(kind: str, name: str, says: str) -> None:
+    finding = told(lambda one: replace(one, text="", reasoning_chars=0), kind)[name]
     assert finding.verdict is Verdict.FAIL
     assert says in finding.cause
 
 
 def test_a_template_without_a_switch_may_think_always() -> None:
-    check, to = ALL["thinking"], context()
-    seen = []
-    for cell in check.cells(to):
-        found = observe(cell, settings("thinking-not-off", reasoning=True))
-        alike = tuple(msgspec.structs.replace(s, prompt_tokens=50) for s in found.samples)
-        seen.append(msgspec.structs.replace(found, samples=alike))
-    findings = {finding.name: finding for finding in check.judge(to, seen)}
+    findings = told(lambda one: replace(one, prompt_tokens=50), "", "thinking-not-off")
     assert findings[OFF].verdict is Verdict.NOT_APPLICABLE
     assert findings[ON].verdict is findings[WITHIN].verdict is Verdict.PASS
 
@@ -79,16 +59,8 @@ def test_a_template_without_a_switch_may_think_always() -> None:
 def test_a_budget_that_is_refused_is_not_judged_and_one_that_breaks_the_server_is(
     status: int, verdict: Verdict
 ) -> None:
-    check, to, server = ALL["thinking"], context(), settings(reasoning=True)
-    seen = []
-    for cell in check.cells(to):
-        found = observe(cell, server)
-        if cell.tags["kind"] == "budget":
-            failure = RequestFailure(kind=FailureKind.STATUS, detail="no such limit", status=status)
-            failed = tuple(msgspec.structs.replace(s, failure=failure, chunks=()) for s in found.samples)
-            found = msgspec.structs.replace(found, samples=failed)
-        seen.append(found)
-    findings = {finding.name: finding for finding in check.judge(to, seen)}
+    failure = RequestFailure(kind=FailureKind.STATUS, detail="no such limit", status=status)
+    findings = told(lambda one: replace(one, failure=failure, chunks=()), "budget")
     assert findings[WITHIN].verdict is verdict
     assert findings[ON].verdict is Verdict.PASS
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-import msgspec
 import pytest
-from chat_kit import judged, observe
+from chat_kit import judged, judged_with, observe
+from msgspec.structs import replace
 from simulator_kit import settings
-from verify_kit import context, follow, profile, verdicts
+from verify_kit import by_name, changed, context, every, follow, profile, verdicts
 
 from sparkwright.engine.capabilities import TOOLS
 from sparkwright.engine.cell import REQUIRED, Load
@@ -38,19 +39,18 @@ def test_each_turn_sends_the_answers_before_it_and_the_same_ones_give_the_same_c
     for before, prompt in zip(seen[0].cell.prompts, second.prompts, strict=True):
         assert [message.role for message in prompt.history] == ["user", "assistant"]
         assert [message.content for message in prompt.history] == [before.text, answers[before.name]]
-    other = msgspec.structs.replace(seen[0].samples[0], text="Another answer.")
-    changed = msgspec.structs.replace(seen[0], samples=(other, *seen[0].samples[1:]))
-    assert check.cells(to, [changed, *seen[1:]])[-1].key != second.key
-    every = follow(check, to, lambda cell: observe(cell, server))
-    assert sum(seen.cell.tags["kind"] == "talk" for seen in every) == TURNS
+    other = every(seen[0], slice(1), text="Another answer.")
+    assert check.cells(to, [other, *seen[1:]])[-1].key != second.key
+    whole = follow(check, to, lambda cell: observe(cell, server))
+    assert sum(one.cell.tags["kind"] == "talk" for one in whole) == TURNS
 
 
 def test_a_turn_without_answers_ends_the_conversation_and_counts() -> None:
     check, to = ALL["traffic"], context(SIZES)
     seen = [observe(cell, settings()) for cell in check.cells(to)]
-    without = [msgspec.structs.replace(seen[0], samples=()), *seen[1:]]
+    without = changed(seen, 0, samples=())
     assert check.cells(to, without)[len(without) :] == ()
-    findings = {finding.name: finding for finding in check.judge(to, without)}
+    findings = by_name(check.judge(to, without))
     assert findings["answers are in the chat template"].verdict is Verdict.INVALID
     assert findings["tool calls are whole"].verdict is Verdict.PASS
 
@@ -78,17 +78,12 @@ def test_what_a_server_lacks_is_not_sent_and_not_applicable() -> None:
     ],
 )
 def test_a_model_that_calls_nothing(text: str, asked: int, verdict: Verdict, says: str) -> None:
-    check, to = ALL["traffic"], context(SIZES)
     plain = {"text": text, "tool_calls": (), "tool_chars": 0, "finish_reason": "stop"}
     plain |= {"prompt_tokens": asked, "output_tokens": 20}
-    seen = []
-    for cell in check.cells(to):
-        found = observe(cell, settings())
-        if cell.tags["kind"] == "tools":
-            samples = tuple(msgspec.structs.replace(sample, **plain) for sample in found.samples)
-            found = msgspec.structs.replace(found, samples=samples)
-        seen.append(found)
-    finding = {finding.name: finding for finding in check.judge(to, seen)}["tool calls are whole"]
+    findings = judged_with(
+        ALL["traffic"], context(SIZES), settings(), lambda one: replace(one, **plain), "tools"
+    )
+    finding = findings["tool calls are whole"]
     assert finding.verdict is verdict
     assert re.search(says, finding.cause), finding.cause
 
@@ -103,26 +98,21 @@ def test_made_up_models_are_not_judged_by_their_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("find", "text", "found"),
     [
-        ("Rice.<|im_end|>\n<|im_start|>user\nMore", True),
-        ("Rice.\nuser\nMore?\nassistant\nYes.", True),
-        ("Rice.\nAssistant: yes", True),
-        ("<start_of_turn>model\nRice", True),
-        ("Ask your assistant: she knows the system.", False),
-        ("The user is right: rice takes 15 minutes.", False),
+        (role_mark, "Rice.<|im_end|>\n<|im_start|>user\nMore", True),
+        (role_mark, "Rice.\nuser\nMore?\nassistant\nYes.", True),
+        (role_mark, "Rice.\nAssistant: yes", True),
+        (role_mark, "<start_of_turn>model\nRice", True),
+        (role_mark, "Ask your assistant: she knows the system.", False),
+        (role_mark, "The user is right: rice takes 15 minutes.", False),
+        (reasoning_mark, "ok\n</think>\nRice", True),
+        (reasoning_mark, "<|channel|>analysis", True),
+        (reasoning_mark, "I think <b>so</b>.", False),
     ],
 )
-def test_markers_of_roles(text: str, found: bool) -> None:  # noqa: FBT001
-    assert bool(role_mark(text)) is found
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("ok\n</think>\nRice", True), ("<|channel|>analysis", True), ("I think <b>so</b>.", False)],
-)
-def test_marks_of_reasoning(text: str, found: bool) -> None:  # noqa: FBT001
-    assert bool(reasoning_mark(text)) is found
+def test_marks_of_roles_and_of_reasoning(find: Callable[[str], str], text: str, *, found: bool) -> None:
+    assert bool(find(text)) is found
 
 
 @pytest.mark.parametrize(
@@ -203,22 +193,13 @@ def test_flaws_of_demanded_calls(
 
 
 def test_demanded_calls_that_are_all_cut_decide_nothing() -> None:
-    check, to = ALL["traffic"], context(SIZES)
-    seen = [observe(cell, settings()) for cell in check.cells(to)]
-    cut = [
-        msgspec.structs.replace(
-            one,
-            samples=tuple(msgspec.structs.replace(s, output_tokens=256, tool_calls=()) for s in one.samples),
-        )
-        if one.cell.tags["kind"] == "forced"
-        else one
-        for one in seen
-    ]
-    finding = {finding.name: finding for finding in check.judge(to, cut)}["demanded tool calls come"]
-    assert (finding.verdict, finding.cause) == (
-        Verdict.INCONCLUSIVE,
-        "all 7 answers were cut at the longest output",
+    cut = {"output_tokens": 256, "tool_calls": ()}
+    findings = judged_with(
+        ALL["traffic"], context(SIZES), settings(), lambda one: replace(one, **cut), "forced"
     )
+    finding = findings["demanded tool calls come"]
+    assert finding.verdict is Verdict.INCONCLUSIVE
+    assert finding.cause.startswith("all 7 answers were cut")
 
 
 def test_output_that_fits_no_schema_is_named() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, follow, profile
 
 from sparkwright.engine.cell import Cell
@@ -102,9 +102,10 @@ def test_a_server_that_is_ten_percent_slower_fails(seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [SEEDS[::4], pytest.param(SEEDS[::2], marks=pytest.mark.walk)], ids=len)
+@pytest.mark.parametrize("seeds", [SEEDS[::8], pytest.param(SEEDS[::2], marks=pytest.mark.walk)], ids=len)
 @pytest.mark.parametrize(("slower", "lottery"), [(1 / 0.96, 0.015), (1 / 0.90, 0.05)])
 def test_a_small_slowdown_is_found_with_more_starts(slower, lottery, seeds):
+    """In 3 of 3 trials, which bounds the power by 37 % from below at 95 %, as 4 of 5 would by 34 %."""
     pairs = [Pair(seed, slower=slower, lottery=lottery) for seed in seeds]
     found = [Verdict.FAIL in {one.verdict for one in compare(pair).values()} for pair in pairs]
     assert sum(found) >= 0.8 * len(found)
@@ -182,24 +183,17 @@ def test_a_server_that_ends_fails_and_a_baseline_that_ends_decides_nothing():
     arms = [observation.cell.arm for observation in seen]
     for arm, verdict in (("main", Verdict.FAIL), ("baseline", Verdict.INVALID)):
         at = arms.index(arm)
-        broken = changed(seen, at, **_parts(dead(seen[at])))
+        broken = [*seen[:at], dead(seen[at]), *seen[at + 1 :]]
         assert by_name(ALL["compare"].judge(there, broken))[ONE].verdict is verdict
-
-
-def _parts(observation: Observation) -> dict[str, Any]:
-    names = ("samples", "after", "canary", "died", "log")
-    return {name: getattr(observation, name) for name in names}
 
 
 def _at_once(observation: Observation) -> Observation:
     """*observation* whose answers came in one piece each."""
-    samples = tuple(
-        msgspec.structs.replace(
-            one, chunks=tuple(msgspec.structs.replace(chunk, at=one.last) for chunk in one.chunks)
-        )
+    samples = (
+        replace(one, chunks=tuple(replace(chunk, at=one.last) for chunk in one.chunks))
         for one in observation.samples
     )
-    return msgspec.structs.replace(observation, samples=samples)
+    return replace(observation, samples=tuple(samples))
 
 
 def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> None:
@@ -207,8 +201,7 @@ def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> No
     there, pair = to(), Pair()
     seen = [pair.measure(cell) for cell in ALL["compare"].cells(there)]
     first = _at_once(seen[0]).samples[:2]
-    seen[0] = msgspec.structs.replace(seen[0], samples=(*first, *seen[0].samples[2:]))
-    found = by_name(ALL["compare"].judge(there, seen))
+    found = by_name(ALL["compare"].judge(there, changed(seen, 0, samples=(*first, *seen[0].samples[2:]))))
     assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
 
 

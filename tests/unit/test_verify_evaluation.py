@@ -117,29 +117,36 @@ def test_scores_without_anything_to_compare_with_pass_as_evaluated_alone() -> No
     assert verdicts([]) == [Verdict.INCONCLUSIVE]
 
 
+HIGH, LESS = score([1, 1, 1, 0] * 20), score([1, 0, 0, 0] * 20, higher_is_better=False)
+# Of the whole set of questions alone, with the harness's own error or without.
+WHOLE, ALONE = (score([1.0], by_question={}, value=0.5, **error) for error in ({"error": 0.1}, {}))
+
+
 @pytest.mark.parametrize(
-    ("least", "verdict"),
-    [(0.5, Verdict.PASS), (0.7, Verdict.INCONCLUSIVE), (0.8, Verdict.INCONCLUSIVE), (0.95, Verdict.FAIL)],
+    ("found", "least", "verdict"),
+    [
+        (HIGH, 0.5, Verdict.PASS),
+        (HIGH, 0.7, Verdict.INCONCLUSIVE),
+        (HIGH, 0.8, Verdict.INCONCLUSIVE),
+        (HIGH, 0.95, Verdict.FAIL),
+        (LESS, 0.4, Verdict.PASS),
+        (LESS, 0.3, Verdict.INCONCLUSIVE),
+        (LESS, 0.05, Verdict.FAIL),
+        (WHOLE, 0.3, Verdict.PASS),
+        (WHOLE, 0.7, Verdict.FAIL),
+        (ALONE, 0.3, Verdict.INCONCLUSIVE),
+    ],
 )
 @pytest.mark.parametrize("name", ["sums", "sums exact_match"])
-def test_a_score_fails_where_its_interval_is_below_the_lowest(
-    least: float, verdict: Verdict, name: str
+def test_a_score_fails_where_its_interval_is_beyond_the_limit(
+    found: TaskScore, least: float, verdict: Verdict, name: str
 ) -> None:
-    found = [score([1, 1, 1, 0] * 20)]
-    assert verdicts(found, EvalLimits({name: least}))[1] is verdict
-
-
-def test_a_metric_of_which_less_is_better_is_judged_the_other_way() -> None:
-    found = [score([1, 0, 0, 0] * 20, higher_is_better=False)]
-    assert verdicts(found, EvalLimits({"sums": 0.4}))[1] is Verdict.PASS
-    assert verdicts(found, EvalLimits({"sums": 0.3}))[1] is Verdict.INCONCLUSIVE
-    assert verdicts(found, EvalLimits({"sums": 0.05}))[1] is Verdict.FAIL
+    assert verdicts([found], EvalLimits({name: least}))[1] is verdict
 
 
 def test_a_limit_that_judges_no_score_is_undecided() -> None:
-    found = evaluation_run(
-        REQUEST, [score([1, 0] * 40)], EvalLimits({"sums f1": 0.1, "others": 0.2})
-    ).findings
+    limits = EvalLimits({"sums f1": 0.1, "others": 0.2})
+    found = evaluation_run(REQUEST, [score([1, 0] * 40)], limits).findings
     named = {one.name: one for one in found if one.verdict is Verdict.INCONCLUSIVE}
     assert list(named) == ["sums f1 is good enough", "others is good enough"]
     assert all("was not evaluated, or has no such metric" in one.cause for one in named.values())
@@ -153,13 +160,8 @@ def test_the_source_of_a_limit_is_in_the_report() -> None:
     assert finding.measured["upper end"] < 0.9
 
 
-def test_scores_of_the_whole_have_the_harnesss_own_interval_or_decide_nothing() -> None:
-    whole = score([1.0], by_question={}, value=0.5, error=0.1)
-    assert whole.interval == pytest.approx((0.304, 0.696), abs=1e-3)
-    assert verdicts([whole], EvalLimits({"sums": 0.7}))[1] is Verdict.FAIL
-    assert verdicts([whole], EvalLimits({"sums": 0.3}))[1] is Verdict.PASS
-    alone = score([1.0], by_question={}, value=0.5)
-    assert verdicts([alone], EvalLimits({"sums": 0.3}))[1] is Verdict.INCONCLUSIVE
+def test_scores_of_the_whole_have_the_harnesss_own_interval() -> None:
+    assert WHOLE.interval == pytest.approx((0.304, 0.696), abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from talker_kit import Talker
-from verify_kit import SEEDS, by_name, context, costly, failing, profile, verdicts
+from verify_kit import SEEDS, by_name, context, costly, every, failing, profile, verdicts
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample, TokenLogprobs
@@ -61,13 +60,14 @@ def test_every_start_is_asked_the_same():
 # Healthy -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", costly(SEEDS, quick=2))
+@pytest.mark.parametrize("seed", FEW)
 def test_healthy_speculation_passes(seed):
     assert verdicts(lossless(Talker(seed))) == {}
 
 
-@pytest.mark.parametrize("seed", costly(SEEDS, quick=2))
+@pytest.mark.parametrize("seed", costly(SEEDS[:14], quick=2))
 def test_near_ties_may_fall_the_other_way(seed):
+    """Four times as many as of healthy speculation; 14 of 14 bound false alarms by 19 % (at 95 %)."""
     found = lossless(Talker(seed, ties=0.6))
     assert verdicts(found) == {}
     assert "all of them at near ties" in found[NEAR].warnings[0]
@@ -121,14 +121,12 @@ def test_tasks_that_are_lost_fail(seed):
     assert "lost" in found.cause
 
 
-def test_tasks_that_are_won_do_not():
-    found = lossless(Talker(solves={"baseline": 0.7, "main": 0.9}))[TASKS]
-    assert found.verdict is Verdict.PASS
-
-
-def test_a_model_that_solves_nothing_shows_nothing():
-    found = lossless(Talker(solves={"baseline": 0.02, "main": 0.02}))[TASKS]
-    assert found.verdict is Verdict.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("plain", "drafting", "verdict"), [(0.7, 0.9, Verdict.PASS), (0.02, 0.02, Verdict.INCONCLUSIVE)]
+)
+def test_tasks_that_are_won_do_not_and_a_model_that_solves_nothing_shows_nothing(plain, drafting, verdict):
+    found = lossless(Talker(solves={"baseline": plain, "main": drafting}))[TASKS]
+    assert found.verdict is verdict
 
 
 def test_few_prompts_decide_nothing():
@@ -140,22 +138,19 @@ def test_few_prompts_decide_nothing():
 # What is missing -----------------------------------------------------------------------------------------
 
 
-def test_without_a_plain_server_only_the_servers_own_word_remains():
-    there = to()
-    for talker, verdict in ((Talker(), Verdict.PASS), (Talker(lossy=0.01), Verdict.FAIL)):
-        seen = [o for o in seen_by(talker, there) if o.cell.arm == "main"]
-        found = by_name(ALL["lossless"].judge(there, seen))
-        assert found[OWN].verdict is verdict
-        assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.INCONCLUSIVE}
-
-
-def test_without_a_baseline_only_the_main_server_is_asked():
-    there = replace(to(), lacks={"baseline": "no --baseline-url was given"})
-    assert {cell.arm for cell in ALL["lossless"].cells(there)} == {"main"}
-    for talker, verdict in ((Talker(), Verdict.PASS), (Talker(lossy=0.01), Verdict.FAIL)):
-        found = by_name(ALL["lossless"].judge(there, seen_by(talker, there)))
-        assert found[OWN].verdict is verdict
-        assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.NOT_APPLICABLE}
+@pytest.mark.parametrize(
+    ("lacks", "rest"),
+    [({}, Verdict.INCONCLUSIVE), ({"baseline": "no --baseline-url"}, Verdict.NOT_APPLICABLE)],
+    ids=["missing", "not given"],
+)
+@pytest.mark.parametrize(("lossy", "verdict"), [(0.0, Verdict.PASS), (0.01, Verdict.FAIL)])
+def test_without_a_plain_server_only_the_servers_own_word_remains(lacks, rest, lossy, verdict):
+    there = replace(to(), lacks=lacks)
+    assert {cell.arm for cell in ALL["lossless"].cells(there)} == {"main", "baseline"} - lacks.keys()
+    seen = [one for one in seen_by(Talker(lossy=lossy), there) if one.cell.arm == "main"]
+    found = by_name(ALL["lossless"].judge(there, seen))
+    assert found[OWN].verdict is verdict
+    assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {rest}
 
 
 def test_a_plain_server_that_breaks_is_not_the_other_ones_fault():
@@ -171,10 +166,7 @@ def test_a_plain_server_that_breaks_is_not_the_other_ones_fault():
 
 def test_answers_without_log_probabilities_are_invalid():
     there = to()
-    seen = [
-        msgspec.structs.replace(o, samples=tuple(msgspec.structs.replace(s, logprobs=()) for s in o.samples))
-        for o in seen_by(Talker(ties=0.9), there)
-    ]
+    seen = [every(one, logprobs=()) for one in seen_by(Talker(ties=0.9), there)]
     found = by_name(ALL["lossless"].judge(there, seen))
     assert {found[name].verdict for name in (NEAR, OWN)} == {Verdict.INVALID}
     assert "no log-probabilities" in found[OWN].cause

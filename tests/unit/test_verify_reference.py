@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from verify_kit import context, profile
+from verify_kit import all_but_one, context, profile
 
 from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
 from sparkwright.engine.cell import Cell
@@ -119,33 +119,33 @@ def test_a_server_that_is_farther_than_the_reference_from_itself_is_said_to_be(r
     assert not any(judged(reference, seed)[0].warnings for seed in range(5))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_wrong_weights_fail_by_probabilities(reference: Reference, seed: int) -> None:
-    findings = judged(reference, seed, error=lambda _: 0.3)
-    assert findings[2].verdict is Verdict.PASS
-    assert findings[0].verdict is Verdict.FAIL
-    assert "raw prompts: probabilities are 0.0" in findings[0].cause
+def of_kind(kind: str, error: float) -> Callable[[Cell], float]:
+    return lambda cell: error if kind in {"", cell.tags["kind"]} else 0.0
 
 
-def test_a_small_error_fails_by_probabilities_alone(reference: Reference) -> None:
-    findings = judged(reference, error=lambda cell: 0.2 if cell.tags["kind"] != "chat" else 0.0)
-    assert findings[0].verdict is Verdict.FAIL
-    assert "beyond 0.0050" in findings[0].cause
-    assert "chat" not in findings[0].cause
+FAIL, PASS, INVALID = Verdict.FAIL, Verdict.PASS, Verdict.INVALID
 
 
-def test_an_error_of_one_kind_of_prompts_is_named(reference: Reference) -> None:
-    findings = judged(reference, error=lambda cell: 1.5 if cell.tags["kind"] == "long" else 0.0)
-    assert findings[0].verdict is Verdict.FAIL
-    assert "long prompts: probabilities" in findings[0].cause
-    assert "raw" not in findings[0].cause
-    assert findings[1].verdict is Verdict.FAIL
-
-
-def test_other_token_counts_are_another_tokenizer(reference: Reference) -> None:
-    findings = judged(reference, more_tokens=1)
-    assert findings[2].verdict is Verdict.INVALID
-    assert "another tokenizer or chat template" in findings[2].cause
+@pytest.mark.parametrize(
+    ("server", "expected", "says", "silent"),
+    [
+        *(({"seed": seed, "error": of_kind("", 0.3)}, (FAIL, None, PASS), "raw prompts: probabilities", "-")
+          for seed in range(3)),
+        ({"error": of_kind("raw", 0.2)}, (FAIL, None, None), "beyond 0.0050", "chat"),
+        ({"error": of_kind("long", 1.5)}, (FAIL, FAIL, None), "long prompts: probabilities", "raw"),
+        ({"more_tokens": 1}, (None, None, INVALID), "another tokenizer or chat template", "-"),
+    ],
+    ids=[*["wrong weights"] * 3, "a small error", "long prompts", "another tokenizer"],
+)  # fmt: skip
+def test_each_error_fails_what_it_shows_in(
+    reference: Reference, server: dict[str, Any], expected: tuple[Verdict | None, ...], says: str, silent: str
+) -> None:
+    findings = judged(reference, **server)
+    for finding, verdict in zip(findings, expected, strict=True):
+        assert verdict in {None, finding.verdict}
+    worst = findings[0] if expected[0] else findings[2]
+    assert says in worst.cause
+    assert f"{silent} prompts" not in worst.cause
 
 
 def test_a_reference_that_is_far_from_itself_raises_the_limit() -> None:
@@ -159,9 +159,7 @@ def test_a_reference_that_is_far_from_itself_raises_the_limit() -> None:
 def test_missing_cells_never_pass(reference: Reference) -> None:
     check, where = reference_check(reference), context(profile())
     seen = [answered(cell, 1) for cell in check.cells(where)]
-    for left in range(len(seen)):
-        findings = check.judge(where, [*seen[:left], *seen[left + 1 :]])
-        assert Verdict.PASS not in verdicts(findings)
+    assert not any(PASS in verdicts(check.judge(where, some)) for some in all_but_one(seen))
 
 
 def test_without_a_reference_it_is_not_applicable() -> None:
@@ -189,12 +187,7 @@ def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be
 def test_prompts_are_raw_chats_and_documents_that_fit() -> None:
     cells = cells_of(32, 8192, 0)
     assert [cell.name for cell in cells] == [
-        "raw c=1",
-        "chat c=1",
-        "long c=1",
-        "raw c=8",
-        "chat c=8",
-        "long c=8",
+        f"{kind} c={c}" for c in (1, 8) for kind in ("raw", "chat", "long")
     ]
     assert [len(cell.prompts) for cell in cells[:3]] == [16, 8, 8]
     assert [cell.load.chat for cell in cells[:3]] == [False, True, False]

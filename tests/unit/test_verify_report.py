@@ -8,65 +8,31 @@ import math
 import os
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
-import msgspec
 import pytest
 import report_kit
 import verify_kit
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from page_kit import PageReader
 from report_kit import all_charts, shown
 
 from sparkwright.base.text import clean
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.report import render_csv, render_html, render_junit
 from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.overview import consequences
 from sparkwright.verify.report.text import number
 from sparkwright.verify.run import Run
 
 parse = ET.fromstring  # our own XML
-VOID = {"meta", "link", "br", "img", "hr", "input"}
-
-
-class Reader(HTMLParser):
-    """A page's elements, its text, and whether they are closed in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
+FORBIDDEN = {*("script", "img", "iframe", "object"), *("embed", "base", "form")}
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +46,18 @@ def unhealthy() -> Run:
 
 
 @pytest.fixture(scope="module")
-def good(healthy: Run) -> Reader:
-    return Reader(render_html(healthy))
+def good(healthy: Run) -> PageReader:
+    return PageReader(render_html(healthy))
 
 
 @pytest.fixture(scope="module")
-def bad(unhealthy: Run) -> Reader:
-    return Reader(render_html(unhealthy))
+def bad(unhealthy: Run) -> PageReader:
+    return PageReader(render_html(unhealthy))
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Reader:
-    return Reader(render_html(report_kit.hostile()))
+def hostile() -> PageReader:
+    return PageReader(render_html(report_kit.hostile()))
 
 
 # One golden run of each format -----------------------------------------------------------------------------
@@ -124,7 +90,7 @@ def test_a_run_is_written_as_before(unhealthy: Run, name: str, render: Callable[
 
 @pytest.mark.parametrize("run", ["good", "bad", "hostile"])
 def test_a_page_is_whole_and_loads_nothing(request: pytest.FixtureRequest, run: str) -> None:
-    page: Reader = request.getfixturevalue(run)
+    page: PageReader = request.getfixturevalue(run)
     for tag in ("header", "nav", "main", "footer", "h1"):
         assert len(page.all(tag)) == 1
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -135,15 +101,7 @@ def test_a_page_is_whole_and_loads_nothing(request: pytest.FixtureRequest, run: 
     for section in page.all("section"):
         assert section.get("aria-label") or section["aria-labelledby"] in ids
     assert {link[1:] for one in page.all("a") if (link := one["href"]).startswith("#")} <= set(ids)
-    assert not {tag for tag, _ in page.elements} & {
-        "script",
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "form",
-    }
+    assert not {tag for tag, _ in page.elements} & FORBIDDEN
     for _, attributes in page.elements:
         for name in ("src", "href", "data", "action", "xlink:href"):
             assert not urlsplit(attributes.get(name, "")).netloc
@@ -154,7 +112,7 @@ def test_a_page_is_whole_and_loads_nothing(request: pytest.FixtureRequest, run: 
 # What the page says --------------------------------------------------------------------------------------
 
 
-def test_a_healthy_run_has_passed(good: Reader) -> None:
+def test_a_healthy_run_has_passed(good: PageReader) -> None:
     assert "✓ Passed" in good.text
     assert "12 conclusions, all passed, with 1 warning." in good.text
     assert "full · 2026-11-21 09:30 UTC · took 2:36 h" in good.text
@@ -162,7 +120,7 @@ def test_a_healthy_run_has_passed(good: Reader) -> None:
     assert "Where something went wrong" not in good.text
 
 
-def test_the_onset_of_decay_is_marked(good: Reader, bad: Reader) -> None:
+def test_the_onset_of_decay_is_marked(good: PageReader, bad: PageReader) -> None:
     assert "onset 18:00 min" in bad.text
     assert "onset" not in good.text
 
@@ -171,14 +129,14 @@ def test_the_onset_of_decay_is_marked(good: Reader, bad: Reader) -> None:
     "run", [Run(), Run(manifest={"model": "m"}), Run(findings=report_kit.healthy_findings(()))]
 )
 def test_little_is_enough(run: Run) -> None:
-    page = Reader(render_html(run))
+    page = PageReader(render_html(run))
     assert page.all("figure") == [] or run.findings
     parse(render_junit(run))
 
 
 def test_nothing_concluded_is_not_a_pass() -> None:
     assert Run().verdict is Verdict.INCONCLUSIVE
-    assert "? Inconclusive" in Reader(render_html(Run())).text
+    assert "? Inconclusive" in PageReader(render_html(Run())).text
 
 
 @pytest.mark.parametrize(
@@ -197,9 +155,9 @@ def test_the_worst_verdict_speaks_for_all(verdicts: tuple[str, ...], said: str) 
 
 def test_a_long_list_of_figures_is_folded(healthy: Run) -> None:
     many = report_kit.finding("c", "n", "x", measured={f"figure {i}": float(i) for i in range(9)})
-    few = msgspec.structs.replace(many, measured={"figure 1": 1.0})
-    assert "9 figures" in Reader(render_html(Run(findings=(many,)))).text
-    assert "1 figure" not in Reader(render_html(Run(findings=(few,)))).text.replace("figure 1", "")
+    few = replace(many, measured={"figure 1": 1.0})
+    assert "9 figures" in PageReader(render_html(Run(findings=(many,)))).text
+    assert "1 figure" not in PageReader(render_html(Run(findings=(few,)))).text.replace("figure 1", "")
 
 
 # Real checks ---------------------------------------------------------------------------------------------
@@ -211,7 +169,7 @@ def test_findings_of_real_checks_are_told() -> None:
     seen = verify_kit.run(ALL["sweep"], to, server)
     findings = [*ALL["boot"].judge(to, ()), *ALL["sweep"].judge(to, seen)]
     run = Run(facts=to.facts, observations=seen, findings=findings)
-    page = Reader(render_html(run))
+    page = PageReader(render_html(run))
     assert run.verdict is not Verdict.FAIL
     assert all(" ".join(finding.cause.split()) in page.text for finding in findings)
     assert [one["id"] for one in page.all("figure")][:2] == ["chart-throughput", "chart-ttft"]
@@ -243,7 +201,7 @@ def test_intervals_of_a_comparison(changes: dict[str, Any], rows: list[tuple[str
 # Hostile words -------------------------------------------------------------------------------------------
 
 
-def test_hostile_words_stay_words(hostile: Reader) -> None:
+def test_hostile_words_stay_words(hostile: PageReader) -> None:
     tags = {tag for tag, _ in hostile.elements}
     assert not tags & {"script", "img", "textarea"}
     assert len(hostile.all("style")) == 1
@@ -279,10 +237,7 @@ def test_long_words_are_cut_and_say_so() -> None:
 
 def test_counters_that_began_anew_cost_only_what_they_say() -> None:
     seen = report_kit.sweep(report_kit.Server(), (1,))[0]
-    assert seen.after is not None
-    restarted = msgspec.structs.replace(
-        seen, after=msgspec.structs.replace(seen.after, start_s=9.0, drafts=0)
-    )
+    restarted = verify_kit.counted(seen, start_s=9.0, drafts=0)
     whole, broken = cells(Run(observations=(seen, restarted)))
     assert whole.trouble == ()
     assert math.isfinite(whole.mal)
@@ -303,17 +258,11 @@ def test_figures_are_in_the_servers_time(speed: float) -> None:
 
 
 def test_what_is_not_applicable_is_said_once_and_counts_for_nothing() -> None:
-    def finding(check: str, name: str, verdict: Verdict, cause: str) -> Finding:
-        return Finding(check=check, name=name, definition="d", verdict=verdict, cause=cause)
-
     why = "this server does not speculate"
+    lacking = [report_kit.finding(check, "n", why, Verdict.NOT_APPLICABLE) for check in ("boot", "sweep")]
     run = Run(
         manifest={"checks": ("boot", "sweep", "soak")},
-        findings=(
-            finding("boot", "starts", Verdict.PASS, "it does"),
-            finding("boot", "drafter", Verdict.NOT_APPLICABLE, why),
-            finding("sweep", "invariance", Verdict.NOT_APPLICABLE, why),
-        ),
+        findings=(report_kit.finding("boot", "starts", "it does"), *lacking),
     )
     assert run.verdict is Verdict.PASS
     assert str(run.coverage) == "1 of 3 checks, 1 of 3 conclusions, without: sweep, soak"
@@ -321,90 +270,46 @@ def test_what_is_not_applicable_is_said_once_and_counts_for_nothing() -> None:
     page = render_html(run)
     assert page.count(f"Not applicable: {why}") == 1
     assert "What did not pass" not in page
-    suites = ET.fromstring(render_junit(run))  # noqa: S314 - our own
-    assert [suite.get("skipped") for suite in suites] == ["1", "1"]
-
-
-def test_a_run_of_which_nothing_is_applicable_has_not_passed() -> None:
-    nothing = Finding(
-        check="sweep", name="n", definition="d", verdict=Verdict.NOT_APPLICABLE, cause="no drafter"
-    )
-    assert Run(findings=(nothing,)).verdict is Verdict.INCONCLUSIVE
+    assert [suite.get("skipped") for suite in parse(render_junit(run))] == ["1", "1"]
+    assert Run(findings=lacking).verdict is Verdict.INCONCLUSIVE  # of a run of nothing else
 
 
 # What shows at once --------------------------------------------------------------------------------------
 
 
-class Folded(HTMLParser):
-    """Words of a page that show while everything that is folded stays so."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.depth = 0  # of details that are not open
-        self.summary = self.hidden = 0
-        self.stack: list[bool] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "details":
-            self.stack.append("open" not in dict(attrs))
-            self.depth += self.stack[-1]
-        self.summary += tag == "summary"
-        self.hidden += tag in {"style", "svg"}
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "details":
-            self.depth -= self.stack.pop()
-        self.summary -= tag == "summary"
-        self.hidden -= tag in {"style", "svg"}
-
-    def handle_data(self, data: str) -> None:
-        if not self.hidden and (not self.depth or (self.depth == 1 and self.summary)):
-            self.words += data.split()
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.words)
-
-
 def test_a_passed_run_shows_verdict_table_and_charts_and_folds_the_rest(healthy: Run) -> None:
-    shown = Folded(render_html(healthy))
-    assert len(shown.words) < 700
-    assert "TPOT p95 ms" in shown.text
-    assert healthy.findings[0].definition not in shown.text
-    assert healthy.findings[0].cause in shown.text
+    shown = PageReader(render_html(healthy)).shown
+    assert len(shown.split()) < 700
+    assert "TPOT p95 ms" in shown
+    assert healthy.findings[0].definition not in shown
+    assert healthy.findings[0].cause in shown
 
 
 def test_failures_show_and_their_consequences_are_counted(unhealthy: Run) -> None:
-    from sparkwright.verify.report.overview import consequences
-
-    shown = Folded(render_html(unhealthy))
-    for finding in unhealthy.findings:
-        if finding.verdict is Verdict.FAIL:
-            assert finding.definition in shown.text
+    shown = PageReader(render_html(unhealthy)).shown
+    assert all(one.definition in shown for one in unhealthy.findings if one.verdict is Verdict.FAIL)
     missing = report_kit.finding("crash", "waves", "wave 1 was not measured", Verdict.INCONCLUSIVE)
-    missing = msgspec.structs.replace(missing, evidence=("0123456789abcdef",))
+    missing = replace(missing, evidence=("0123456789abcdef",))
     run = dataclasses.replace(unhealthy, findings=[*unhealthy.findings, missing])
     places = consequences(run)
     assert len(unhealthy.findings) in places
-    again = Folded(render_html(run))
-    assert f"{len(places)} further conclusion" in again.text
-    assert "wave 1 was not measured" not in again.text
+    again = PageReader(render_html(run)).shown
+    assert f"{len(places)} further conclusion" in again
+    assert "wave 1 was not measured" not in again
     alone = Run(findings=[missing])  # nothing else tells why
     assert consequences(alone) == set()
-    assert "wave 1 was not measured" in Folded(render_html(alone)).text
+    assert "wave 1 was not measured" in PageReader(render_html(alone)).shown
 
 
 def test_a_comparison_names_both_sides_at_the_top() -> None:
     run = Run(manifest={"title": "x", "before": ["vllm-1.whl"], "after": ["vllm-2.whl"]})
-    text = Reader(render_html(run)).text
+    text = PageReader(render_html(run)).text
     assert "A, before vllm-1.whl B, after vllm-2.whl" in text
     seen = report_kit.sweep(report_kit.Server(), (1,))[:1]
-    cell = msgspec.structs.replace(seen[0].cell, check="compare", arm="baseline")
+    cell = replace(seen[0].cell, check="compare", arm="baseline")
     live = Run(
         manifest={"title": "recipe", "wheel": {"name": "new.whl", "sha256": "0"}, "against-file": "old.whl"},
-        observations=[msgspec.structs.replace(seen[0], cell=cell)],
+        observations=[replace(seen[0], cell=cell)],
     )
-    assert "A, new new.whl B, baseline old.whl" in Reader(render_html(live)).text
-    assert "baseline old.whl" not in Reader(render_html(Run(manifest=live.manifest))).text
+    assert "A, new new.whl B, baseline old.whl" in PageReader(render_html(live)).text
+    assert "baseline old.whl" not in PageReader(render_html(Run(manifest=live.manifest))).text

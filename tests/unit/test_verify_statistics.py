@@ -36,9 +36,9 @@ def test_summary_of_known_values() -> None:
     assert found.std == pytest.approx(math.sqrt((101**2 - 1) / 12))
 
 
-def test_summary_tells_no_99th_percentile_of_fewer_than_a_hundred() -> None:
-    assert summary([1.0] * 99).p99 is None
-    assert summary([1.0] * 100).p99 == 1
+@pytest.mark.parametrize(("count", "p99"), [(99, None), (100, 1)])
+def test_summary_tells_no_99th_percentile_of_fewer_than_a_hundred(count, p99) -> None:
+    assert summary([1.0] * count).p99 == p99
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf]])
@@ -83,26 +83,21 @@ def bounds(samples: list[Sample], concurrency: int) -> tuple[float, float]:
     return window.begin / SECOND, window.end / SECOND
 
 
-def test_the_window_leaves_rise_and_drain_out() -> None:
-    samples = [request(begin, begin + 30) for begin in range(10)]
-    assert bounds(samples, 10) == (9, 30)
-
-
-def test_95_percent_are_enough_and_fewer_are_not() -> None:
-    samples = [request(begin, 100) for begin in range(19)]
-    assert bounds(samples, 20) == (18, 100)
-    assert not steady_window(samples[:18], 20)
-
-
-def test_a_moment_between_two_requests_does_not_end_the_window() -> None:
-    samples = [request(0, 10), request(10, 20), request(20.5, 30)]
-    assert bounds(samples, 1) == (0, 30)
-
-
-def test_an_end_comes_before_a_start_of_the_same_moment() -> None:
-    samples = [request(0, 5), request(2, 5), request(5, 8)]
-    assert bounds(samples, 2) == (2, 5)
-    assert not steady_window(samples, 3)
+@pytest.mark.parametrize(
+    ("spans", "concurrency", "expected"),
+    [
+        ([(begin, begin + 30) for begin in range(10)], 10, (9, 30)),  # without rise and drain
+        ([(begin, 100) for begin in range(19)], 20, (18, 100)),  # 95 % are enough
+        ([(begin, 100) for begin in range(18)], 20, (0, 0)),
+        ([(0, 10), (10, 20), (20.5, 30)], 1, (0, 30)),  # a moment between two does not end it
+        ([(0, 5), (2, 5), (5, 8)], 2, (2, 5)),  # an end comes before a start of the same moment
+        ([(0, 5), (2, 5), (5, 8)], 3, (0, 0)),
+    ],
+)
+def test_the_window_is_the_time_at_full_concurrency(spans, concurrency, expected) -> None:
+    samples = [request(*span) for span in spans]
+    assert bounds(samples, concurrency) == expected
+    assert bool(steady_window(samples, concurrency)) == (expected != (0, 0))
 
 
 def test_the_window_counts_tokens_by_their_moments() -> None:
@@ -185,12 +180,9 @@ def test_a_step_is_found_where_it_is() -> None:
     assert found.after == pytest.approx(0.05, abs=0.02)
 
 
-def test_a_constant_series_does_not_change() -> None:
-    assert change_point([0.5] * 40).p == 1
-
-
-def test_too_few_values_cannot_change() -> None:
-    assert change_point([1, 1, 1, 0, 0]).p == 1
+@pytest.mark.parametrize("values", [[0.5] * 40, [1, 1, 1, 0, 0]], ids=["constant", "too few"])
+def test_what_cannot_change_does_not(values) -> None:
+    assert change_point(values).p == 1
 
 
 def test_p_of_a_change_is_that_of_all_orders() -> None:

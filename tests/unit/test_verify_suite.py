@@ -47,9 +47,7 @@ class Asked:
         assert context.facts["main", 0].version == "v"
         prompts = (Prompt(name="p", category="code", text="t"),)
         return tuple(
-            Cell(
-                check=self.name, name=f"{self.name}{number}", load=Load(), prompts=prompts, arm=arm, boot=boot
-            )
+            Cell(self.name, f"{self.name}{number}", Load(), prompts, arm=arm, boot=boot)
             for number, (arm, boot) in enumerate(self.places)
         )
 
@@ -57,11 +55,7 @@ class Asked:
         del context
         self.seen.append(tuple(seen.cell.name for seen in observations))
         figures = {"rate": float("nan"), "most": float("inf"), "count": 2.0, "said": "x"}
-        return [
-            Finding(
-                check=self.name, name="n", definition="d", verdict=Verdict.PASS, cause="c", measured=figures
-            )
-        ]
+        return [Finding(self.name, "n", "d", Verdict.PASS, "c", measured=figures)]
 
 
 @dataclass
@@ -96,14 +90,19 @@ class Fake:
             self.running = 0
 
 
+class Measured(list[str]):
+    """Names of the cells that were really measured, after *most* of which the run is stopped."""
+
+    most = 1000
+
+
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the cells that were really measured; ``stop`` in it stops before the next."""
-    names: list[str] = []
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    names = Measured()
 
     async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
         assert profile is PROFILE
-        if "stop" in names:
+        if len(names) >= names.most:
             raise StoppedError
         names.append(cell.name)
         server.left -= 1
@@ -168,36 +167,19 @@ def test_figures_that_json_has_no_number_for_are_kept_in_words(tmp_path: Path, m
     assert measured == ["one0"]
 
 
-def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: list[str]) -> None:
+def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: Measured) -> None:
     one = Asked("one", (("main", 0), ("main", 0), ("main", 0), ("main", 1)))
-    for number in range(2):
+    for number in (1, 2):
+        measured.most = number
         with pytest.raises(StoppedError):
-            stop_after(tmp_path, measured, one, cells=1)
-        assert measured == ["one0", "one1", "one2"][: number + 1]
+            run(tmp_path, Fake(), one)
+        assert measured == ["one0", "one1"][:number]
+    measured.most = 1000
     fleet = Fake()
     run(tmp_path, fleet, one)
     assert measured == ["one0", "one1", "one2", "one3"]
     assert fleet.starts == [("main", 0), ("main", 1)]
     assert one.seen == [("one0", "one1", "one2", "one3")]
-
-
-def stop_after(folder: Path, measured: list[str], check: Asked, *, cells: int) -> None:
-    class Ending(Fake):
-        @property
-        def died(self) -> int | None:
-            return None
-
-    fleet = Ending(ends_after=cells)
-    original = suite_module.measure
-
-    async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
-        if server.left <= 0:
-            raise StoppedError
-        return await original(server, cell, profile)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite_module, "measure", measure)
-        run(folder, fleet, check)
 
 
 def test_a_finished_run_starts_nothing_and_is_judged_again(tmp_path: Path, measured: list[str]) -> None:
@@ -275,18 +257,15 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 HUNG = "first-token: no token within 60 s"
 
 
-def test_a_server_that_falls_silent_is_started_again_once(tmp_path: Path, silent: dict[str, str]) -> None:
+@pytest.mark.parametrize(("after", "seen"), [(("one1",), "012345"), (("one1", "one3"), "01235")])
+def test_a_server_that_falls_silent_is_started_again_once(
+    tmp_path: Path, silent: dict[str, str], after: tuple[str, ...], seen: str
+) -> None:
     one, fleet = Asked("one", (*((("main", 0),) * 5), ("baseline", 0))), Fake()
-    silent["one1"] = HUNG
-    run(tmp_path / "once", fleet, one)
+    silent |= dict.fromkeys(after, HUNG)
+    run(tmp_path, fleet, one)
     assert fleet.starts == [("main", 0), ("main", 0), ("baseline", 0)]
-    assert one.seen == [tuple(f"one{number}" for number in range(6))]
-
-    one, fleet = Asked("one", (*((("main", 0),) * 5), ("baseline", 0))), Fake()
-    silent["one3"] = HUNG
-    run(tmp_path / "twice", fleet, one)
-    assert fleet.starts == [("main", 0), ("main", 0), ("baseline", 0)]
-    assert one.seen == [("one0", "one1", "one2", "one3", "one5")]
+    assert one.seen == [tuple(f"one{number}" for number in seen)]
 
 
 def test_a_server_of_others_that_falls_silent_is_asked_nothing_more(
@@ -359,18 +338,23 @@ def words_per_token(
     return {place: boot.facts.words_per_token for place, boot in read_journal(folder).boots.items()}
 
 
-def test_the_server_is_asked_once_what_its_tokenizer_makes_of_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = words_per_token(tmp_path, monkeypatch, 2.0, "context")
-    assert found == {("main", 0): pytest.approx(0.5, rel=1e-3), ("main", 1): -1, ("baseline", 0): -1}
+NONE = {("main", 0): -1, ("main", 1): -1, ("baseline", 0): -1}
 
 
-def test_without_documents_or_without_an_answer_nothing_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tokens_a_word", "check", "found"),
+    [
+        (2.0, "context", {**NONE, ("main", 0): pytest.approx(0.5, rel=1e-3)}),  # it is asked once
+        (2.0, "sweep", NONE),  # there are no documents
+        (0, "context", NONE),
+        # No tokenizer gives so many, or so few.
+        *((tokens, "context", NONE) for tokens in (1e15, 10.0, 0.3)),
+    ],
+)
+def test_the_server_is_asked_what_its_tokenizer_makes_of_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float, check: str, found: dict[str, float]
 ) -> None:
-    assert set(words_per_token(tmp_path / "a", monkeypatch, 2.0, "sweep").values()) == {-1}
-    assert set(words_per_token(tmp_path / "b", monkeypatch, 0, "context").values()) == {-1}
+    assert words_per_token(tmp_path, monkeypatch, tokens_a_word, check) == found
 
 
 def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
@@ -379,13 +363,6 @@ def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
     assert checks[:3] == ("boot", "coherence", "soak")
     assert set(checks) < set(checks_of("full"))
     assert "bands" not in checks, "there are no published figures of a simulator"
-
-
-@pytest.mark.parametrize("tokens_a_word", [1e15, 10.0, 0.3])
-def test_a_count_that_no_tokenizer_gives_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float
-) -> None:
-    assert set(words_per_token(tmp_path, monkeypatch, tokens_a_word, "context").values()) == {-1}
 
 
 def test_added_cells_are_measured_where_a_stopped_run_ended(tmp_path: Path, measured: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sparkwright.verify.journal import read_journal
 from sparkwright.verify.tune import setup
 from sparkwright.verify.tune.report import write_search
 from sparkwright.verify.tune.result import Outcome, Payoff, TuneResult, conclude_search, say_payoff
-from sparkwright.verify.tune.search import _reason
+from sparkwright.verify.tune.search import Known, _reason
 from sparkwright.verify.tune.strategy import Ratio, State
 
 SEQS = "max-num-seqs"
@@ -40,21 +40,28 @@ def states(result: TuneResult) -> dict[tuple[int, int], State]:
     }
 
 
+@pytest.fixture
+def known_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Known]:
+    """What a search on a surface finds; in a folder of its own where one is named."""
+
+    def search(surface: Surface, folder: str = "", /, *, ask: Any = None, **asked: Any) -> Known:
+        more = {"ask": ask} if ask else {}
+        return searched(tmp_path / folder, surface, monkeypatch, options(**asked), **more)
+
+    return search
+
+
 # What is found ------------------------------------------------------------------------------------------
 
 
-def test_the_planted_best_is_found_and_written_as_a_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planted_best_is_found_and_written_as_a_recipe(known_of, tmp_path) -> None:
     surface = Surface(slower=best)
-    known = searched(tmp_path, surface, monkeypatch)
+    known = known_of(surface)
     files = write_search(known, tmp_path, read_journal(tmp_path).manifest)
     result = files.result
     assert result.outcome is Outcome.OTHER
-    assert result.chosen is not None
     assert result.chosen.configuration.settings == {TOKENS: 1, SEQS: 32}
     assert result.rows[0] is result.chosen
-    assert result.chosen.to_own is not None
     assert result.chosen.to_own.low > 1
     assert len(surface.starts) < 3 * len(known.search.space.configurations)
     written = load_recipe(tmp_path / "recipe.toml")
@@ -77,21 +84,18 @@ def test_the_planted_best_is_found_and_written_as_a_recipe(
     assert "cells.csv" in {path.name for path, _, _ in files.files}
 
 
-def test_equal_configurations_keep_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = options(vary={SEQS: (16, 24, 32, 48)})
+def test_equal_configurations_keep_the_recipe(known_of, tmp_path) -> None:
     for seed in range(3):
-        folder = tmp_path / str(seed)
-        result = conclude_search(searched(folder, Surface(seed=seed), monkeypatch, asked))
+        known = known_of(Surface(seed=seed), str(seed), vary={SEQS: (16, 24, 32, 48)})
+        result = conclude_search(known)
         assert result.outcome is Outcome.KEEP
-        assert result.chosen is not None
         assert result.chosen.configuration.own
         assert "no difference was found" in result.said or "surely slower" in result.said
         assert sum(len(row.trial.starts) for row in result.rows) <= 3 * len(result.rows)
         assert bool(result.open) == (f"equal within {100 * result.within:.1f} %" in result.said)
         assert result.bounded == ("ended at the grid's number of starts" in result.said)
-    files = write_search(
-        searched(folder, Surface(), monkeypatch, asked), folder, read_journal(folder).manifest
-    )
+    folder = tmp_path / "2"
+    files = write_search(known, folder, read_journal(folder).manifest)
     assert load_recipe(folder / "recipe.toml").flags[SEQS] == 16
     assert "Keep the recipe as it is" in files.folder.joinpath("report.html").read_text()
 
@@ -99,21 +103,18 @@ def test_equal_configurations_keep_the_recipe(tmp_path: Path, monkeypatch: pytes
 # What is left out ---------------------------------------------------------------------------------------
 
 
-def test_one_that_does_not_start_is_left_out_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refused_of(result: TuneResult) -> list[Any]:
+    return [row for row in result.rows if row.standing.state is State.REFUSED]
+
+
+def test_one_that_does_not_start_is_left_out_with_the_reason(known_of) -> None:
     surface = Surface(slower=best, refuses=lambda settings: settings[TOKENS] == 1)
-    known = searched(tmp_path, surface, monkeypatch)
-    result = conclude_search(known)
-    assert {place: state for place, state in states(result).items() if state is State.REFUSED} == {
-        (1, 16): State.REFUSED,
-        (1, 32): State.REFUSED,
-    }
-    refused = [row for row in result.rows if row.standing.state is State.REFUSED]
+    result = conclude_search(known_of(surface))
+    assert {place for place, state in states(result).items() if state is State.REFUSED} == {(1, 16), (1, 32)}
+    refused = refused_of(result)
     assert all("CUDA out of memory" in row.standing.why for row in refused)
-    assert [place for place in surface.starts if place.startswith(refused[0].configuration.key)] == [
-        f"{refused[0].configuration.key}-0"
-    ]
+    key = refused[0].configuration.key
+    assert [place for place in surface.starts if place.startswith(key)] == [f"{key}-0"]
     assert result.chosen is not None
 
 
@@ -127,7 +128,7 @@ def test_the_line_of_the_log_is_told_where_the_cause_has_no_words_of_its_own(tmp
     assert _reason(error) == f"CUDA out of memory ({memory})"
 
 
-def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_release_refuses_is_never_started(known_of, monkeypatch) -> None:
     def ask(python: Path, recipes: Sequence[Recipe]) -> list[str]:
         assert python == Path(sys.executable)
         return ["unknown choice" if one.flags[SEQS] == 32 else "" for one in recipes]
@@ -135,60 +136,49 @@ def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: 
     made = Environment(Path(sys.executable), "digest", "this one")
     monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (made, {"wheel": "none"}))
     surface = Surface()
-    asked = options(simulator=False, python=sys.executable, vary={SEQS: (16, 24, 32)})
-    known = searched(tmp_path, surface, monkeypatch, asked, ask=ask)
-    result = conclude_search(known)
-    refused = [row for row in result.rows if row.standing.state is State.REFUSED]
-    assert [row.configuration.settings[SEQS] for row in refused] == [32]
-    assert refused[0].standing.why == "unknown choice"
-    assert not any(place.startswith(refused[0].configuration.key) for place in surface.starts)
+    asked = {"simulator": False, "python": sys.executable, "vary": {SEQS: (16, 24, 32)}}
+    (refused,) = refused_of(conclude_search(known_of(surface, ask=ask, **asked)))
+    assert (refused.configuration.settings[SEQS], refused.standing.why) == (32, "unknown choice")
+    assert not any(place.startswith(refused.configuration.key) for place in surface.starts)
 
     def never(python: Path, recipes: Sequence[Recipe]) -> list[str]:
         raise AssertionError("it was asked before")
 
-    searched(tmp_path, Surface(), monkeypatch, asked, ask=never)
+    known_of(Surface(), ask=never, **asked)
 
 
-def test_a_release_that_cannot_be_asked_refuses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_cannot_be_asked_refuses_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path))
     assert _refusals(Path(sys.executable), [load_recipe("smoke")], offline=True) == [""]
 
 
-def test_one_that_breaks_a_limit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_breaks_a_limit_is_left_out(known_of) -> None:
     late = Surface(slower=best, later=lambda settings: 40.0 if settings[SEQS] == 32 else 1.0)
-    result = conclude_search(searched(tmp_path, late, monkeypatch, options(slo="ttft_p95=2s")))
+    result = conclude_search(known_of(late, slo="ttft_p95=2s"))
     assert {state for (_, seqs), state in states(result).items() if seqs == 32} == {State.BREAKS}
-    assert result.chosen is not None
     assert result.chosen.configuration.settings[SEQS] == 16
 
 
-def test_one_with_worse_answers_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_with_worse_answers_is_left_out(known_of) -> None:
     wrong = Surface(slower=best, wrong=lambda settings: settings[TOKENS] == 1)
-    asked = options(quality=True, max_tokens=64)
-    result = conclude_search(searched(tmp_path / "wrong", wrong, monkeypatch, asked))
+    asked = {"quality": True, "max_tokens": 64}
+    result = conclude_search(known_of(wrong, "wrong", **asked))
     assert states(result)[1, 32] is State.WORSE
-    assert result.chosen is not None
     assert result.chosen.configuration.settings.get(TOKENS) != 1
-    healthy = Surface(slower=best)
-    sound = conclude_search(searched(tmp_path / "sound", healthy, monkeypatch, asked))
-    assert sound.chosen is not None
-    assert (sound.chosen.configuration.settings[TOKENS], sound.chosen.checked) == (1, True)
+    sound = conclude_search(known_of(Surface(slower=best), "sound", **asked)).chosen
+    assert (sound.configuration.settings[TOKENS], sound.checked) == (1, True)
 
 
-def test_answers_of_made_up_weights_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_made_up_weights_are_not_judged(known_of) -> None:
     faster = Surface(
         slower=lambda settings: 0.5 if settings[SEQS] == 32 else 1.0, wrong=lambda settings: True
     )
-    asked = options(recipe="smoke", vary={SEQS: (32, 64)}, quality=True)
-    result = conclude_search(searched(tmp_path, faster, monkeypatch, asked))
-    assert result.chosen is not None
-    assert (result.chosen.configuration.settings[SEQS], result.chosen.checked) == (32, False)
+    chosen = conclude_search(known_of(faster, recipe="smoke", vary={SEQS: (32, 64)}, quality=True)).chosen
+    assert (chosen.configuration.settings[SEQS], chosen.checked) == (32, False)
 
 
-def test_nothing_is_recommended_where_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = searched(tmp_path, Surface(refuses=lambda settings: True), monkeypatch)
+def test_nothing_is_recommended_where_nothing_starts(known_of, tmp_path) -> None:
+    known = known_of(Surface(refuses=lambda settings: True))
     files = write_search(known, tmp_path, read_journal(tmp_path).manifest)
     assert files.result.outcome is Outcome.NONE
     assert "6 untestable" in files.result.said
@@ -199,33 +189,28 @@ def test_nothing_is_recommended_where_nothing_starts(tmp_path: Path, monkeypatch
 # Interruption -------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_search_goes_on_without_measuring_anything_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Surface(slower=best)
-    expected = conclude_search(searched(tmp_path / "whole", whole, monkeypatch))
+def test_a_stopped_search_goes_on_without_measuring_anything_twice(known_of) -> None:
+    expected = conclude_search(known_of(Surface(slower=best), "whole"))
     cells: list[tuple[str, int, str]] = []
-    for stop in (1, 4, 9, 10_000):
+    for stop in (1, 4, 9):
         part = Surface(slower=best, stop_after=stop)
-        if stop < 10_000:
-            with pytest.raises(StoppedError):
-                searched(tmp_path / "parts", part, monkeypatch)
-        else:
-            result = conclude_search(searched(tmp_path / "parts", part, monkeypatch))
+        with pytest.raises(StoppedError):
+            known_of(part, "parts")
         cells += part.cells
+    last = Surface(slower=best)
+    result = conclude_search(known_of(last, "parts"))
+    cells += last.cells
     assert len(cells) == len(set(cells))
     assert states(result) == states(expected)
     again = Surface(slower=best)
-    searched(tmp_path / "parts", again, monkeypatch)
+    known_of(again, "parts")
     assert again.starts == []
 
 
-def test_another_search_is_refused_in_the_same_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searched(tmp_path, Surface(), monkeypatch, options(vary={SEQS: (16, 32)}))
+def test_another_search_is_refused_in_the_same_folder(known_of) -> None:
+    known_of(Surface(), vary={SEQS: (16, 32)})
     with pytest.raises(ConfigError, match="something else"):
-        searched(tmp_path, Surface(), monkeypatch, options(vary={SEQS: (16, 48)}))
+        known_of(Surface(), vary={SEQS: (16, 48)})
 
 
 # Speculation --------------------------------------------------------------------------------------------
@@ -249,22 +234,17 @@ def test_the_sentence_on_speculation(ratios: tuple[tuple[int, float, float], ...
     assert re.search(said, say_payoff(payoffs(*ratios)))
 
 
-def test_where_drafts_stop_paying_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = searched(tmp_path, Surface(), monkeypatch, options(vary={TOKENS: (0, 3)}))
-    result = conclude_search(known)
-    (own,) = result.speculation
+def test_where_drafts_stop_paying_is_measured(known_of) -> None:
+    (own,) = conclude_search(known_of(Surface(), vary={TOKENS: (0, 3)})).speculation
     assert (own.configuration, own.without) == ("the recipe as it is", "num-speculative-tokens 0")
     assert [one.level for one in own.payoffs] == [1, 8]
     assert all(one.ratio.low > 1.5 for one in own.payoffs)
     assert own.said.startswith("speculation pays up to c = 8")
-    without = conclude_search(
-        searched(tmp_path / "without", Surface(), monkeypatch, options(vary={SEQS: (16, 32)}))
-    )
-    assert without.speculation == ()
+    assert conclude_search(known_of(Surface(), "without", vary={SEQS: (16, 32)})).speculation == ()
 
 
-def test_the_front_holds_what_nothing_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = conclude_search(searched(tmp_path, Surface(slower=best), monkeypatch))
+def test_the_front_holds_what_nothing_beats(known_of) -> None:
+    result = conclude_search(known_of(Surface(slower=best)))
     figures = [one for row in result.rows for one in row.levels]
     front = [one for one in figures if one.on_front]
     assert front
@@ -276,11 +256,9 @@ def test_the_front_holds_what_nothing_beats(tmp_path: Path, monkeypatch: pytest.
         )
 
 
-def test_goodput_counts_tokens_of_requests_that_kept_the_objective(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goodput_counts_tokens_of_requests_that_kept_the_objective(known_of) -> None:
     late = Surface(later=lambda settings: 14.0 if settings[SEQS] == 32 else 1.0)
-    asked = options(vary={SEQS: (16, 32)}, objective="goodput", slo="ttft_p50=2s")
-    result = conclude_search(searched(tmp_path, late, monkeypatch, asked))
+    asked = {"vary": {SEQS: (16, 32)}, "objective": "goodput", "slo": "ttft_p50=2s"}
+    result = conclude_search(known_of(late, **asked))
     rates = {row.configuration.settings[SEQS]: row.levels[0].rate for row in result.rows}
     assert rates[32] < 0.9 * rates[16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest,
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade import Limits, compare_runs
 
-SEED = pytest.mark.parametrize("seed", costly(SEEDS, quick=3))
 LOTTERY = 0.015
 RATE, FIRST, STEP, ACCEPTED = (
     f"{name} at c=8"
@@ -63,9 +63,24 @@ def failed(findings: dict[str, Finding]) -> set[str]:
 # Speed ---------------------------------------------------------------------------------------------------
 
 
-@SEED
-def test_an_equal_server_does_not_fail(seed: int) -> None:
-    found = compared(finished(swept(seed)), finished(swept(seed + 1000)))
+# An error that were missed once in four times would pass ten trials once in eighteen times (binomial).
+TEN = costly(SEEDS[::2], quick=2)
+
+
+@pytest.fixture(scope="module", params=TEN)
+def old(request: pytest.FixtureRequest) -> tuple[int, Run]:
+    """A seed, and the sweep before the upgrade that its tests share."""
+    return request.param, finished(swept(request.param))
+
+
+@functools.cache
+def equal(seed: int) -> dict[str, Finding]:
+    """What is said of an equal server."""
+    return compared(finished(swept(seed)), finished(swept(seed + 1000)))
+
+
+def test_an_equal_server_does_not_fail(old: tuple[int, Run]) -> None:
+    found = equal(old[0])
     assert not failed(found)
     assert {found[name].verdict for name in (RATE, STEP)} <= {Verdict.PASS, Verdict.INCONCLUSIVE}
     assert [w for one in found.values() for w in one.warnings if "1 start before and 1 after" in w]
@@ -73,11 +88,8 @@ def test_an_equal_server_does_not_fail(seed: int) -> None:
 
 @pytest.mark.slow
 def test_most_equal_servers_pass() -> None:
-    passed = [
-        compared(finished(swept(seed)), finished(swept(seed + 1000)))[STEP].verdict is Verdict.PASS
-        for seed in SEEDS
-    ]
-    assert sum(passed) >= 15
+    """8 of 10 bound the share by 49 % from below (binomial, at 95 %)."""
+    assert sum(equal(seed)[STEP].verdict is Verdict.PASS for seed in SEEDS[::2]) >= 8
 
 
 def test_a_pass_says_how_much_worse_it_may_be() -> None:
@@ -86,32 +98,27 @@ def test_a_pass_says_how_much_worse_it_may_be() -> None:
     assert "not more than" in found[STEP].cause
 
 
-@SEED
-def test_a_slower_server_fails_by_its_step(seed: int) -> None:
-    found = compared(finished(swept(seed)), finished(swept(seed + 1000, slower=1.15)))
-    assert {RATE, STEP} <= failed(found)
-    assert ACCEPTED not in failed(found)
+@pytest.mark.parametrize(
+    ("changes", "fails", "holds"),
+    [
+        ({"slower": 1.15}, {RATE, STEP}, ACCEPTED),
+        ({"ttft_ms": 170}, {FIRST}, STEP),
+        ({"factor": lambda cell, at, cached: 0.75}, {ACCEPTED}, STEP),
+    ],
+    ids=["slower steps", "a later first token", "lost acceptance"],
+)
+def test_what_is_worse_fails_by_itself(
+    old: tuple[int, Run], changes: dict[str, Any], fails: set[str], holds: str
+) -> None:
+    seed, before = old
+    found = failed(compared(before, finished(swept(seed + 1000, **changes))))
+    assert fails <= found
+    assert holds not in found
 
 
 def test_what_may_be_slower_is_not_called_equal() -> None:
     found = compared(finished(swept(1)), finished(swept(2, slower=1.06)))
     assert found[STEP].verdict is not Verdict.PASS or "not more than" in found[STEP].cause
-
-
-@SEED
-def test_a_later_first_token_fails_though_steps_are_as_fast(seed: int) -> None:
-    found = compared(finished(swept(seed)), finished(swept(seed + 1000, ttft_ms=170)))
-    assert FIRST in failed(found)
-    assert STEP not in failed(found)
-
-
-@SEED
-def test_lost_acceptance_fails_though_steps_are_as_fast(seed: int) -> None:
-    found = compared(
-        finished(swept(seed)), finished(swept(seed + 1000, factor=lambda cell, at, cached: 0.75))
-    )
-    assert {ACCEPTED} <= failed(found)
-    assert STEP not in failed(found)
 
 
 def test_several_runs_of_each_side_measure_how_starts_differ() -> None:
@@ -137,12 +144,15 @@ def test_a_server_that_does_not_draft_has_no_acceptance() -> None:
 # Quality -------------------------------------------------------------------------------------------------
 
 
-@SEED
-def test_answers_may_part_at_near_ties(seed: int) -> None:
-    old, new = (finished(answered(Talker(seed=seed, release=name))) for name in ("0.24", "0.33"))
-    found = compared(old, new)
+@pytest.mark.parametrize("seed", TEN)
+def test_answers_may_part_at_near_ties_and_not_far_from_one(seed: int) -> None:
+    old = finished(answered(Talker(seed=seed, release="0.24")))
+    found = compared(old, finished(answered(Talker(seed=seed, release="0.33"))))
     assert found[ANSWERS].verdict is Verdict.PASS
     assert found[TASKS].verdict is Verdict.PASS
+    wrong = compared(old, finished(answered(Talker(seed=seed, release="0.33", lossy=0.002))))[ANSWERS]
+    assert wrong.verdict is Verdict.FAIL
+    assert "rounding does not explain" in wrong.cause
 
 
 def test_how_far_probabilities_are_apart_is_told_beside_one_servers_own_distance() -> None:
@@ -154,14 +164,6 @@ def test_how_far_probabilities_are_apart_is_told_beside_one_servers_own_distance
     measured = compared(old, other)[ANSWERS].measured
     assert float(measured["mean distance nat"]) > 0.0003
     assert measured["mean distance of one server nat"] == 0
-
-
-@SEED
-def test_answers_that_part_far_from_a_tie_fail(seed: int) -> None:
-    old = finished(answered(Talker(seed=seed, release="0.24")))
-    found = compared(old, finished(answered(Talker(seed=seed, release="0.33", lossy=0.002))))
-    assert found[ANSWERS].verdict is Verdict.FAIL
-    assert "rounding does not explain" in found[ANSWERS].cause
 
 
 def test_tasks_that_are_no_longer_solved_fail() -> None:
