@@ -62,6 +62,8 @@ def test_pressure_is_that_of_some_task(tmp_path: Path, text: str, percent: float
 def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
     plain = example("http://127.0.0.1:8000/v1", "m")
     assert plain.startswith("curl -s http://127.0.0.1:8000/v1/chat/completions ")
+    assert "enable_thinking" not in plain
+    assert """"chat_template_kwargs": {"enable_thinking": false}""" in example("u", "m", thinks=True)
     keyed = example("http://127.0.0.1:8000/v1", "m", tmp_path / "a key")
     assert "curl -s -H @- " in keyed, "the header comes by standard input, not as an argument"
     assert f"$(cat '{tmp_path}/a key')" in keyed

@@ -16,7 +16,16 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import FORCE, HOST, SET, USE, offered_wheel, wheel_options
+from sparkwright.cli.runtime import (
+    FORCE,
+    HOST,
+    NAMES,
+    SET,
+    USE,
+    offered_wheel,
+    stated_settings,
+    wheel_options,
+)
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
@@ -42,6 +51,7 @@ _SOURCES = ("wheel", "channel", "python")
 )
 @USE
 @SET
+@NAMES
 @HOST
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
@@ -82,7 +92,6 @@ def command(
     *,
     recipe: str,
     use: str,
-    settings: tuple[str, ...],
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -100,7 +109,7 @@ def command(
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = as_head(with_settings(served_recipe(recipe, use), settings), asked["head"])
+    chosen = as_head(with_settings(served_recipe(recipe, use), stated_settings(asked)), asked["head"])
     options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:

@@ -15,7 +15,17 @@ import click
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.runtime import FORCE, HOST, SET, USE, F, offered_wheel, wheel_options
+from sparkwright.cli.runtime import (
+    FORCE,
+    HOST,
+    NAMES,
+    SET,
+    USE,
+    F,
+    offered_wheel,
+    stated_settings,
+    wheel_options,
+)
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.recipes import Recipe
@@ -63,6 +73,7 @@ def command() -> None:
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
 @USE
 @SET
+@NAMES
 @HOST
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
@@ -213,7 +224,8 @@ def _described(
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
     from sparkwright.recipes import REHEARSAL, served_recipe
 
-    chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
+    settings = stated_settings(asked)
+    chosen = with_settings(served_recipe(recipe, asked["use"]), settings)
     if chosen.model.startswith(REHEARSAL):
         raise ConfigError(
             f"the recipe {chosen.name} cannot be installed as a service",
@@ -238,7 +250,7 @@ def _described(
         scope=places.scope,
         program=program if program.exists() else Path(shutil.which("sparkwright") or program),
         use=asked["use"],
-        settings=tuple(asked["settings"]),
+        settings=settings,
         host=asked["host"],
         port=asked["port"],
         run_as=asked["run_as"] or os.environ.get("SUDO_USER", "") or "sparkwright",

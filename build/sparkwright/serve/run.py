@@ -40,6 +40,8 @@ PORT = 8000
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25
+# No parser of reasoning, or one whose template knows no switch named enable_thinking.
+_ALWAYS_TEXT = {"", "mistral", "openai_gptoss"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -216,6 +218,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
             "serve.ready",
             url=f"http://{options.reachable_host}:{server.launch.port}/v1",
             model=server.model,
+            thinks=recipe.flags.get("reasoning-parser", "") not in _ALWAYS_TEXT,
             boot_s=round(server.facts.seconds, 1),
             warm_up_s=round(warmed.seconds, 1) if warmed else None,
             warm_up_requests=warmed.requests if warmed else None,

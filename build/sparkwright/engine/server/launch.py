@@ -63,7 +63,7 @@ def start_server(
         python: interpreter of the environment with vLLM, for a recipe; this process's by default.
         host: address to listen at.
         port: port to listen at; 0 chooses a free one.
-        model: served model name of a command's server; empty reads it there. A recipe's is its name.
+        model: served model name of a command's server; empty reads it there. A recipe has its own.
         api_key: key that clients send; by default that of the variable VLLM_API_KEY, which vLLM would take
             as well. A recipe's server is started with it.
         boot_s: limit of the boot, in the server's seconds; see `BOOT_S`.
@@ -84,7 +84,7 @@ def start_server(
         recipe = _with_models(what, folder)
         argv = (*vllm_command(interpreter), *serve_arguments(recipe, host=host, port=port))
         variables = {**recipe.environment, **({"VLLM_API_KEY": api_key} if api_key else {})}
-        model, facts = recipe.name, _foreseen(recipe, installed.version)
+        model, facts = recipe.served_names[0], _foreseen(recipe, installed.version)
     else:
         argv = _command([str(part) for part in what], host, port, folder)
         variables, facts = {}, known or BootFacts()
