@@ -17,8 +17,8 @@ from compose_spec import PyCompose
 from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.cli.service import command
+from sparkwright.engine.server import BOOT_S
 from sparkwright.recipes import recipes
-from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.service import (
     ServiceOptions,
     ServicePlaces,
@@ -148,7 +148,7 @@ def test_a_key_that_is_given_is_the_services(tmp_path: Path) -> None:
 
 def test_units_and_images_give_a_boot_the_time_that_serve_gives_it(tmp_path: Path) -> None:
     (limit,) = directives(unit_text(options(), places(tmp_path)))["TimeoutStartSec"]
-    assert limit == f"{ServeOptions().boot_s + LIMIT_S:.0f}s", "and more while a model is fetched"
+    assert limit == f"{BOOT_S + LIMIT_S:.0f}s", "and more while a model is fetched"
     for text in (compose_text(options(), places(tmp_path)), (ROOT / "ci/Containerfile").read_text()):
         (hours,) = re.findall(r"start[-_]period[:=] ?(\d+)h", text)
         assert int(hours) >= 12, "a health check has no way to wait for a download"

@@ -81,7 +81,10 @@ _SOURCES = ("wheel", "channel", "python")
 @FORCE
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option(
-    "--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot, without its download."
+    "--boot-seconds",
+    "boot_s",
+    type=click.FloatRange(min=1),
+    help="Limit of the boot, once its models are here.",
 )
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.status import Status as Spinner
 
 
-_SHOWN = ("serve.", "warmup.", "warning", "server.evidence", "server.fetching")
+_SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
 _LINES = {
     "serve.fetches": "fetches  {what}: {because}",
     "serve.incident": "evidence {folder}",
@@ -164,8 +164,6 @@ class Screen:
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
                 self._say(f"as       {data['title']}")
                 self._say(f"log      {data['log']}")
-            case "server.fetching":
-                self._fetching(data)
             case "serve.ready":
                 self._ready(data)
             case "serve.status":
@@ -185,13 +183,6 @@ class Screen:
                 click.echo(f"stopped  after {human_seconds(data['seconds'])}; no process is left")
             case _:
                 pass
-
-    def _fetching(self, data: dict[str, Any]) -> None:
-        told = f"{data['bytes'] / 1e9:.1f} GB of models are here, after {human_seconds(data['seconds'])}"
-        if sys.stderr.isatty():  # noqa: TID251
-            self._wait_for(f"start the engine: fetching, {told}")
-        else:
-            self._say(f"fetching {told}")
 
     def _ready(self, data: dict[str, Any]) -> None:
         self._quieten()

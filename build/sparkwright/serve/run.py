@@ -21,7 +21,7 @@ from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import environment_path
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.observations import MetricsSnapshot
-from sparkwright.engine.server import BOOT_S, ServerProcess, diagnose, sample_host, start_server
+from sparkwright.engine.server import ServerProcess, diagnose, sample_host, start_server
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
@@ -63,7 +63,7 @@ class ServeOptions:
     offline: bool = False
     interval_s: float = 10.0
     compiled_s: float = 30.0
-    boot_s: float = BOOT_S
+    boot_s: float | None = None
 
     @property
     def reachable_host(self) -> str:
