@@ -155,10 +155,13 @@ def test_units_and_images_give_a_boot_the_time_that_serve_gives_it(tmp_path: Pat
 
 
 def test_words_of_the_command_line_stay_words() -> None:
-    told = options(settings=("chat-template=/srv/a b.jinja", "seed=$X%n"), use="many")
+    told = options(settings=("chat-template=/srv/a b.jinja", "seed=$X%n"), use="many", sidecars_gib=20.5)
     words = command_line(told, places(Path("/")))
     line = directives(unit_text(told, places(Path("/"))))["ExecStart"][0]
     assert words[words.index("--set") + 1] == "chat-template=/srv/a b.jinja"
+    assert words[words.index("--sidecars") + 1] == "20.5"
+    assert "--sidecars" not in command_line(options(), places(Path("/")))
+    assert 'SPARKWRIGHT_SIDECARS: "20.5"' in compose_text(told, places(Path("/")))
     assert '"chat-template=/srv/a b.jinja"' in line
     assert " seed=$$X%%n " in line
     variables = directives(unit_text(options(models=HOSTILE), places(Path("/"))))["Environment"]

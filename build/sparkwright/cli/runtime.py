@@ -31,6 +31,11 @@ NAMES = click.option(
     help="Name by which clients ask for the model, instead of the recipe's; may be repeated.",
 )
 HOST = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+SIDECARS = click.option(
+    "--sidecars", "sidecars_gib", type=click.FloatRange(min=0), default=0.0, metavar="GIB",
+    envvar="SPARKWRIGHT_SIDECARS",
+    help="Memory that other programs will take beside the server.",
+)  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 _OFFERED = (
     click.option(

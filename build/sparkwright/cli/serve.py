@@ -21,6 +21,7 @@ from sparkwright.cli.runtime import (
     HOST,
     NAMES,
     SET,
+    SIDECARS,
     USE,
     offered_wheel,
     stated_settings,
@@ -53,6 +54,7 @@ _SOURCES = ("wheel", "channel", "python")
 @SET
 @NAMES
 @HOST
+@SIDECARS
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
 )
@@ -124,7 +126,7 @@ def command(
         with _kept(folder):
             hub = _look_first(chosen, options, asked)
             environment, chosen = _installed(chosen, asked)
-            _preflight(store, environment, _request(chosen, options, hub), asked)
+            _preflight(store, environment, _request(chosen, options, hub, asked), asked)
             serving = Serving(chosen, environment, options, folder, caches_of(store))
             asyncio.run(serve(serving, _watching(chosen, asked)))
 
@@ -234,7 +236,7 @@ def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) ->
     if _is_rehearsal(recipe):
         return None
     hub = None if options.offline else Hub({**os.environ, **recipe.environment})
-    found = [one for one in run_preflight(_request(recipe, options, hub)) if one.check in EARLY]
+    found = [one for one in run_preflight(_request(recipe, options, hub, asked)) if one.check in EARLY]
     for one in found:
         if one.check == "model-fetched":
             emit("serve.fetches", what=one.what, because=one.because)
@@ -266,9 +268,17 @@ def _preflight(
     warn_or_refuse(run_preflight(request), force=asked["force"])
 
 
-def _request(recipe: Recipe, options: ServeOptions, hub: Hub | None) -> PreflightRequest:
-    variables = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if options.offline else {})}
-    return PreflightRequest(recipe, environment=variables, address=options.host, port=options.port, hub=hub)
+def _request(
+    recipe: Recipe, options: ServeOptions, hub: Hub | None, asked: dict[str, Any]
+) -> PreflightRequest:
+    return PreflightRequest(
+        recipe,
+        environment={**os.environ, **({"HF_HUB_OFFLINE": "1"} if options.offline else {})},
+        address=options.host,
+        port=options.port,
+        sidecars_gib=asked["sidecars_gib"],
+        hub=hub,
+    )
 
 
 # What is shown ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from sparkwright.cli.runtime import (
     HOST,
     NAMES,
     SET,
+    SIDECARS,
     USE,
     F,
     offered_wheel,
@@ -75,6 +76,7 @@ def command() -> None:
 @SET
 @NAMES
 @HOST
+@SIDECARS
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
@@ -119,7 +121,7 @@ def install(
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
         service.apply_plan(plan, run_commands=True)
-    _change(places, record, slot, wheel.wheel, chosen, predict=not force)
+    _change(places, record, slot, wheel.wheel, chosen, predict=not force, sidecars_gib=asked["sidecars_gib"])
     service.run_all(plan.afterwards)  # what has never answered is not started at boot
     _show_installed(places, made=made, started=True, as_json=as_json)
 
@@ -251,6 +253,7 @@ def _described(
         program=program if program.exists() else Path(shutil.which("sparkwright") or program),
         use=asked["use"],
         settings=settings,
+        sidecars_gib=asked["sidecars_gib"],
         host=asked["host"],
         port=asked["port"],
         run_as=asked["run_as"] or os.environ.get("SUDO_USER", "") or "sparkwright",
@@ -346,6 +349,7 @@ def _change(
     recipe: Recipe,
     *,
     predict: bool = False,
+    sidecars_gib: float = 0.0,
 ) -> None:
     from sparkwright.base.card import card_capability
     from sparkwright.engine.installed import read_installed
@@ -356,7 +360,9 @@ def _change(
         found = read_installed(python)
         check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
         environment = {**os.environ, "HF_HOME": record.models or str(places.models)}
-        findings = run_preflight(PreflightRequest(recipe, python=python, environment=environment))
+        findings = run_preflight(
+            PreflightRequest(recipe, python=python, environment=environment, sidecars_gib=sidecars_gib)
+        )
         # While the old server holds the memory, what the new one will find free cannot be predicted.
         require_clear(findings, force=not predict)
 
