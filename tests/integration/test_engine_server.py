@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import ServerFailedError, ServerProcess, lifecycle, start_server
+from sparkwright.engine.server import ServerFailedError, ServerProcess, start_server
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 DEADLINES = Deadlines(connect_s=5, canary_s=20)
@@ -310,41 +309,6 @@ def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) ->
     assert error.cause.name == "boot-timeout"
     assert "loading 40 of 40" in error.log_excerpt
     assert "optional module" not in error.log_excerpt
-
-
-# A model's download ------------------------------------------------------------------------
-
-
-def fetching(tmp_path: Path, seconds: float, *faults: str) -> ServerProcess:
-    """A server that fetches a model for so long, and may take 12 s besides."""
-    folder = tmp_path / "hub" / "models--org--name" / "blobs"
-    folder.mkdir(parents=True)
-    names = [part for name in faults for part in ("--fault", name)]
-    this = server(
-        tmp_path, "--fetch", str(folder / "a.incomplete"), str(seconds), *names, boot_s=12.0, end_s=0.5
-    )
-    return ServerProcess(replace(this.launch, downloads=(folder.parent,)))
-
-
-@pytest.mark.slow
-def test_the_time_in_which_a_model_is_fetched_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "_FETCHED_S", 1.0)
-    monkeypatch.setattr("sparkwright.engine.server.download._LEAST_BYTES_PER_S", 1000)
-    this, told = fetching(tmp_path, 18.0), list[Any]()
-    with subscribe(told.append):
-        boot(this)
-    assert this.facts.seconds < 12, "nor as time that it took to start"
-    arrived = [event.data["bytes"] for event in told if event.kind == "server.fetching"]
-    assert len(arrived) >= 2
-    assert 0 < arrived[0] < arrived[-1]
-
-
-@pytest.mark.slow
-def test_a_download_that_stands_still_counts(tmp_path: Path) -> None:
-    error = fails(fetching(tmp_path, 1.0, "never-listens", "deaf"))
-    assert error.cause.name == "boot-timeout"
 
 
 # FlashInfer's first compilation ----------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.server
 import json
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +28,7 @@ class HubServer:
         token: the token.
         whole: answer ranges with whole files.
         elsewhere: root of another server that files are redirected to.
+        slow: end of the paths whose files are sent at a MiB in a second.
         sent: bytes of bodies.
         asked: paths, with the token that came.
     """
@@ -35,13 +38,14 @@ class HubServer:
     token: str = "hf_secret"  # noqa: S105
     whole: bool = False
     elsewhere: str = ""
+    slow: str = ""
     sent: int = 0
     asked: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
 
 @contextlib.contextmanager
-def hub_server() -> Iterator[HubServer]:
+def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each address
     """Serve a hub inside the block."""
     state = HubServer()
 
@@ -54,14 +58,17 @@ def hub_server() -> Iterator[HubServer]:
             token = self.headers.get("Authorization", "")
             state.asked.append((path, token))
             listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path)
-            held = re.fullmatch(rf"/([^/]+/[^/]+)/resolve/{COMMIT}/(.+)", path)
-            name = (listed or held or [None, ""])[1]
+            tree = re.fullmatch(rf"/api/models/([^/]+/[^/]+)/tree/{COMMIT}", path)
+            held = re.fullmatch(rf"/([^/]+/[^/]+)/resolve/(?:main|{COMMIT})/(.+)", path)
+            name = (listed or tree or held or [None, ""])[1]
             if name not in state.models or (listed and listed[2] not in {"main", "v2"}):
-                self._answer(404, b"Repository not found")
+                self._answer(404, b"Repository not found", {"X-Error-Code": "RepoNotFound"})
             elif name in state.gated and held and token != f"Bearer {state.token}":
-                self._answer(403, b"gated")
+                self._answer(403, b"gated", {"X-Error-Code": "GatedRepo"})
             elif listed:
                 self._answer(200, json.dumps(_listed(state.models[name])).encode())
+            elif tree:
+                self._answer(200, json.dumps(_tree(state.models[name])).encode())
             elif state.elsewhere:
                 self.send_response(302)
                 self.send_header("Location", state.elsewhere + path)
@@ -70,7 +77,10 @@ def hub_server() -> Iterator[HubServer]:
                 assert held
                 self._file(state.models[name] / held[2])
 
+        do_HEAD = do_GET  # noqa: N815 - as http.server calls it
+
         def _file(self, path: Path) -> None:
+            facts = {"ETag": f'"{_digest(path)}"', "X-Repo-Commit": COMMIT}
             wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
             size = path.stat().st_size
             part = wanted is not None and not state.whole
@@ -78,14 +88,21 @@ def hub_server() -> Iterator[HubServer]:
             with path.open("rb") as stream:
                 stream.seek(begin)
                 # Of a whole file of gigabytes, a part is enough for a client that wants its beginning.
-                self._answer(206 if part else 200, stream.read(min(end - begin, 4 << 20)))
+                self._answer(206 if part else 200, stream.read(min(end - begin, 4 << 20)), facts)
 
-        def _answer(self, status: int, body: bytes) -> None:
+        def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
             self.send_response(status)
+            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
             self.end_headers()
+            if self.command == "HEAD":
+                return
             with contextlib.suppress(OSError):
-                self.wfile.write(body)
-                state.sent += len(body)
+                for begin in range(0, len(body), 1 << 16):
+                    self.wfile.write(body[begin : begin + (1 << 16)])
+                    state.sent += len(body[begin : begin + (1 << 16)])
+                    if state.slow and self.path.endswith(state.slow):
+                        time.sleep(1 / 16)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -101,3 +118,20 @@ def _listed(folder: Path) -> dict[str, object]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     siblings = [{"rfilename": str(path.relative_to(folder)), "size": path.stat().st_size} for path in files]
     return {"id": "org/m", "sha": COMMIT, "siblings": siblings}
+
+
+def _tree(folder: Path) -> list[dict[str, object]]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [
+        {
+            "type": "file",
+            "oid": _digest(path),
+            "size": path.stat().st_size,
+            "path": str(path.relative_to(folder)),
+        }
+        for path in files
+    ]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha1(f"{path}{path.stat().st_size}".encode(), usedforsecurity=False).hexdigest()

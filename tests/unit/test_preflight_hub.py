@@ -66,7 +66,7 @@ def test_the_download_is_told_and_only_headers_are_read(hub: HubServer) -> None:
     size = sum(path.stat().st_size for path in folder.iterdir()) / GIB
     assert first.level == "note"
     assert f"{size:.1f} GiB in {len(list(folder.iterdir()))} files, as the hub lists them" in first.because
-    assert second.what == "org/draft is fetched when the server starts"
+    assert second.what == "org/draft is fetched before the server starts"
     assert hub.sent < 1 << 20 < size * GIB
 
 

@@ -365,7 +365,6 @@ def test_a_recipe_of_the_users_own_is_read_by_its_path(tmp_path: Path) -> None:
     [
         "port = 8000\n",
         "[flags]\nport = 8000\n",
-        '[flags]\nserved_model_name = "x"\n',
         '[speculative]\nmodel = "x"\n',
         "traits = ['unheard-of']\n",
     ],

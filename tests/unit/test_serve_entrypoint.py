@@ -41,10 +41,11 @@ def refused(**variables: str) -> str:
 
 def test_the_variables_of_an_existing_image_become_a_recipe() -> None:
     recipe = recipe_of(DFLASH)
-    assert (recipe.name, recipe.model) == ("qwen35-dflash", "/models/target")
+    assert (recipe.served_names, recipe.model) == (("qwen35-dflash",), "/models/target")
     assert recipe.drafter == "z-lab/Qwen3.5-27B-DFlash"
     assert recipe.speculative == {"method": "dflash", "num_speculative_tokens": 15}
     assert recipe.flags == {
+        "served-model-name": "qwen35-dflash",
         "max-model-len": 65536,
         "max-num-seqs": 16,
         "max-num-batched-tokens": 32768,

@@ -9,6 +9,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, node_arguments, serve_arguments
+from sparkwright.serve.caches import cache_key
 from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m", flags={"max-num-seqs": 4, "enforce-eager": True})
@@ -39,6 +40,23 @@ class TestSettings:
         changed = with_settings(RECIPE, ["enforce-eager=false", "max-num-seqs=8"])
         words = serve_arguments(changed, host="h", port=1)
         assert words[-3:] == ("--max-num-seqs", "8", "--no-enforce-eager")
+
+    @pytest.mark.parametrize(
+        ("value", "names"),
+        [("aeon", ("aeon",)), ('["aeon", "gpt-4o"]', ("aeon", "gpt-4o")), ("4", ("4",)), (None, ("r",))],
+    )
+    def test_clients_ask_by_the_names_of_the_user(self, value: str | None, names: tuple[str, ...]) -> None:
+        changed = with_settings(RECIPE, [f"served-model-name={value}"] if value else [])
+        words = serve_arguments(changed, host="h", port=1)
+        first = words.index("--served-model-name") + 1
+        assert changed.served_names == words[first : words.index("--host")] == names
+        assert words.count("--served-model-name") == 1
+        assert cache_key("", changed, "") == cache_key("", RECIPE, "")
+
+    @pytest.mark.parametrize("value", ["=-x", "=a b", '=["a", ""]', "=[]", "="])
+    def test_what_no_client_could_ask_for_is_refused(self, value: str) -> None:
+        with pytest.raises(ConfigError, match="cannot be the name of a served model"):
+            serve_arguments(with_settings(RECIPE, [f"served-model-name{value}"]), host="h", port=1)
 
     @pytest.mark.parametrize("setting", ["port=1", "--host=0.0.0.0", "api_key=x", "model=m", "=1", ""])
     def test_what_is_decided_otherwise_is_refused(self, setting: str) -> None:

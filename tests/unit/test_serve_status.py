@@ -62,6 +62,8 @@ def test_pressure_is_that_of_some_task(tmp_path: Path, text: str, percent: float
 def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
     plain = example("http://127.0.0.1:8000/v1", "m")
     assert plain.startswith("curl -s http://127.0.0.1:8000/v1/chat/completions ")
+    assert "enable_thinking" not in plain
+    assert """"chat_template_kwargs": {"enable_thinking": false}""" in example("u", "m", thinks=True)
     keyed = example("http://127.0.0.1:8000/v1", "m", tmp_path / "a key")
     assert "curl -s -H @- " in keyed, "the header comes by standard input, not as an argument"
     assert f"$(cat '{tmp_path}/a key')" in keyed
@@ -69,10 +71,8 @@ def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
     assert """printf 'Authorization: Bearer %s\\n' "$VLLM_API_KEY" | curl -s -H @- """ in shell
 
 
-def test_a_download_and_the_wheel_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_wheel_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with Screen(ServeOptions(), quiet=False).showing():
         emit("serve.wheel", name="vllm.whl", why="the highest revision of series 0.24")
-        emit("server.fetching", bytes=12_300_000_000, seconds=90)
     out = capsys.readouterr().out
     assert "wheel    vllm.whl: the highest revision of series 0.24" in out
-    assert "fetching 12.3 GB of models are here" in out

@@ -17,8 +17,8 @@ from compose_spec import PyCompose
 from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.cli.service import command
+from sparkwright.engine.server import BOOT_S
 from sparkwright.recipes import recipes
-from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.service import (
     ServiceOptions,
     ServicePlaces,
@@ -148,17 +148,20 @@ def test_a_key_that_is_given_is_the_services(tmp_path: Path) -> None:
 
 def test_units_and_images_give_a_boot_the_time_that_serve_gives_it(tmp_path: Path) -> None:
     (limit,) = directives(unit_text(options(), places(tmp_path)))["TimeoutStartSec"]
-    assert limit == f"{ServeOptions().boot_s + LIMIT_S:.0f}s", "and more while a model is fetched"
+    assert limit == f"{BOOT_S + LIMIT_S:.0f}s", "and more while a model is fetched"
     for text in (compose_text(options(), places(tmp_path)), (ROOT / "ci/Containerfile").read_text()):
         (hours,) = re.findall(r"start[-_]period[:=] ?(\d+)h", text)
         assert int(hours) >= 12, "a health check has no way to wait for a download"
 
 
 def test_words_of_the_command_line_stay_words() -> None:
-    told = options(settings=("chat-template=/srv/a b.jinja", "seed=$X%n"), use="many")
+    told = options(settings=("chat-template=/srv/a b.jinja", "seed=$X%n"), use="many", sidecars_gib=20.5)
     words = command_line(told, places(Path("/")))
     line = directives(unit_text(told, places(Path("/"))))["ExecStart"][0]
     assert words[words.index("--set") + 1] == "chat-template=/srv/a b.jinja"
+    assert words[words.index("--sidecars") + 1] == "20.5"
+    assert "--sidecars" not in command_line(options(), places(Path("/")))
+    assert 'SPARKWRIGHT_SIDECARS: "20.5"' in compose_text(told, places(Path("/")))
     assert '"chat-template=/srv/a b.jinja"' in line
     assert " seed=$$X%%n " in line
     variables = directives(unit_text(options(models=HOSTILE), places(Path("/"))))["Environment"]

@@ -14,7 +14,7 @@ import click
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.runtime import USE
+from sparkwright.cli.runtime import SIDECARS, USE
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
@@ -30,9 +30,7 @@ from sparkwright.verify.options import VerifyOptions
 )
 @click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=int, default=0, help="Port to listen at; any by default.")
-@click.option(
-    "--sidecars", "sidecars_gib", type=float, default=0.0, help="GiB that other programs will take beside it."
-)
+@SIDECARS
 @click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together.")
 @click.option("--link", "link_only", is_flag=True, help="Print this machine's facts for --peer, and end.")
 @click.option(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import click
 
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
+from sparkwright.recipes import SERVED_NAMES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,7 +23,19 @@ USE = click.option(
 SET = click.option(
     "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
 )
+NAMES = click.option(
+    "--served-model-name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Name by which clients ask for the model, instead of the recipe's; may be repeated.",
+)
 HOST = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+SIDECARS = click.option(
+    "--sidecars", "sidecars_gib", type=click.FloatRange(min=0), default=0.0, metavar="GIB",
+    envvar="SPARKWRIGHT_SIDECARS",
+    help="Memory that other programs will take beside the server.",
+)  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 _OFFERED = (
     click.option(
@@ -42,6 +56,12 @@ _OFFERED = (
         "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
     ),
 )
+
+
+def stated_settings(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the flags of ``--set``, and that of the names of ``--served-model-name``."""
+    names = [f"{SERVED_NAMES}={json.dumps(asked['names'])}"] if asked["names"] else []
+    return (*asked["settings"], *names)
 
 
 def wheel_options(function: F) -> F:

@@ -16,7 +16,17 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import FORCE, HOST, SET, USE, offered_wheel, wheel_options
+from sparkwright.cli.runtime import (
+    FORCE,
+    HOST,
+    NAMES,
+    SET,
+    SIDECARS,
+    USE,
+    offered_wheel,
+    stated_settings,
+    wheel_options,
+)
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
@@ -42,7 +52,9 @@ _SOURCES = ("wheel", "channel", "python")
 )
 @USE
 @SET
+@NAMES
 @HOST
+@SIDECARS
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
 )
@@ -71,7 +83,10 @@ _SOURCES = ("wheel", "channel", "python")
 @FORCE
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option(
-    "--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot, without its download."
+    "--boot-seconds",
+    "boot_s",
+    type=click.FloatRange(min=1),
+    help="Limit of the boot, once its models are here.",
 )
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
@@ -82,7 +97,6 @@ def command(
     *,
     recipe: str,
     use: str,
-    settings: tuple[str, ...],
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -100,7 +114,7 @@ def command(
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = as_head(with_settings(served_recipe(recipe, use), settings), asked["head"])
+    chosen = as_head(with_settings(served_recipe(recipe, use), stated_settings(asked)), asked["head"])
     options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
@@ -112,7 +126,7 @@ def command(
         with _kept(folder):
             hub = _look_first(chosen, options, asked)
             environment, chosen = _installed(chosen, asked)
-            _preflight(store, environment, _request(chosen, options, hub), asked)
+            _preflight(store, environment, _request(chosen, options, hub, asked), asked)
             serving = Serving(chosen, environment, options, folder, caches_of(store))
             asyncio.run(serve(serving, _watching(chosen, asked)))
 
@@ -222,7 +236,7 @@ def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) ->
     if _is_rehearsal(recipe):
         return None
     hub = None if options.offline else Hub({**os.environ, **recipe.environment})
-    found = [one for one in run_preflight(_request(recipe, options, hub)) if one.check in EARLY]
+    found = [one for one in run_preflight(_request(recipe, options, hub, asked)) if one.check in EARLY]
     for one in found:
         if one.check == "model-fetched":
             emit("serve.fetches", what=one.what, because=one.because)
@@ -254,9 +268,17 @@ def _preflight(
     warn_or_refuse(run_preflight(request), force=asked["force"])
 
 
-def _request(recipe: Recipe, options: ServeOptions, hub: Hub | None) -> PreflightRequest:
-    variables = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if options.offline else {})}
-    return PreflightRequest(recipe, environment=variables, address=options.host, port=options.port, hub=hub)
+def _request(
+    recipe: Recipe, options: ServeOptions, hub: Hub | None, asked: dict[str, Any]
+) -> PreflightRequest:
+    return PreflightRequest(
+        recipe,
+        environment={**os.environ, **({"HF_HUB_OFFLINE": "1"} if options.offline else {})},
+        address=options.host,
+        port=options.port,
+        sidecars_gib=asked["sidecars_gib"],
+        hub=hub,
+    )
 
 
 # What is shown ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.status import Status as Spinner
 
 
-_SHOWN = ("serve.", "warmup.", "warning", "server.evidence", "server.fetching")
+_SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
 _LINES = {
     "serve.fetches": "fetches  {what}: {because}",
     "serve.incident": "evidence {folder}",
@@ -68,7 +68,9 @@ def _assigned(name: str, value: str, key_file: str) -> str:
     return f'{name}="$(cat {shlex.quote(key_file)})"' if in_file else f'{name}="${name}"'
 
 
-def example(url: str, model: str, key_file: object = None, *, shell_key: bool = False) -> str:
+def example(
+    url: str, model: str, key_file: object = None, *, shell_key: bool = False, thinks: bool = False
+) -> str:
     """Return a command that asks the server one question; a key is never an argument of it.
 
     Args:
@@ -76,9 +78,13 @@ def example(url: str, model: str, key_file: object = None, *, shell_key: bool = 
         model: the served name.
         key_file: the file of the key, if it is in one.
         shell_key: the key is in a variable of the shell.
+        thinks: the model thinks before it answers, unless its template is told not to.
     """
-    body = json.dumps({"model": model, "messages": [_QUESTION], "max_tokens": 32, "temperature": 0})
-    asked = f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    body: dict[str, Any] = {"model": model, "messages": [_QUESTION], "max_tokens": 512}
+    if thinks:
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+    text = shlex.quote(json.dumps(body))
+    asked = f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {text}"
     if not key_file and not shell_key:
         return asked
     key = f"$(cat {shlex.quote(str(key_file))})" if key_file else f"${KEY_VARIABLE}"
@@ -158,8 +164,6 @@ class Screen:
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
                 self._say(f"as       {data['title']}")
                 self._say(f"log      {data['log']}")
-            case "server.fetching":
-                self._fetching(data)
             case "serve.ready":
                 self._ready(data)
             case "serve.status":
@@ -180,13 +184,6 @@ class Screen:
             case _:
                 pass
 
-    def _fetching(self, data: dict[str, Any]) -> None:
-        told = f"{data['bytes'] / 1e9:.1f} GB of models are here, after {human_seconds(data['seconds'])}"
-        if sys.stderr.isatty():  # noqa: TID251
-            self._wait_for(f"start the engine: fetching, {told}")
-        else:
-            self._say(f"fetching {told}")
-
     def _ready(self, data: dict[str, Any]) -> None:
         self._quieten()
         warm = ""
@@ -198,7 +195,8 @@ class Screen:
         if os.environ.get("NOTIFY_SOCKET"):
             return  # a journal needs no command to type, and only the service may read the key's path
         key_file, has_key = self._options.key_file, bool(self._options.api_key)
-        click.echo(f"try      {example(data['url'], data['model'], key_file, shell_key=has_key)}")
+        shown = example(data["url"], data["model"], key_file, shell_key=has_key, thinks=data["thinks"])
+        click.echo(f"try      {shown}")
         click.echo("stop     Ctrl-C, which waits for the server to end; twice kills it")
 
     def _state(self, data: dict[str, Any]) -> None:

@@ -15,7 +15,18 @@ import click
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.runtime import FORCE, HOST, SET, USE, F, offered_wheel, wheel_options
+from sparkwright.cli.runtime import (
+    FORCE,
+    HOST,
+    NAMES,
+    SET,
+    SIDECARS,
+    USE,
+    F,
+    offered_wheel,
+    stated_settings,
+    wheel_options,
+)
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.recipes import Recipe
@@ -63,7 +74,9 @@ def command() -> None:
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
 @USE
 @SET
+@NAMES
 @HOST
+@SIDECARS
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
@@ -108,7 +121,7 @@ def install(
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
         service.apply_plan(plan, run_commands=True)
-    _change(places, record, slot, wheel.wheel, chosen, predict=not force)
+    _change(places, record, slot, wheel.wheel, chosen, predict=not force, sidecars_gib=asked["sidecars_gib"])
     service.run_all(plan.afterwards)  # what has never answered is not started at boot
     _show_installed(places, made=made, started=True, as_json=as_json)
 
@@ -213,7 +226,8 @@ def _described(
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
     from sparkwright.recipes import REHEARSAL, served_recipe
 
-    chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
+    settings = stated_settings(asked)
+    chosen = with_settings(served_recipe(recipe, asked["use"]), settings)
     if chosen.model.startswith(REHEARSAL):
         raise ConfigError(
             f"the recipe {chosen.name} cannot be installed as a service",
@@ -238,7 +252,8 @@ def _described(
         scope=places.scope,
         program=program if program.exists() else Path(shutil.which("sparkwright") or program),
         use=asked["use"],
-        settings=tuple(asked["settings"]),
+        settings=settings,
+        sidecars_gib=asked["sidecars_gib"],
         host=asked["host"],
         port=asked["port"],
         run_as=asked["run_as"] or os.environ.get("SUDO_USER", "") or "sparkwright",
@@ -334,6 +349,7 @@ def _change(
     recipe: Recipe,
     *,
     predict: bool = False,
+    sidecars_gib: float = 0.0,
 ) -> None:
     from sparkwright.base.card import card_capability
     from sparkwright.engine.installed import read_installed
@@ -344,7 +360,9 @@ def _change(
         found = read_installed(python)
         check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
         environment = {**os.environ, "HF_HOME": record.models or str(places.models)}
-        findings = run_preflight(PreflightRequest(recipe, python=python, environment=environment))
+        findings = run_preflight(
+            PreflightRequest(recipe, python=python, environment=environment, sidecars_gib=sidecars_gib)
+        )
         # While the old server holds the memory, what the new one will find free cannot be predicted.
         require_clear(findings, force=not predict)
 

@@ -7,6 +7,7 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
     REHEARSAL,
+    SERVED_NAMES,
     TINY,
     About,
     Recipe,
@@ -27,6 +28,7 @@ __all__ = [
     "GRADES",
     "REHEARSAL",
     "RULES",
+    "SERVED_NAMES",
     "TINY",
     "About",
     "Evidence",

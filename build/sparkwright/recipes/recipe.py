@@ -24,7 +24,9 @@ _SHIPPED = Path(__file__).with_name("shipped")
 _LOADS_CODE = re.compile(r"LD_|PATH$|PYTHON(?!DONTWRITEBYTECODE$|HASHSEED$|UNBUFFERED$)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEFAULT_USE = "single"
-_RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
+SERVED_NAMES = "served-model-name"
+"""The flag with the names by which clients can ask for the model."""
+_RESERVED = frozenset({"host", "port", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
 UseName = Literal["single", "shared", "many"]
@@ -139,6 +141,24 @@ class Recipe(Model, frozen=True):
             name for name, holds in (("hybrid-drafts", hybrid), ("garbage-after-hits", garbage)) if holds
         ]
         return (*map(shared_note, known), *self.notes)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Return the names by which clients can ask for the model; answers state the first.
+
+        Raises:
+            ConfigError: one of them is no word.
+        """
+        stated = self.flags.get(SERVED_NAMES, self.name)
+        names = stated if isinstance(stated, list) else [stated]
+        for name in names or [""]:
+            if isinstance(name, bool) or not re.fullmatch(r"(?!-)[!-~]+", str(name)):
+                raise ConfigError(
+                    f"{name!r} cannot be the name of a served model",
+                    because="clients ask for a word of plain ASCII that does not begin with a dash",
+                    next_step="give another --served-model-name",
+                )
+        return tuple(map(str, names))
 
     @property
     def made_up(self) -> bool:
@@ -335,9 +355,9 @@ def node_arguments(rank: int, address: str) -> tuple[str, ...]:
 
 def serve_arguments(recipe: Recipe, *, host: str, port: int) -> tuple[str, ...]:
     """Return the arguments of ``vllm`` that serve *recipe* at *host* and *port*, from ``serve`` on."""
-    arguments = ["serve", recipe.model, "--served-model-name", recipe.name]
-    arguments += ["--host", host, "--port", str(port)]
-    for name, value in recipe.flags.items():
+    arguments = ["serve", recipe.model]
+    decided = {SERVED_NAMES: list(recipe.served_names), "host": host, "port": port}
+    for name, value in {**decided, **recipe.flags}.items():
         arguments += _flag(name, value)
     if recipe.speculative:
         drafter = {"model": recipe.drafter} if recipe.drafter else {}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.recipes import Recipe
+from sparkwright.recipes import SERVED_NAMES, Recipe
 from sparkwright.store import Store, remove_tree
 
 _PASSING = (".lock", ".tmp")
@@ -50,9 +50,10 @@ CACHES = (
 def cache_key(identity: str, recipe: Recipe, card: str) -> str:
     """Return the name of the folder for a wheel, a recipe and a card.
 
-    Titles, notes and reasons do not count: they change nothing that is compiled.
+    Titles, notes, reasons and served names do not count: they change nothing that is compiled.
     """
-    parts = [recipe.model, recipe.drafter, recipe.flags, recipe.speculative, recipe.environment]
+    flags = {name: value for name, value in recipe.flags.items() if name != SERVED_NAMES}
+    parts = [recipe.model, recipe.drafter, flags, recipe.speculative, recipe.environment]
     return digest_of([identity, to_builtins(parts), card])[:16]
 
 

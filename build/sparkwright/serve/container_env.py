@@ -114,7 +114,6 @@ class _Container:
             )
         return msgspec.structs.replace(
             base,
-            name=self.get("SERVED_MODEL_NAME") or base.name,
             model=self.get("MODEL_PATH") or base.model,
             drafter=drafter,
             speculative=speculative,

@@ -12,7 +12,7 @@ from sparkwright.base.card import card_capability
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import REASONS
 from sparkwright.engine.server.environment import vllm_command
-from sparkwright.recipes import Recipe, serve_arguments
+from sparkwright.recipes import SERVED_NAMES, Recipe, serve_arguments
 from sparkwright.recipes.shared import shared_reason
 from sparkwright.serve.caches import cache_key, caches_of, reason_of
 from sparkwright.serve.run import ServeOptions, server_variables
@@ -102,10 +102,12 @@ def planned(
 
 def explain_flags(recipe: Recipe, *, host: str, port: int) -> tuple[Reason, ...]:
     """Return each flag of the command that serves *recipe*, in its order, with its reason."""
-    decided = {"served-model-name": recipe.name, "host": host, "port": port}
+    decided = {SERVED_NAMES: " ".join(recipe.served_names), "host": host, "port": port}
     found = [Reason("model", recipe.model, _why(recipe, "model"))]
     found += [Reason(f"--{name}", str(value), _why(recipe, name)) for name, value in decided.items()]
     for name, value in recipe.flags.items():
+        if name in decided:
+            continue
         switch = f"--no-{name}" if value is False else f"--{name}"
         found.append(Reason(switch, "" if isinstance(value, bool) else _text(value), _why(recipe, name)))
     if recipe.speculative:

@@ -21,7 +21,7 @@ from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import environment_path
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.observations import MetricsSnapshot
-from sparkwright.engine.server import BOOT_S, ServerProcess, diagnose, sample_host, start_server
+from sparkwright.engine.server import ServerProcess, diagnose, sample_host, start_server
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
@@ -40,6 +40,8 @@ PORT = 8000
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25
+# No parser of reasoning, or one whose template knows no switch named enable_thinking.
+_ALWAYS_TEXT = {"", "mistral", "openai_gptoss"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,7 +63,7 @@ class ServeOptions:
     offline: bool = False
     interval_s: float = 10.0
     compiled_s: float = 30.0
-    boot_s: float = BOOT_S
+    boot_s: float | None = None
 
     @property
     def reachable_host(self) -> str:
@@ -216,6 +218,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
             "serve.ready",
             url=f"http://{options.reachable_host}:{server.launch.port}/v1",
             model=server.model,
+            thinks=recipe.flags.get("reasoning-parser", "") not in _ALWAYS_TEXT,
             boot_s=round(server.facts.seconds, 1),
             warm_up_s=round(warmed.seconds, 1) if warmed else None,
             warm_up_requests=warmed.requests if warmed else None,

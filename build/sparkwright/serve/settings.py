@@ -17,7 +17,7 @@ from sparkwright.recipes import Recipe
 
 SET_BY_USER = "set on the command line"
 """The reason of a flag that the user set."""
-_DECIDED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
+_DECIDED = frozenset({"host", "port", "speculative-config", "model", "api-key"})
 _WORDS = {"true": True, "false": False}
 _MOST_BYTES = 4096
 KEY_VARIABLE = "VLLM_API_KEY"

@@ -167,5 +167,5 @@ def test_serve_refuses_a_model_that_it_may_not_fetch_before_it_installs_anything
     hub.gated.clear()
     assert main(words) != 76  # it gets as far as the wheel
     shown = capsys.readouterr()
-    assert "org/small is fetched when the server starts: 0.0 GiB in 4 files" in shown.out
+    assert "org/small is fetched before the server starts: 0.0 GiB in 4 files" in shown.out
     assert "cannot be fetched" not in shown.err

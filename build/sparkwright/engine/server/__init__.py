@@ -8,8 +8,8 @@ from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, r
 from sparkwright.engine.server.environment import prepare_wheel
 from sparkwright.engine.server.failures import CAUSES, Cause, diagnose
 from sparkwright.engine.server.host import sample_host
-from sparkwright.engine.server.launch import BOOT_S, start_server
-from sparkwright.engine.server.lifecycle import ServerFailedError, ServerProcess
+from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.server.lifecycle import BOOT_S, ServerFailedError, ServerProcess
 
 __all__ = [
     "BOOT_S",

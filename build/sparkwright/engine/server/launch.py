@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,18 +15,12 @@ from sparkwright.base.card import card_capability, card_memory_gib
 from sparkwright.base.ports import free_port
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.installed import read_installed
+from sparkwright.engine.models import fetch_models
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server.download import download_folders
 from sparkwright.engine.server.environment import vllm_command
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
 from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
-
-BOOT_S = 1800.0
-"""For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned.
-
-The time in which a model is fetched does not count, and each file that FlashInfer compiles starts it again.
-"""
 
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # so that the log is complete up to a crash
@@ -46,7 +41,7 @@ def start_server(
     port: int = 0,
     model: str = "",
     api_key: str = "",
-    boot_s: float = BOOT_S,
+    boot_s: float | None = None,
     end_s: float = 30.0,
     known: BootFacts | None = None,
     card: str = "",
@@ -63,10 +58,10 @@ def start_server(
         python: interpreter of the environment with vLLM, for a recipe; this process's by default.
         host: address to listen at.
         port: port to listen at; 0 chooses a free one.
-        model: served model name of a command's server; empty reads it there. A recipe's is its name.
+        model: served model name of a command's server; empty reads it there. A recipe has its own.
         api_key: key that clients send; by default that of the variable VLLM_API_KEY, which vLLM would take
             as well. A recipe's server is started with it.
-        boot_s: limit of the boot, in the server's seconds; see `BOOT_S`.
+        boot_s: limit of the boot, in the server's seconds; by default `BOOT_S` and more for large models.
         end_s: time from SIGTERM until it is killed, in real seconds.
         known: facts of a command's server that its log lacks, such as the card's memory.
         card: path of a simulator's page with the readings of its card.
@@ -77,6 +72,7 @@ def start_server(
     """
     folder = folder.absolute()
     port = port or free_port(host)
+    models: Callable[[Mapping[str, str], Path], Awaitable[int]] | None = None
     if isinstance(what, Recipe):
         interpreter = (python or Path(sys.executable)).absolute()
         installed = read_installed(interpreter)
@@ -84,7 +80,8 @@ def start_server(
         recipe = _with_models(what, folder)
         argv = (*vllm_command(interpreter), *serve_arguments(recipe, host=host, port=port))
         variables = {**recipe.environment, **({"VLLM_API_KEY": api_key} if api_key else {})}
-        model, facts = recipe.name, _foreseen(recipe, installed.version)
+        models = partial(fetch_models, recipe, interpreter)
+        model, facts = recipe.served_names[0], _foreseen(recipe, installed.version)
     else:
         argv = _command([str(part) for part in what], host, port, folder)
         variables, facts = {}, known or BootFacts()
@@ -105,7 +102,7 @@ def start_server(
             end_s=end_s,
             facts=facts,
             card=card,
-            downloads=download_folders(what, whole) if isinstance(what, Recipe) else (),
+            models=partial(models, whole, folder) if models else None,
         )
     )
 

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,6 @@ from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
-from sparkwright.engine.server.download import Download
 from sparkwright.engine.server.evidence import Incident, keep_evidence
 from sparkwright.engine.server.failures import Cause, diagnose, excerpt, tail
 
@@ -38,10 +37,16 @@ if TYPE_CHECKING:
     import psutil
 
 
+BOOT_S = 1800.0
+"""For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned.
+
+It begins when the models are here, grows with their size, and each file that FlashInfer compiles starts it
+again.
+"""
+_READ_BYTES_PER_S = 200e6  # by a slow disk
 _MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25
 _METRICS_S = 10.0  # between two looks at the counters that evidence of a death would hold
-_FETCHED_S = 10.0  # between two reports of a download
 _ANSWER_S = 5.0
 _KEY_REFUSED = frozenset({401, 403})
 _OWN_S = 30.0  # an interpreter starts no faster because its clock does
@@ -84,11 +89,11 @@ class Launch:
         api_key: key that clients must send.
         speed: seconds of the server's clock in a real one; waits shrink by it.
         boot_s: limit to the first response, in the server's seconds, from the start or from the last file
-            that FlashInfer's compilers left; `downloads` are left out.
+            that FlashInfer's compilers left; by default `BOOT_S`, and more for large models.
         end_s: time from SIGTERM until it is killed, in real seconds.
         facts: facts known beforehand that its log may lack.
         card: see `Endpoint`.
-        downloads: folders that grow while a model is fetched, which the boot's limit leaves out.
+        models: fetches the models before the start, and returns their bytes on the disk.
     """
 
     argv: tuple[str, ...]
@@ -100,11 +105,11 @@ class Launch:
     api_key: str
     speed: float
     deadlines: Deadlines
-    boot_s: float
+    boot_s: float | None
     end_s: float
     facts: BootFacts
     card: str = ""
-    downloads: tuple[Path, ...] = ()
+    models: Callable[[], Awaitable[int]] | None = None
 
 
 class ServerProcess:
@@ -130,9 +135,8 @@ class ServerProcess:
         self._kept: Path | None = None
         self._keeping = asyncio.Lock()
         self._metrics = ""
-        self._download = Download(launch.downloads)
+        self._boot_s = launch.boot_s or BOOT_S
         self._build = FlashInferBuild(launch.environment)
-        self._told = 0.0
 
     # Properties ------------------------------------------------------------------------------
 
@@ -199,6 +203,7 @@ class ServerProcess:
         Raises:
             ServerFailedError: it did not start.
             ServerError: its port is in use.
+            FetchError: a model cannot be fetched.
             ToolError: its program does not exist.
         """
         launch = self.launch
@@ -209,6 +214,9 @@ class ServerProcess:
                 because="something listens there already, and would answer in its place",
                 next_step="end it, or let a free port be chosen",
             )
+        if launch.models is not None:
+            stored = await launch.models()
+            self._boot_s = launch.boot_s or BOOT_S + stored / _READ_BYTES_PER_S
         emit("server.started", url=self.url, log=str(self.log))
         environment = {**launch.environment, _MARK: self._marker}
         self._running = start(launch.argv, cwd=launch.folder, env=environment, log=self.log)
@@ -262,7 +270,7 @@ class ServerProcess:
 
         async with open_session(self.endpoint) as session:
             await self._until_ready(session)
-            took = (self._age - self._download.seconds) * self.launch.speed
+            took = self._age * self.launch.speed
             facts = _merged(read_boot_log(self._read_log()), self.launch.facts)
             with contextlib.suppress(SparkwrightError):  # the checks report what is missing
                 facts = facts_from_metrics(await fetch_snapshot(session, self.endpoint), facts)
@@ -281,10 +289,10 @@ class ServerProcess:
             ServerFailedError: it ended, or time is up.
         """
         launch, why = self.launch, "nothing listens at its port"
-        end = self._within(launch.boot_s)
-        while self._age < (end := end + self._fetched()):
+        end = self._within(self._boot_s)
+        while self._age < end:
             if self._build.look(self._age):
-                end = max(end, self._age + self._within(launch.boot_s))
+                end = max(end, self._age + self._within(self._boot_s))
             if self.died is not None:
                 raise await self._failure("the server ended while it started")
             if await self._listens():
@@ -295,16 +303,8 @@ class ServerProcess:
                     return
             await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
         # In the server's seconds, without the allowance for this machine's delays.
-        waited = min(self._age * launch.speed, launch.boot_s)
+        waited = min(self._age * launch.speed, self._boot_s)
         raise await self._failure(f"the server gave no answer within {waited:.0f} s", why)
-
-    def _fetched(self) -> float:
-        """Return the seconds since the last look in which a model was fetched, and report its bytes."""
-        passed = self._download.look(self._age)
-        if passed and self._age - self._told > _FETCHED_S:
-            self._told = self._age
-            emit("server.fetching", bytes=self._download.bytes, seconds=round(self._download.seconds))
-        return passed
 
     def _within(self, seconds: float) -> float:
         """Return the real seconds to wait for *seconds* of the server's clock."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from sparkwright.engine.server.download import cache_folder
+from sparkwright.engine.models import cache_folder
 
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = (

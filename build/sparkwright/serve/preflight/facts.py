@@ -10,13 +10,13 @@ from pathlib import Path
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.installed import EngineFacts, read_installed, read_wheel
-from sparkwright.engine.server.download import cache_folder
+from sparkwright.engine.models import cache_folder, is_offline, is_repository
 from sparkwright.recipes import TINY, Recipe
 from sparkwright.recipes.release_options import Question
 from sparkwright.serve.ask import ReleaseAnswer
 from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
 from sparkwright.serve.preflight.finding import Finding, finding
-from sparkwright.serve.preflight.hub import Hub, RemoteModel, is_offline, is_repository
+from sparkwright.serve.preflight.hub import Hub, RemoteModel
 from sparkwright.serve.preflight.kv_plan import KvOptions, kv_options
 from sparkwright.serve.preflight.link import LinkFacts
 from sparkwright.serve.preflight.machine import HostFacts, read_host

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sparkwright.base.errors import FetchError
+from sparkwright.engine.models import is_offline, is_repository
 from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint, Shard, parse_shard
 from sparkwright.serve.preflight.files import missing_shards
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -33,8 +34,6 @@ _MOST_JSON = 64 << 20  # an index of a thousand files has a few
 _SMALL = (".json", ".txt", ".jinja", ".model", ".py", ".tiktoken")  # that vLLM and transformers fetch besides
 _REFUSED = frozenset({401, 403})
 _ABSENT, _PART = 404, 206
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_TRUE = {"1", "true", "yes", "on"}
 _ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
 _SPARE = 2 * GIB
 
@@ -219,16 +218,6 @@ def _token(environment: Mapping[str, str]) -> str:
             Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8").strip()
         )
     return ""
-
-
-def is_offline(environment: Mapping[str, str]) -> bool:
-    """Tell if a server with these variables fetches nothing."""
-    return any(environment.get(name, "").lower() in _TRUE for name in _OFFLINE)
-
-
-def is_repository(name: str) -> bool:
-    """Tell if the model *name* is a repository of the hub, not a folder."""
-    return not name.startswith(("/", ".", "~")) and name.count("/") <= 1
 
 
 def check_offline(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.engine.server.download import cache_folder
+from sparkwright.engine.models import cache_folder
 from sparkwright.recipes import TINY
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,

@@ -114,6 +114,7 @@ def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, .
     words += ["--use", options.use] if options.use else []
     for setting in options.settings:
         words += ["--set", setting]
+    words += ["--sidecars", f"{options.sidecars_gib:g}"] if options.sidecars_gib else []
     words += ["--offline"] if options.offline else []
     words += ["--force"] if options.force else []
     return tuple(words)

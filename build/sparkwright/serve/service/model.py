@@ -33,6 +33,7 @@ class ServiceOptions:
         program: absolute path of the command ``sparkwright``.
         run_as: user of a system's unit.
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
+        sidecars_gib: memory that other programs will take beside the server.
         recipe_text: content of that copy; empty for a recipe that ships.
     """
 
@@ -46,6 +47,7 @@ class ServiceOptions:
     port: int = 8000
     run_as: str = "sparkwright"
     models: str = ""
+    sidecars_gib: float = 0.0
     offline: bool = False
     force: bool = False
     image: str = "localhost/sparkwright:latest"

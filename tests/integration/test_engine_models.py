@@ -1,0 +1,155 @@
+"""Models are fetched by huggingface_hub before a server starts: the files that vLLM loads, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_kit import HubServer, hub_server
+from kit import Recorder
+from preflight_kit import recipe
+
+from sparkwright.base.errors import FetchError
+from sparkwright.base.events import subscribe
+from sparkwright.engine.child.fetch_model import files_of
+from sparkwright.engine.models import fetch_models
+from sparkwright.recipes import Recipe
+
+MIB = 1 << 20
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    model = tmp_path / "made" / "m"
+    model.mkdir(parents=True)
+    for name in ("a.safetensors", "b.safetensors", "unused.safetensors", "image.png"):
+        (model / name).write_bytes(os.urandom(2 * MIB))
+    (model / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    (model / "config.json").write_text("{}")
+    with hub_server() as server:
+        server.models["org/m"] = model
+        yield server
+
+
+@pytest.fixture
+def variables(hub: HubServer, tmp_path: Path) -> dict[str, str]:
+    off = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "2"}
+    return {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), **off}
+
+
+def fetch(served: Recipe, variables: dict[str, str], folder: Path) -> int:
+    return asyncio.run(fetch_models(served, Path(sys.executable), variables, folder))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("home/hub/models--org--m/snapshots/*/*")}
+
+
+def test_what_vllm_loads_is_fetched_with_its_bytes_told(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    with subscribe(recorder):
+        stored = fetch(recipe("org/m"), variables, tmp_path)
+    assert names(tmp_path) == {"a.safetensors", "b.safetensors", INDEX, "config.json"}
+    assert 4 * MIB < stored < 5 * MIB
+    [started] = [event.data for event in recorder.events if event.kind == "task.started"]
+    assert (started["name"], started["unit"]) == ("fetch org/m", "B")
+    assert 4 * MIB <= started["total"] < 5 * MIB
+    sent = hub.sent
+    again = Recorder()
+    with subscribe(again):
+        assert fetch(recipe("org/m"), variables, tmp_path) == stored
+    assert not [event for event in again.events if event.kind == "task.started"], "nothing is missing"
+    assert hub.sent - sent < MIB
+
+
+def test_a_download_that_is_ended_continues(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    hub.slow = "b.safetensors"
+
+    async def interrupted() -> None:
+        work = fetch_models(recipe("org/m"), Path(sys.executable), variables, tmp_path)
+        fetching = asyncio.create_task(work)
+        while not fetching.done() and "a.safetensors" not in names(tmp_path):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        fetching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await fetching
+
+    asyncio.run(interrupted())
+    assert "b.safetensors" not in names(tmp_path)
+    blobs = tmp_path / "home" / "hub" / "models--org--m" / "blobs"
+    assert not [*blobs.glob("*.incomplete")], "no part is left that nothing can use"
+    killed, live = blobs / "aa.0123abcd.incomplete", blobs / "bb.0123abcd.incomplete"
+    killed.touch()
+    os.utime(killed, (0, 0))
+    live.touch()
+    hub.slow, before = "", hub.sent
+    fetch(recipe("org/m"), variables, tmp_path)
+    assert names(tmp_path) == {"a.safetensors", "b.safetensors", INDEX, "config.json"}
+    assert hub.sent - before < 3 * MIB, "what had arrived is not fetched twice"
+    assert [*blobs.glob("*.incomplete")] == [live], "another process may be fetching"
+
+
+def test_a_gated_model_says_what_to_do(hub: HubServer, variables: dict[str, str], tmp_path: Path) -> None:
+    hub.gated.add("org/m")
+    with pytest.raises(FetchError, match="org/m cannot be fetched") as caught:
+        fetch(recipe("org/m"), variables, tmp_path)
+    assert "accept the licence" in caught.value.next_step
+    fetch(recipe("org/m"), {**variables, "HF_TOKEN": hub.token}, tmp_path)
+    assert "a.safetensors" in names(tmp_path)
+
+
+def test_an_unknown_model_is_refused_and_a_cached_one_served_without_the_hub(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(FetchError) as caught:
+        fetch(recipe("org/other"), variables, tmp_path)
+    assert "correct the model's name" in caught.value.next_step
+    fetch(recipe("org/m"), variables, tmp_path)
+    gone = {**variables, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    recorder = Recorder()
+    with subscribe(recorder):
+        assert fetch(recipe("org/m"), gone, tmp_path) > 4 * MIB
+    assert "warning" in [event.kind for event in recorder.events]
+    with pytest.raises(FetchError, match="org/n"):
+        fetch(recipe("org/n"), gone, tmp_path)
+
+
+def test_folders_made_up_models_and_work_offline_ask_no_hub(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    assert fetch(recipe(hub.models["org/m"]), variables, tmp_path) > 8 * MIB
+    assert fetch(recipe("org/m", flags={"load-format": "dummy"}), variables, tmp_path) == 0
+    assert fetch(recipe("org/m"), {**variables, "HF_HUB_OFFLINE": "1"}, tmp_path) == 0
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("names", "load_format", "index", "loaded"),
+    [
+        (["a.bin", "b.safetensors", "original/b.safetensors"], "auto", {}, ["b.safetensors"]),
+        (["a.bin", "c.pt"], "auto", {}, ["a.bin"]),
+        (["consolidated.safetensors", "model.safetensors"], "auto", {}, ["consolidated.safetensors"]),
+        (
+            ["consolidated.safetensors", "m.safetensors"],
+            "safetensors",
+            {"x": "m.safetensors"},
+            ["m.safetensors"],
+        ),
+        (["sub/m.safetensors", "n.safetensors"], "auto", {"x": "sub/m.safetensors"}, ["sub/m.safetensors"]),
+    ],
+)
+def test_the_weights_are_those_that_vllm_chooses(
+    names: list[str], load_format: str, index: dict[str, str], loaded: list[str]
+) -> None:
+    assert files_of([*names, "config.json", "a.png"], load_format, index) == [*loaded, "config.json"]
