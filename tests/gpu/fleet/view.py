@@ -36,7 +36,7 @@ class FleetView:
                 continue
             impl = getattr(layer, "impl", None)
             layers[name] = {
-                "backend": layer.attn_backend.getname_of(),
+                "backend": layer.attn_backend.get_name(),
                 "cache": str(getattr(layer, "kv_cache_dtype", "")),
                 "kind": name_of(layer).rpartition(".")[2],
                 "size": getattr(layer, "head_size", None),
