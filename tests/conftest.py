@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _MATRIX = "test_verify_faults.py"
 _UNITS = "unit"
-# Tests that share what takes long to set up: the matrix, environments, a configured build, a server, imports.
+# Tests that share what takes long to set up: the matrix, environments, a configured build, a server, merges,
+# imports.
 _TOGETHER = (
     _MATRIX,
     "test_channel_clients.py",
@@ -74,7 +75,7 @@ _TOGETHER = (
     "test_native_cross.py",
     "test_rehearsal_real.py",
     "test_preflight_real.py",
-    "test_spark_patchset.py::test_every_carry",
+    "test_spark_patchset.py",
 )
 
 

@@ -29,7 +29,6 @@ not found.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -38,7 +37,8 @@ from typing import Any
 from pair import install
 from pair.install import Check
 from pair.models import write_models
-from serve_pair import RUNNERS, Run, conclude, end_checks, environment, read_lines, run_engine
+from pair.sessions import run_engine
+from serve_pair import IN_PROCESS, RUNNERS, conclude, end_checks, environment, parser_of, read_lines, same
 
 CASES = ["alone", "shared", "crowded", "at-the-end", "planted"]
 RUNS = ["v1-eager", "v2-eager", "v1-graphs", "v2-graphs"]
@@ -46,10 +46,7 @@ STORE_CARRY = "dflash-context-store"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser = parser_of(__doc__)
     parser.add_argument("--version", help="the wheel's version, local part included; else it is not checked")
     parser.add_argument("--carries", nargs="*", default=[], help="names of the carries that the wheel holds")
     parser.add_argument("--pruned", nargs="*", default=[], help="path prefixes left out at installation")
@@ -59,14 +56,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
     parser.add_argument("--seconds", type=int, default=300, help="time for a run")
     return parser.parse_args()
-
-
-def variables(run: str, scratch: Path) -> dict[str, str]:
-    """Return the environment of a run's engine."""
-    return environment(Run(run), scratch) | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 0.33 compiles it for a minute, and all requests here are greedy
-    }
 
 
 def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
@@ -81,19 +70,8 @@ def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "lines": str(args.out / "lines.jsonl"),
     }
-    file = scratch / f"{run}.json"
-    file.write_text(json.dumps(spec), encoding="utf-8")
-    log = args.out / f"{run}.log"
-    return run_engine("pair.draft_engine", file, log, variables(run, scratch), args.seconds)
-
-
-def boot_checks(line: dict[str, Any]) -> list[Check]:
-    """Judge what booted."""
-    runner, drafter, _ = RUNNERS[line["run"].partition("-")[0]]
-    return [
-        Check("model runner", line["runner"] == runner, line["runner"]),
-        Check("drafter", line["drafter"] == drafter, line["drafter"]),
-    ]
+    env = environment(run.partition("-")[0], scratch) | IN_PROCESS
+    return run_engine("pair.draft_engine", spec, args.out / f"{run}.log", env, args.seconds)
 
 
 def case_checks(line: dict[str, Any], carries: list[str]) -> list[Check]:
@@ -140,7 +118,10 @@ def _bad(verdict: dict[str, Any]) -> int:
 def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[Check]:
     """Judge one run by its lines and its log."""
     lines = [line for line in read_lines(args.out) if line["run"] == run]
-    checks = [check for line in lines if line["kind"] == "boot" for check in boot_checks(line)]
+    runner, drafter, _ = RUNNERS[run.partition("-")[0]]
+    checks = []
+    for line in (line for line in lines if line["kind"] == "boot"):
+        checks += [same("model runner", line["runner"], runner), same("drafter", line["drafter"], drafter)]
     cases = {line["case"]: line for line in lines if line["kind"] == "case"}
     for name in args.only:
         line = cases.get(name, {"run": run, "case": name, "fault": "never served"})
@@ -150,23 +131,20 @@ def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[C
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    heads = (
-        "run case requests restored-tokens preempted drafted positions never-written wrong worst-of-the-rest"
-    )
-    columns = [*heads.split(), "restored-wrong", "target-wrong", "null-block"]
-    rows = ["| " + " | ".join(columns) + " |", "|---|---|" + "--:|" * 10 + "---|"]
-    for line in lines:
-        if line["kind"] != "case":
-            continue
+    heads = "run case requests restored-tokens preempted drafted positions never-written wrong"
+    columns = f"{heads} worst-of-the-rest restored-wrong target-wrong".split()
+    rows = ["| " + " | ".join(columns) + " |", "|---|---|" + "--:|" * 10]
+    for line in (line for line in lines if line["kind"] == "case"):
+        start = f"| {line['run']} | {line['case']} |"
         if line["fault"]:
-            rows.append(f"| {line['run']} | {line['case']} | {line['fault'][:80]} |" + " |" * 10)
+            rows.append(f"{start} {line['fault'][:80]} |" + " |" * 9)
             continue
         draft, restored = line["draft"], line["restored"]
         rows.append(
-            f"| {line['run']} | {line['case']} | {line['requests']} | {line['cached_tokens']} "
+            f"{start} {line['requests']} | {line['cached_tokens']} "
             f"| {line['preempted']} | {line['drafted']} | {draft['positions']} | {draft['never_written']} "
             f"| {draft['wrong']} | {draft['worst']:.3f} | {_bad(restored)} of {restored['positions']} "
-            f"| {_bad(line['target'])} | {'written' if line['null_block_written'] else 'untouched'} |"
+            f"| {_bad(line['target'])} |"
         )
     return "\n".join(rows)
 

@@ -9,7 +9,6 @@ the compilers that ran and the files that FlashInfer wrote. Needs a CUDA GPU, an
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,12 +16,12 @@ import sys
 import tempfile
 import time
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pair.models import write_models
 from pair.sessions import session
+from serve_pair import parser_of, say
 
 COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "nvlink"})
 POLL_S = 0.02
@@ -33,13 +32,9 @@ ARMS = {"warm-up": (False, False), "with": (True, True), "without": (False, True
 
 def main() -> int:
     """Run the arms; the exit status is 0 if the arms with a companion compiled nothing of FlashInfer's."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--companion", type=Path, required=True, help="the wheel")
-    parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--limit", type=float, default=320.0, help="seconds for all arms together")
-    parser.add_argument("--arms", nargs="*", default=[*ARMS])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     site = Path(tempfile.mkdtemp(prefix="companion-"))
@@ -50,29 +45,19 @@ def main() -> int:
     began, results = time.monotonic(), []
     for name, (companion, sampler) in ARMS.items():
         left = arguments.limit - (time.monotonic() - began)
-        if name not in arguments.arms or left < 20:
+        if left < 20:
             continue
-        arm = Arm(name, site if companion else None, sampler=sampler)
+        arm = (name, site if companion else None, sampler)
         results.append(run_arm(arm, models, arguments.out, left))
-        sys.stdout.write(json.dumps(results[-1]) + "\n")
-        sys.stdout.flush()
+        say(json.dumps(results[-1]))
         (arguments.out / "first_token.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     kept = [one for one in results if one["companion"]]
     return 0 if kept and all(one["ok"] and not one["modules"] for one in kept) else 1
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One engine: its name, the unpacked companion, and if FlashInfer samples."""
-
-    name: str
-    site: Path | None
-    sampler: bool
-
-
-def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
-    """Return times, compilers and new files of one engine."""
-    name, site, sampler = arm.name, arm.site, arm.sampler
+def run_arm(arm: tuple[str, Path | None, bool], models: Path, out: Path, limit: float) -> dict[str, Any]:
+    """Return times, compilers and new files of an engine: name, unpacked companion, if FlashInfer samples."""
+    name, site, sampler = arm
     cache = Path(tempfile.mkdtemp(prefix=f"flashinfer-{name}-"))
     environment = {
         **os.environ,
@@ -91,7 +76,7 @@ def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
         while child.poll() is None and time.monotonic() - began < limit:
             seen.update(compilers(child.pid))
             time.sleep(POLL_S)
-    status = child.returncode
+    status = child.kill().status
     took = time.monotonic() - began
     answer = Path(spec["result"])
     times = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Does speculation change what a tiny pair answers at temperature 0? Engines with and without it on one GPU.
 
-Needs a GPU, torch and an installed vLLM of 0.24 or 0.33; downloads nothing and imports nothing of this
-project but its tiny models. Each case is a process and an engine, several at a time::
+Needs a GPU, torch and an installed vLLM of 0.24 or 0.33; downloads nothing and imports of this project
+its tiny models and its start of processes alone. Each case is a process and an engine, several at a time::
 
     python3 tests/gpu/lossless_pair.py --out /tmp/lossless                          # V2, 16 bits
     python3 tests/gpu/lossless_pair.py --out /tmp/lossless --only fp8 --draft-attention FLASH_ATTN
@@ -36,20 +36,15 @@ from typing import Any
 
 from pair.models import write_models, write_window_drafter
 from pair.scoring import CASES, LosslessCase, Score, scored, shortfalls
-from pair.sessions import engines_end_on_sigterm
-from serve_pair import BAD_SIGNS, Run, environment, read_lines, run_engine, say, say_faults
+from pair.sessions import run_engine
+from serve_pair import IN_PROCESS, WINDOW, end_checks, environment, parser_of, read_lines, say, say_faults
 
 LEVELS = [1, 2, 3, 8, 17, 33, 64]
-WINDOW = 64
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", default=["v2-eager-auto", "v2-graphs-auto"])
-    parser.add_argument("--skip", nargs="*", default=[], help="no cases whose name holds one of these")
     parser.add_argument("--levels", nargs="+", type=int, default=LEVELS)
     parser.add_argument("--jobs", type=int, default=8, help="engines at once")
     parser.add_argument("--seconds", type=int, default=400, help="time for a case")
@@ -59,13 +54,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def selected(only: list[str], skip: list[str]) -> list[LosslessCase]:
-    """Return the cases with one of *only* and none of *skip* in their names, and those that judge them."""
-    chosen = [
-        case
-        for case in CASES
-        if any(part in case.name for part in only) and not any(part in case.name for part in skip)
-    ]
+def selected(only: list[str]) -> list[LosslessCase]:
+    """Return the cases with one of *only* in their names, and those that judge them."""
+    chosen = [case for case in CASES if any(part in case.name for part in only)]
     judges = [case.judge for case in chosen]
     return [case for case in CASES if case in chosen or case in judges]
 
@@ -92,18 +83,15 @@ def execute(
         "folder": str(scratch),
         "lines": str(args.out / "lines.jsonl"),
     }
-    file = scratch / f"{case.name}.spec"
-    file.write_text(json.dumps(spec), encoding="utf-8")
-    env = environment(Run(f"{case.runner}-{'eager' if case.eager else 'graphs'}"), scratch) | {
+    env = environment(case.runner, scratch) | {
+        **IN_PROCESS,
         "PAIR_CACHE_GIB": os.environ.get("PAIR_CACHE_GIB", "4"),  # engines boot side by side
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
         "VLLM_DISABLE_COMPILE_CACHE": "1",
     }
     started = time.monotonic()
     log = args.out / f"{case.name}.log"
     try:
-        status = run_engine("pair.lossless_engine", file, log, env, args.seconds)
+        status = run_engine("pair.lossless_engine", spec, log, env, args.seconds)
     finally:
         (scratch / f"{case.name}.ended").touch()  # others wait for it
     say(f"{case.name}: exit status {status} after {time.monotonic() - started:.0f} s")
@@ -115,8 +103,7 @@ def scores(case: LosslessCase, lines: list[dict[str, Any]]) -> dict[int, Score]:
     found = {}
     for line in lines:
         if line["kind"] == "score" and line["of"] == case.name:
-            same = line["same"]  # each True stands for two equal lists
-            found[line["c"]] = scored(line["gaps"], [[int(one)] for one in same], [[1]] * len(same))
+            found[line["c"]] = scored(line["gaps"], line["same"])
     return found
 
 
@@ -126,7 +113,8 @@ def judge(
     """Return everything that is wrong with one case, a line each."""
     own = [line for line in lines if line["run"] == case.name]
     ended = any(line["kind"] == "end" for line in own)
-    found = [] if status == 0 and ended else [f"exit status {status}, or no end"]
+    ends = end_checks(args.out / f"{case.name}.log", status, ended=ended)
+    found = [f"{check.name}: {check.detail}" for check in ends if not check.ok]
     seen, wrong = scores(case, lines), []
     for level in args.levels:
         drafts = [line for line in own if line["kind"] == "level" and line["c"] == level]
@@ -139,8 +127,7 @@ def judge(
         found += [] if wrong or not seen else ["the planted fault was not found"]
     else:
         found += wrong
-    log = (args.out / f"{case.name}.log").read_text(encoding="utf-8", errors="replace")
-    return found + [text.strip()[:200] for text in log.splitlines() if BAD_SIGNS.search(text)][:2]
+    return found
 
 
 def table(cases: list[LosslessCase], lines: list[dict[str, Any]], found: dict[str, list[str]]) -> str:
@@ -164,7 +151,7 @@ def table(cases: list[LosslessCase], lines: list[dict[str, Any]], found: dict[st
 
 def main() -> int:
     args = arguments()
-    cases = selected(args.only, args.skip)
+    cases = selected(args.only)
     args.out.mkdir(parents=True, exist_ok=True)
     record = args.out / "lines.jsonl"
     record.write_text("", encoding="utf-8")
@@ -172,7 +159,7 @@ def main() -> int:
         scratch = Path(folder)
         _, drafter = write_models(scratch)
         write_window_drafter(drafter, "window", WINDOW)
-        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
+        with ThreadPoolExecutor(args.jobs) as pool:
             statuses = list(pool.map(lambda case: execute(case, cases, args, scratch), cases))
     lines = read_lines(args.out)
     found = {

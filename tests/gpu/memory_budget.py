@@ -6,7 +6,6 @@ what preflight imports (msgspec, which vLLM requires); downloads nothing::
 
     python3 tests/gpu/memory_budget.py --out /tmp/budget
     python3 tests/gpu/memory_budget.py --out /tmp/budget --only graphs --skip 8b
-    python3 tests/gpu/memory_budget.py --out /tmp/budget --plan          # predictions alone, without a GPU
 
 Checkpoints are made up: real shapes, real files of zeros, which take no disk. Each case is a server of one
 checkpoint, KV cache and mode. What is compared, and fails the script:
@@ -23,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -31,18 +29,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# From a copy of the sources: where this runs, nothing of this project is installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
-from collections.abc import Sequence
-
-from serve_pair import Run, environment, run_engine, say
+from fleet.shapes import ATTENTION, NORMS, config, rows
+from fleet.tensors import Checkpoint, write_checkpoint
+from pair.sessions import run_engine
+from serve_pair import environment, parser_of, say, say_faults
 
 from sparkwright.engine.observations import BootFacts
-from sparkwright.serve.preflight import PreflightReport
+from sparkwright.engine.server import read_boot_log
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight import PreflightReport, PreflightRequest, inspect_start, read_host
 
 GIB = 1 << 30
 WEIGHTS_SHARE, WEIGHTS_GIB = 0.03, 0.1
-CARD = ("NVIDIA H200", "9.0", "580.95.05", 140 * GIB, 139 * GIB, "Default", "Enabled")  # of --plan alone
 SHAPES: dict[str, dict[str, int]] = {
     # Those of Qwen3's 0.6B, 1.7B and 8B.
     "0.6b": {"hidden": 1024, "middle": 3072, "layers": 28, "heads": 16, "tied": 1},
@@ -70,54 +68,18 @@ CASES = [
 ]
 
 
-def tensors(shape: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a Qwen3 of that *shape*, by name."""
+def checkpoint(shape: dict[str, int]) -> Checkpoint:
+    """Return the checkpoint of a Qwen3 of that *shape*."""
     hidden, middle, heads = shape["hidden"], shape["middle"], shape["heads"]
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
-    for layer in range(shape["layers"]):
-        inner = {
-            "self_attn.q_proj": (heads * HEAD, hidden),
-            "self_attn.k_proj": (KV_HEADS * HEAD, hidden),
-            "self_attn.v_proj": (KV_HEADS * HEAD, hidden),
-            "self_attn.o_proj": (hidden, heads * HEAD),
-            "self_attn.q_norm": (HEAD,),
-            "self_attn.k_norm": (HEAD,),
-            "mlp.gate_proj": (middle, hidden),
-            "mlp.up_proj": (middle, hidden),
-            "mlp.down_proj": (hidden, middle),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        found |= {f"model.layers.{layer}.{name}.weight": size for name, size in inner.items()}
-    found["model.norm.weight"] = (hidden,)
-    if not shape["tied"]:
-        found["lm_head.weight"] = (VOCABULARY, hidden)
-    return found
-
-
-def write_checkpoint(folder: Path, shape: dict[str, int]) -> Path:
-    """Write a checkpoint of zeros in 16 bits: after its header, the file is a hole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    header, offset = {}, 0
-    for name, size in tensors(shape).items():
-        end = offset + 2 * math.prod(size)
-        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        stream.truncate(8 + len(text) + offset)
-    config = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
-        "attention_bias": False, "head_dim": HEAD, "hidden_size": shape["hidden"],
-        "intermediate_size": shape["middle"], "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"], "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": bool(shape["tied"]), "torch_dtype": "bfloat16", "vocab_size": VOCABULARY,
-        "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    return folder
+    told = config(
+        "Qwen3ForCausalLM", "qwen3", shape["layers"], (heads, KV_HEADS, HEAD), hidden_size=hidden,
+        intermediate_size=middle, max_position_embeddings=40_960, tie_word_embeddings=bool(shape["tied"]),
+        vocab_size=VOCABULARY,
+    )  # fmt: skip
+    table = f"""model.embed_tokens V D; model.norm D; {ATTENTION}; {NORMS}; L.mlp.gate_proj M D;
+        L.mlp.up_proj M D; L.mlp.down_proj D M{"" if shape["tied"] else "; lm_head V D"}"""
+    sizes = {"V": VOCABULARY, "D": hidden, "M": middle, "Q": heads * HEAD, "K": KV_HEADS * HEAD, "S": HEAD}
+    return Checkpoint(told, rows(table, "model.layers.", [""] * shape["layers"], **sizes))
 
 
 def flags(case: Case) -> dict[str, Any]:
@@ -133,27 +95,16 @@ def flags(case: Case) -> dict[str, Any]:
     }
 
 
-def predicted(case: Case, model: Path, *, real: bool) -> PreflightReport:
-    """Return preflight's report of *case*; on this machine if *real*, else on a made-up card."""
-    from sparkwright.recipes import Recipe
-    from sparkwright.serve.preflight import (
-        CardFacts,
-        EngineFacts,
-        HostFacts,
-        PreflightRequest,
-        inspect_start,
-        read_host,
-    )
-
+def recipe(case: Case, model: Path) -> Recipe:
+    """Return a recipe that serves *model* as *case* says."""
     own = {name.replace("_", "-"): value for name, value in flags(case).items()}
-    recipe = Recipe(format=1, name="budget", title="made up", model=str(model), flags=own)
-    if real:
-        variables = dict(os.environ)
-        host = read_host(variables, models=model)
-        return inspect_start(PreflightRequest(recipe, python=Path(sys.executable), host=host))
-    memory = {"MemTotal": 256 * GIB, "MemAvailable": 240 * GIB, "MemFree": 240 * GIB}
-    host = HostFacts(meminfo=memory, card=CardFacts(*CARD))
-    return inspect_start(PreflightRequest(recipe, host=host, engine=EngineFacts(), environment={}))
+    return Recipe(format=1, name="budget", title="made up", model=str(model), flags=own)
+
+
+def predicted(case: Case, model: Path) -> PreflightReport:
+    """Return preflight's report of *case* on this machine."""
+    host = read_host(dict(os.environ), models=model)
+    return inspect_start(PreflightRequest(recipe(case, model), python=Path(sys.executable), host=host))
 
 
 def prediction(report: PreflightReport) -> dict[str, Any]:
@@ -208,21 +159,17 @@ def table(records: dict[str, dict[str, Any]]) -> str:
 
 def boot(case: Case, model: Path, args: argparse.Namespace, scratch: Path) -> int | None:
     """Boot an engine, let it answer once, and end it; return its exit status, or None after a time-out."""
-    spec = scratch / f"{case.name}.json"
-    asked = {"model": str(model), **flags(case)}
-    asked |= {"attention_backend": args.attention_backend} if args.attention_backend else {}
-    spec.write_text(json.dumps(asked), encoding="utf-8")
-    env = environment(Run("v2-eager"), scratch) | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    spec = {"model": str(model), **flags(case)}
+    spec |= {"attention_backend": args.attention_backend} if args.attention_backend else {}
+    env = environment("v2", scratch)
     del env["VLLM_USE_V2_MODEL_RUNNER"]  # the release's own choice
     return run_engine("pair.budget_engine", spec, args.out / f"{case.name}.log", env, args.seconds)
 
 
 def measured(case: Case, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Return the record of *case*, booted now."""
-    from sparkwright.engine.server import read_boot_log
-
-    model = write_checkpoint(scratch / case.shape, SHAPES[case.shape])
-    expected = prediction(predicted(case, model, real=True))
+    model = write_checkpoint(scratch / case.shape, checkpoint(SHAPES[case.shape]), zeros=True)
+    expected = prediction(predicted(case, model))
     status = boot(case, model, args, scratch)
     log = (args.out / f"{case.name}.log").read_text(encoding="utf-8", errors="replace")
     seen = measurement(read_boot_log(log))
@@ -231,17 +178,13 @@ def measured(case: Case, args: argparse.Namespace, scratch: Path) -> dict[str, A
     return {"predicted": expected, "measured": seen, "faults": found}
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+def arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="only cases whose names hold all of these")
     parser.add_argument("--skip", nargs="*", default=[], help="no cases whose names hold one of these")
     parser.add_argument("--seconds", type=int, default=420, help="time for a boot")
     parser.add_argument("--attention-backend", help="such as TRITON_ATTN; vLLM's choice if not given")
-    parser.add_argument("--plan", action="store_true", help="print predictions for a made-up card")
-    return parser.parse_args(words)
+    return parser.parse_args()
 
 
 def main() -> int:
@@ -254,18 +197,11 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory(prefix="memory-budget-") as folder:
         scratch = Path(folder)
-        if args.plan:
-            for case in cases:
-                model = write_checkpoint(scratch / case.shape, SHAPES[case.shape])
-                say(f"{case.name}: {json.dumps(prediction(predicted(case, model, real=False)))}")
-            return 0
         records = {case.name: measured(case, args, scratch) for case in cases}
     (args.out / "report.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     (args.out / "table.md").write_text(table(records) + "\n", encoding="utf-8")
     say(table(records))
-    failed = sum(bool(record["faults"]) for record in records.values())
-    say(f"{len(records) - failed} passed, {failed} failed")
-    return 1 if failed or not records else 0
+    return say_faults({name: record["faults"] for name, record in records.items()})
 
 
 if __name__ == "__main__":

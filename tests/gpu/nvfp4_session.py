@@ -26,10 +26,12 @@ import sys
 import time
 from pathlib import Path
 
+from serve_pair import parser_of, say
+
 HERE = Path(__file__).resolve().parent
 GAPS = "sinks|window|heads of 512"  # what is timed besides `timed`: layers that FlashInfer cannot read
 SHARES = 4
-LEFT_OUT = "mla modelopt compressed rounded image eagle3 mtp moe synthetic"
+LEFT_OUT = "mla eagle3 mtp moe synthetic"
 LIMIT = 570  # seconds of a stage
 
 
@@ -39,18 +41,9 @@ def commands(args: argparse.Namespace) -> list[dict[str, list[str]]]:
     trees = {"now": args.tree, "before": args.before}
     timed = {name: [*split, "--tree", str(tree)] for name, tree in trees.items() if tree}
     if args.stage == "serve":
-        words = [
-            "--version",
-            args.version,
-            "--out",
-            str(args.out),
-            "--jobs",
-            "8",
-            "--budget",
-            str(args.budget),
-        ]
-        fleet = [sys.executable, str(HERE / "serve_fleet.py"), *words, "--only", "nvfp4", "v2"]
-        return [{"fleet": [*fleet, "--skip", *LEFT_OUT.split()]}]
+        fleet = [sys.executable, str(HERE / "serve_fleet.py"), "--version", args.version]
+        words = f"--jobs 8 --budget {args.budget} --only nvfp4 v2 --skip {LEFT_OUT}"
+        return [{"fleet": [*fleet, "--out", str(args.out), *words.split()]}]
     library = ["--fa2", str(args.fa2)] if args.fa2 else []
     if args.stage == "speed":
         found = [
@@ -107,17 +100,13 @@ def run(group: dict[str, list[str]], out: Path, began: float) -> int:
         bad += wrong
         said = next((line for line in reversed(text) if line.strip()), "")
         verdict = "FAIL" if wrong else "ok"
-        sys.stdout.write(f"{verdict} {name}: {status}, {time.monotonic() - began:.0f} s: {said[:200]}\n")
-        sys.stdout.flush()
+        say(f"{verdict} {name}: {status}, {time.monotonic() - began:.0f} s: {said[:200]}")
     return bad
 
 
 def main() -> int:
     """Run one stage."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser = parser_of(__doc__)
     parser.add_argument("--stage", choices=("kernels", "speed", "serve"), required=True)
     parser.add_argument("--tree", type=Path, help="kernels, speed: the patched tree, or its three files")
     parser.add_argument("--before", type=Path, help="kernels, speed: a tree to compare the times with")

@@ -13,7 +13,7 @@ attention in float64 over the decoded cache. ``sanitize`` reads small cases once
 ``--planted`` the buffers are too small, and it fails unless memcheck ends a kernel. ``compile`` fills
 Triton's cache of kernels for ``speed``, so that several processes can share that work (``--share I/N``).
 ``fa2`` has the driver compile FlashAttention 2's PTX. ``speed`` times by turns, as graphs, L2 flushed before
-each: split, unsplit, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with
+each: NVFP4, and over 16 bits upstream's Triton kernel and FlashAttention 2 of its wheel; with
 ``--only`` those of `timed` and `FURTHER` that a regular expression is found in, such as
 ``"sinks|window|heads of 512"``.
 """
@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from collections.abc import Callable
 
 from nvfp4.layer import BLOCK, Case, Layer, Step, expected, load, segmented, wrong_bytes
-from nvfp4.timing import Clock, say
+from nvfp4.timing import Clock
+from serve_pair import say
 
 LIMIT = 4e-3  # RMS of the error in terms of the output's, bfloat16
 FA2_HEADS = (128, 256)  # the sizes that it is timed with: the driver compiles each for minutes
@@ -75,13 +76,12 @@ CHECKED = (
 SEGMENTS = (1, 2, 3, 7, 33, 64)
 
 
-def check(reader: Any, kv: Any, seed: int) -> int:
+def check(reader: Any, kv: Any) -> int:
     """Compare every case, with every number of segments, with float64; returns the number of faults."""
     faults = total = 0
-    for index, case in enumerate(CHECKED):
-        blocks = sum(-(-length // BLOCK) for length in case.lengths) + 3
-        layer = Layer(reader, kv, case, blocks, plain=False, seed=seed + index)
-        step = Step(case, blocks, seed + index)
+    for seed, case in enumerate(CHECKED, 1):
+        layer = Layer(reader, kv, case, case.blocks + 3, plain=False, seed=seed)
+        step = Step(case, case.blocks + 3, seed)
         wanted = expected(layer, case, step)
         if bad := wrong_bytes(layer):
             faults += 1
@@ -130,9 +130,8 @@ def sanitize(reader: Any, kv: Any, segments: int, *, planted: bool) -> None:
         Case((4, 4), (150, 37), window=50, causal=False),
         Case((1, 1), (300, 65)),
     ):
-        blocks = sum(-(-length // BLOCK) for length in case.lengths) + 1
-        layer = Layer(reader, kv, case, blocks, plain=False, seed=1)
-        step = Step(case, blocks, 1)
+        layer = Layer(reader, kv, case, case.blocks + 1, plain=False, seed=1)
+        step = Step(case, case.blocks + 1, 1)
         output = torch.full_like(step.query, torch.nan)
         size = case.heads * sum(case.queries) * segments
         count = size - 1 if planted else size
@@ -144,9 +143,10 @@ def sanitize(reader: Any, kv: Any, segments: int, *, planted: bool) -> None:
         torch.cuda.synchronize()
         say(f"{case.queries}, {case.lengths}: finite {bool(output.isfinite().all())}")
     if not planted:
-        blocks = len(BESIDE.lengths) * -(-max(BESIDE.lengths) // BLOCK) + 1
-        step = Step(BESIDE, blocks, 1)
-        layer = Layer(reader, kv, BESIDE, blocks, plain=False, seed=1)  # with the tree's own buffers
+        step = Step(BESIDE, BESIDE.blocks + 1, 1)
+        layer = Layer(
+            reader, kv, BESIDE, BESIDE.blocks + 1, plain=False, seed=1
+        )  # with the tree's own buffers
         layer.attend(BESIDE, step, torch.empty_like(step.query))
         torch.cuda.synchronize()
 
@@ -169,8 +169,6 @@ GAPS: tuple[dict[str, Any], ...] = (
     {"heads": 32, "kv_heads": 16, "size": 256, "window": 1024},
 )
 FURTHER = (  # timed only where asked for
-    *(Case((1,), (length + 1,)) for length in (65536, 131072)),
-    *(Case((1,) * batch, (32769,) * batch) for batch in (2, 4)),
     *(
         Case((query,) * batch, (32768 + query,) * batch, heads=32, kv_heads=4, size=512)
         for query in (1, 16)
@@ -218,22 +216,14 @@ def runs_of(
     layer: Layer, case: Case, step: Step, *, library: bool
 ) -> dict[str, tuple[Callable[[], None], torch.Tensor]]:
     """Return each way to read *step*, and its output."""
-    outputs = {name: torch.zeros_like(step.query) for name in ("split", "unsplit", "16 bits", "FA2")}
+    outputs = {name: torch.zeros_like(step.query) for name in ("split", "16 bits", "FA2")}
     runs: dict[str, Callable[[], None]] = {
         "split": lambda: layer.attend(case, step, outputs["split"]),
-        "unsplit": lambda: unsplit(layer, case, step, outputs["unsplit"]),
         "16 bits": lambda: layer.attend(case, step, outputs["16 bits"], nvfp4=False),
     }
     if library and case.size in FA2_HEADS and not case.window:
         runs["FA2"] = lambda: fa2(layer, case, step, outputs["FA2"])
     return {name: (run, outputs[name]) for name, run in runs.items()}
-
-
-def unsplit(layer: Layer, case: Case, step: Step, output: torch.Tensor) -> None:
-    """Read as before contexts were split: decode of few requests in 16 segments, all else in one."""
-    segments = 16 if max(case.queries) == 1 and len(case.queries) <= 128 // case.kv_heads else 1
-    with mock.patch.object(layer.reader, "nvfp4_segments", return_value=segments):
-        layer.attend(case, step, output)
 
 
 def speed(reader: Any, kv: Any, cases: list[Case], out: Path | None, *, library: bool) -> None:
@@ -249,9 +239,8 @@ def speed(reader: Any, kv: Any, cases: list[Case], out: Path | None, *, library:
         step = Step(case, blocks, 2)
         runs = runs_of(layer, case, step, library=library)
         graphs = {name: clock.graph(run) for name, (run, _) in runs.items()}
-        taken = clock.times(graphs, rounds=21, seconds=1.0)
+        row = clock.times(graphs, rounds=21, seconds=1.0)
         near = {name: away(output, runs["16 bits"][1]) for name, (_, output) in runs.items()}
-        row = {name: [t.median, t.low, t.high] for name, t in taken.items()}
         say(
             f"{case}: " + ", ".join(f"{name} {value[0]}" for name, value in row.items()) + f"; away {near}",
         )
@@ -275,9 +264,8 @@ def compile_only(reader: Any, kv: Any, cases: list[Case]) -> None:
     """Launch what `speed` launches, over short contexts."""
     for case in cases:
         case = replace(case, lengths=case.queries)  # noqa: PLW2901 - its shapes are those of the long one
-        blocks = sum(-(-length // BLOCK) for length in case.lengths)
-        layer = Layer(reader, kv, case, blocks, plain=True, seed=1)
-        step = Step(case, blocks, 1)
+        layer = Layer(reader, kv, case, case.blocks, plain=True, seed=1)
+        step = Step(case, case.blocks, 1)
         for name, (run, _) in runs_of(layer, case, step, library=False).items():
             run()
             torch.cuda.synchronize()
@@ -298,7 +286,6 @@ def main() -> int:
     parser.add_argument("--only", help="compile, speed: regular expression for the names of cases")
     parser.add_argument("--planted", action="store_true", help="sanitize: with buffers that are too small")
     parser.add_argument("--segments", type=int, default=7, help="sanitize: of every context")
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.part == "sanitize":
         os.environ[UNCACHED] = "1"  # torch reads it when it first allocates
@@ -308,7 +295,7 @@ def main() -> int:
     if args.fa2:
         torch.ops.load_library(str(args.fa2))
     if args.part == "check":
-        return check(reader, kv, args.seed) > 0
+        return check(reader, kv) > 0
     if args.part == "sanitize":
         found = ended(partial(sanitize, reader, kv, args.segments, planted=args.planted))
         if found != args.planted:

@@ -2,7 +2,7 @@
 """Serve tiny models of the fleet's architectures with every drafter and cache, and compare their answers.
 
 Needs one GPU, torch, numpy and an installed vLLM of 0.24 or 0.33 with its carries; downloads nothing and
-imports nothing of this project but its tiny models::
+imports of this project its tiny models and its start of processes alone::
 
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.33.0 --plan             # no GPU
     python3 tests/gpu/serve_fleet.py --out /tmp/fleet --version 0.33.0 --budget 560 --jobs 8
@@ -41,24 +41,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fleet import judge, matrix
+from fleet import judge
 from fleet.load import LEVELS
-from fleet.matrix import CACHES, Cell
+from fleet.matrix import CACHES, Cell, Fleet
 from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of, speculative
 from fleet.tensors import kept_checkpoint
-from pair.sessions import engines_end_on_sigterm
-from serve_pair import Run, environment, on_cpu, run_engine, say
+from pair.models import cell_arguments
+from pair.sessions import run_cell
+from serve_pair import IN_PROCESS, environment, parser_of, say
 
 WITH_EXPERTS = ("hybrid", "moe", "gptoss", "mla")
-TAIL = 6000  # characters of a log that are kept
 GRACE = 30.0  # seconds after the budget's end in which a cell may come to its own
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser = parser_of(__doc__)
     parser.add_argument("--version", required=True, help="the installed vLLM's version, or its release")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="only cells whose names hold all of these")
@@ -69,6 +66,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plan", action="store_true", help="print the cells in order; start nothing")
     parser.add_argument("--report", action="store_true", help="judge what is on record; start nothing")
     return parser.parse_args(words)
+
+
+def fleet_of(args: argparse.Namespace) -> Fleet:
+    """Return the cells that are asked for."""
+    return Fleet(args.version, args.device)
 
 
 def path_of(cell: Cell, args: argparse.Namespace) -> Path:
@@ -89,7 +91,7 @@ def selected(args: argparse.Namespace) -> list[Cell]:
     """Return the cells named with all of ``--only`` and none of ``--skip``."""
     return [
         cell
-        for cell in matrix.cells(args.version, device=args.device)
+        for cell in fleet_of(args).cells()
         if all(part in cell.name.split("-") or part == cell.name for part in args.only)
         and not any(part in cell.name.split("-") for part in args.skip)
     ]
@@ -99,9 +101,9 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """Return what the record of a cell is judged by."""
     return {
         "version": args.version,
-        "backend": matrix.backend(cell, device=args.device),
+        "backend": fleet_of(args).backend(cell),
         "device": args.device,
-        "prefix": matrix.caches_prefixes(cell, device=args.device),
+        "prefix": fleet_of(args).caches_prefixes(cell),
         "levels": args.levels,
         "layers": layers_of(cell.shape),
     }
@@ -109,18 +111,16 @@ def asked_of(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 
 def rows(args: argparse.Namespace) -> list[judge.Row]:
     """Return the report's rows: every cell on record, references included."""
-    known = {
-        cell: line for cell in matrix.cells(args.version, device=args.device) if (line := record(cell, args))
-    }
+    fleet = fleet_of(args)
+    known = {cell: line for cell in fleet.cells() if (line := record(cell, args))}
     seen = {cell: line["seen"] for cell, line in known.items() if judge.outcome(line) == "served"}
     every, found = selected(args), []
-    every += [matrix.reference(cell, args.version, device=args.device) for cell in every]
-    every += [matrix.plain(cell, args.version, device=args.device) for cell in every]
+    every += [fleet.reference(cell) for cell in every]
+    every += [fleet.plain(cell) for cell in every]
     for cell in (cell for cell in dict.fromkeys(every) if cell in known):
-        own = matrix.reference(cell, args.version, device=args.device)
-        base = matrix.plain(cell, args.version, device=args.device)
+        own, base = fleet.reference(cell), fleet.plain(cell)
         right, plain = seen.get(own), seen.get(base) if cell == own != base else None
-        wanted = matrix.expectation(cell, args.version, device=args.device)
+        wanted = fleet.expectation(cell)
         wrong = judge.faults(cell, known[cell], right, wanted, asked_of(cell, args), plain=plain)
         found.append((cell, known[cell], right, plain, wrong))
     return found
@@ -131,29 +131,20 @@ def planned(args: argparse.Namespace) -> list[Cell]:
     done = {
         cell for cell, line, *_, wrong in rows(args) if not wrong and judge.outcome(line) != "out of time"
     }
-    return matrix.ordered(selected(args), done, args.version, device=args.device)
+    return fleet_of(args).ordered(selected(args), done)
 
 
-def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path) -> dict[str, Any]:
+def specification(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Write a cell's checkpoints; return what its engine's process is told."""
-    backend, models = matrix.backend(cell, device=args.device), scratch / "models"
-    engine: dict[str, Any] = {
+    backend, models = fleet_of(args).backend(cell), scratch / "models"
+    engine = cell_arguments(args.device, cell.eager, CACHES[cell.cache]) | {
         "model": str(kept_checkpoint(models / cell.shape, checkpoint(cell.shape))),
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "seed": 0,
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 4096,
-        "enforce_eager": cell.eager,
-        "kv_cache_dtype": CACHES[cell.cache],
-        "kv_cache_memory_bytes": 1 << (30 if args.device == "cpu" else 32),
-        "enable_prefix_caching": matrix.caches_prefixes(cell, device=args.device),
-        "disable_log_stats": False,
-        "worker_extension_cls": "fleet.view.FleetView",
+        "enable_prefix_caching": fleet_of(args).caches_prefixes(cell),
     }
     if args.device == "cuda":
-        engine |= {"gpu_memory_utilization": 0.08, "enable_flashinfer_autotune": False}
         # What a GB10 takes. Elsewhere vLLM may choose kernels that are first compiled for minutes.
         if cell.shape == "hybrid":
             engine["additional_config"] = {"gdn_prefill_backend": "triton"}
@@ -164,18 +155,15 @@ def specification(cell: Cell, args: argparse.Namespace, scratch: Path, out: Path
     drafting = speculative(cell.shape, cell.drafter, models, synthetic=cell.synthetic, backend=of_drafter)
     if drafting:
         engine["speculative_config"] = drafting
-    near = cell == matrix.reference(cell, args.version, device=args.device)
-    return {"engine": engine, "levels": args.levels, "near": near, "out": str(out)}
+    near = cell == fleet_of(args).reference(cell)
+    return {"engine": engine, "levels": args.levels, "near": near}
 
 
 def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     """Return the environment of a cell's process."""
-    found = environment(Run(f"{cell.runner}-{'eager' if cell.eager else 'graphs'}"), scratch) | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
-        "VLLM_CACHE_ROOT": str(scratch / cell.name / "cache"),  # engines side by side write no common file
-    }
-    return on_cpu(found) if args.device == "cpu" else found
+    found = environment(cell.runner, scratch, args.device) | IN_PROCESS
+    found["VLLM_CACHE_ROOT"] = str(scratch / cell.name / "cache")  # engines side by side write no common file
+    return found
 
 
 def execute(cell: Cell, args: argparse.Namespace, scratch: Path, left: float) -> dict[str, Any]:
@@ -185,17 +173,11 @@ def execute(cell: Cell, args: argparse.Namespace, scratch: Path, left: float) ->
     classes.mkdir(exist_ok=True)
     # vLLM imports a model in a process of its own to look at its class; these files change in one step.
     (folder / "cache" / classes.name).symlink_to(classes)
-    out, spec = folder / "seen.json", folder / "spec.json"
-    spec.write_text(json.dumps(specification(cell, args, scratch, out)), encoding="utf-8")
-    log = args.out / "logs" / f"{cell.name}.log"
-    own, started = 3 * matrix.seconds(cell, device=args.device) + 120, time.monotonic()
-    env = variables(cell, args, scratch)
-    status = run_engine("fleet.engine", spec, log, env, min(own, left + GRACE))
-    seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
-    tail = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
-    return {"asked": [args.version, args.device, args.levels], "status": status, "seen": seen,
-            "seconds": round(time.monotonic() - started, 1), "tail": "" if status == 0 else tail,
-            "cut": status is None and left + GRACE < own}  # fmt: skip
+    log, env = args.out / "logs" / f"{cell.name}.log", variables(cell, args, scratch)
+    own, told = 3 * fleet_of(args).seconds(cell) + 120, specification(cell, args, scratch)
+    line = run_cell("fleet.engine", told, folder, log, env, min(own, left + GRACE))
+    cut = line["status"] is None and left + GRACE < own
+    return {"asked": [args.version, args.device, args.levels], **line, "cut": cut}
 
 
 def run_all(args: argparse.Namespace, scratch: Path) -> int:
@@ -214,7 +196,7 @@ def run_all(args: argparse.Namespace, scratch: Path) -> int:
             compiled.wait()
         try:
             left = args.budget - (time.monotonic() - started)
-            if matrix.seconds(cell, device=args.device) * busy > left:
+            if fleet_of(args).seconds(cell) * busy > left:
                 return False
             line = execute(cell, args, scratch, left)
             path_of(cell, args).write_text(json.dumps(line), encoding="utf-8")
@@ -223,7 +205,7 @@ def run_all(args: argparse.Namespace, scratch: Path) -> int:
         say(f"{cell.name}: {judge.outcome(line)} after {line['seconds']:.0f} s {judge.reason(line)[:150]}")
         return True
 
-    with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool:
         return sum(not ran for ran in pool.map(run, planned(args)))
 
 
@@ -231,10 +213,10 @@ def print_plan(args: argparse.Namespace) -> None:
     """Print the cells that are left in their order, with the seconds that pass until each is done."""
     total = 0.0
     for cell in planned(args):
-        total += matrix.seconds(cell, device=args.device) / args.jobs
+        total += fleet_of(args).seconds(cell) / args.jobs
         if total > args.budget:
             break
-        wanted = matrix.expectation(cell, args.version, device=args.device).outcome
+        wanted = fleet_of(args).expectation(cell).outcome
         say(f"{total:7.0f} s  {wanted:7}  {cell.name}")
 
 

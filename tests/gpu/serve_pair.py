@@ -2,8 +2,8 @@
 """Serve a tiny Qwen3 with a DFlash drafter on one GPU or two, at many concurrencies, on both model runners.
 
 Proves that an installed vLLM wheel of 0.24 or 0.33 boots and serves: it needs a GPU, torch and that wheel,
-downloads nothing and imports nothing of this project but its tiny models. Each run is a process and an
-engine::
+downloads nothing and imports of this project its tiny models and its start of processes alone. Each run is a
+process and an engine::
 
     python3 tests/gpu/serve_pair.py --version 0.24.0+spark.12.1a2b3c4d --out /tmp/proof \
         --carries tie-weights uma-clamp dflash-query-buffers cudagraph-align gdn-gate-align
@@ -35,22 +35,20 @@ run's log. The exit status is 0 when everything passed, 1 otherwise.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pair import install
 from pair.install import Check
 from pair.models import write_models, write_window_drafter
-from pair.sessions import session
+from pair.sessions import run_engine
 
 HERE = Path(__file__).resolve().parent
 LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 25, 31, 32, 33, 47, 63, 64, 65]
@@ -77,23 +75,6 @@ BAD_SIGNS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Run:
-    """One engine: a model runner, with or without CUDA graphs."""
-
-    name: str
-
-    @property
-    def runner(self) -> str:
-        """``v1`` or ``v2``."""
-        return self.name.partition("-")[0]
-
-    @property
-    def eager(self) -> bool:
-        """Without CUDA graphs."""
-        return self.name.endswith("-eager")
-
-
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -109,70 +90,56 @@ def say_faults(found: Mapping[str, Sequence[str]]) -> int:
     return 1 if failed or not found else 0
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser_of(told: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a script that says *told* of itself, with its folder for results."""
+    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__)
     parser.add_argument("--version", required=True, help="the wheel's version, local part included")
     parser.add_argument("--carries", nargs="*", default=[], help="names of the carries that the wheel holds")
-    parser.add_argument(
-        "--pruned", nargs="*", default=[], help="path prefixes left out when it was installed"
-    )
+    parser.add_argument("--pruned", nargs="*", default=[], help="path prefixes left out at installation")
     parser.add_argument("--left-out", nargs="*", default=[], help="carries that the wheel names as left out")
-    parser.add_argument(
-        "--native", nargs="*", default=[], help="extensions, without suffix, that are not upstream's"
-    )
+    parser.add_argument("--native", nargs="*", default=[], help="extensions, without suffix, of our own")
     parser.add_argument("--runs", nargs="*", choices=RUNS, default=RUNS)
     parser.add_argument("--levels", nargs="+", type=int, default=LEVELS)
-    parser.add_argument(
-        "--max-num-seqs", type=int, default=65, help="65 requests are no capture size's worth"
-    )
+    parser.add_argument("--max-num-seqs", type=int, default=65, help="65 are no capture size's worth")
     parser.add_argument("--cards", type=int, choices=[1, 2], default=1, help="tensor parallelism")
     parser.add_argument("--cache", default="auto", help="dtype of the KV cache, such as nvfp4")
     parser.add_argument("--windows", action="store_true", help="a drafter with sliding windows")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
-    parser.add_argument(
-        "--boot-seconds", type=int, default=420, help="time for a boot, on top of the levels'"
-    )
+    parser.add_argument("--boot-seconds", type=int, default=420, help="time for a boot, without levels")
     return parser.parse_args()
 
 
-def run_engine(module: str, spec: Path, log: Path, env: dict[str, str], seconds: float) -> int | None:
-    """Run ``python -m module spec`` with output in *log*; return its exit status, `None` after *seconds*."""
-    with (
-        session([sys.executable, "-m", module, str(spec)], log, env) as child,
-        contextlib.suppress(subprocess.TimeoutExpired),
-    ):
-        return child.wait(seconds)
-    return None
+def environment(runner: str, scratch: Path, device: str = "cuda") -> dict[str, str]:
+    """Return the engine's environment: offline, one model runner, no stale bytecode or compiled graph.
 
-
-def environment(run: Run, scratch: Path) -> dict[str, str]:
-    """Return the engine's environment: offline, one model runner, no stale bytecode or compiled graph."""
+    On a CPU the installation's bytecode is kept: a minute's work.
+    """
     path = [str(HERE), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
-        "VLLM_USE_V2_MODEL_RUNNER": "1" if run.runner == "v2" else "0",
+    bytecode = {"PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
+    cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return {
+        **os.environ,
+        **(cpu if device == "cpu" else bytecode),
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if runner == "v2" else "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
+        "NCCL_NVLS_ENABLE": "0",  # multicast needs a daemon that lent machines may lack
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
-        "PYTHONPYCACHEPREFIX": str(scratch / "bytecode"),
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def on_cpu(variables: dict[str, str]) -> dict[str, str]:
-    """Return an engine's variables for a CPU, which keeps the installation's bytecode: a minute's work."""
-    found = {name: value for name, value in variables.items() if name != "PYTHONPYCACHEPREFIX"}
-    return found | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-
-
-CALM = {
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
-    "NCCL_NVLS_ENABLE": "0",  # multicast needs a daemon that lent machines may lack
-}
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""More for an engine whose core runs in the process that drives it."""
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -185,11 +152,11 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"engine": engine | attention, "speculative": attention}
 
 
-def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: install.Installed) -> int | None:
+def execute(run: str, args: argparse.Namespace, scratch: Path, installed: install.Installed) -> int | None:
     """Run one engine to its end; return its exit status, or None after a time-out."""
     spec = {
-        "run": run.name,
-        "eager": run.eager,
+        "run": run,
+        "eager": run.endswith("-eager"),
         "target": str(scratch / "target"),
         "drafter": str(scratch / ("windows" if args.windows else "drafter")),
         **engine_options(args),
@@ -200,57 +167,50 @@ def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: instal
         "native": sorted(install.native_binaries(installed)),
         "lines": str(args.out / "lines.jsonl"),
     }
-    file = scratch / f"{run.name}.json"
-    file.write_text(json.dumps(spec), encoding="utf-8")
     seconds = args.boot_seconds + 20 * len(args.levels)
-    log = args.out / f"{run.name}.log"
-    status = run_engine("pair.engine", file, log, environment(run, scratch) | CALM, seconds)
-    say(f"{run.name}: exit status {status}")
+    env = environment(run.partition("-")[0], scratch)
+    status = run_engine("pair.engine", spec, args.out / f"{run}.log", env, seconds)
+    say(f"{run}: exit status {status}")
     return status
 
 
+def same(name: str, seen: str, wanted: str) -> Check:
+    """Check that *seen* is what is *wanted*."""
+    return Check(name, seen == wanted, seen)
+
+
 def boot_checks(
-    run: Run, line: dict[str, Any], args: argparse.Namespace, installed: install.Installed
+    run: str, line: dict[str, Any], args: argparse.Namespace, installed: install.Installed
 ) -> list[Check]:
     """Judge what booted."""
     view, modules = line["view"], line["modules"]
-    runner, drafter, sampler = RUNNERS[run.runner]
-    sizes, captured = view["capture_sizes"], view["captured"]
+    eager = run.endswith("-eager")
+    runner, drafter, sampler = RUNNERS[run.partition("-")[0]]
+    sizes, captured, estimate = view["capture_sizes"], view["captured"], view["graph_memory_estimate"]
     expected = {
         path: [str(installed.root / path), digest]
         for path, digest in install.carried_files(installed).items()
     }
     checks = [
-        Check("model runner", view["runner"] == runner, view["runner"]),
-        Check("drafter", view["drafter"] == drafter, view["drafter"]),
-        Check("rejection sampler", view["rejection_sampler"] == sampler, view["rejection_sampler"]),
-        Check("vllm.__version__", view["vllm"] == args.version, view["vllm"]),
-        Check(
-            "imported from", view["vllm_file"] == str(installed.root / "vllm/__init__.py"), view["vllm_file"]
-        ),
+        same("model runner", view["runner"], runner),
+        same("drafter", view["drafter"], drafter),
+        same("rejection sampler", view["rejection_sampler"], sampler),
+        same("vllm.__version__", view["vllm"], args.version),
+        same("imported from", view["vllm_file"], str(installed.root / "vllm/__init__.py")),
         Check("carried files imported", modules == expected, f"{len(modules)} of {len(expected)}"),
         _mapped_check(line["binaries"], installed),
-        Check(
-            "graphs captured",
-            (captured == 0) if run.eager else bool(sizes and captured),
-            f"{captured} graphs",
-        ),
-        Check(
-            "graph memory estimate",
-            (view["graph_memory_estimate"] or 0) >= 0,
-            str(view["graph_memory_estimate"]),
-        ),
+        Check("graphs captured", not captured if eager else bool(sizes and captured), f"{captured} graphs"),
+        Check("graph memory estimate", (estimate or 0) >= 0, str(estimate)),
         Check("first request", line["canary"], f"booted in {line['seconds']} s"),
     ]
     checks += card_checks(line, args.cards)
-    if run.runner == "v1" and "dflash-query-buffers" in args.carries:
+    if run.startswith("v1") and "dflash-query-buffers" in args.carries:
         full = args.max_num_seqs * QUERY_LEN
-        padded = min((size for size in sizes if size >= full and not run.eager), default=full)
+        padded = min((size for size in sizes if size >= full and not eager), default=full)
         rows = view["drafter_rows"]
         enough = len(rows) == 2 and min(rows.values()) >= padded
-        checks.append(
-            Check("drafter's rows", enough, f"{rows}; a full batch of {full} is padded to {padded}")
-        )
+        said = f"{rows}; a full batch of {full} is padded to {padded}"
+        checks.append(Check("drafter's rows", enough, said))
     return checks
 
 
@@ -278,20 +238,19 @@ def _mapped_check(binaries: dict[str, Any], installed: install.Installed) -> Che
 
 
 def run_checks(
-    run: Run, status: int | None, args: argparse.Namespace, installed: install.Installed
+    run: str, status: int | None, args: argparse.Namespace, installed: install.Installed
 ) -> list[Check]:
     """Judge one run by the lines and the log that it left."""
-    lines = [line for line in read_lines(args.out) if line["run"] == run.name]
+    lines = [line for line in read_lines(args.out) if line["run"] == run]
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("boot", "level", "end")}
     checks = [check for line in by_kind["boot"] for check in boot_checks(run, line, args, installed)]
     levels = {line["c"]: line for line in by_kind["level"]}
     for level in args.levels:
         line = levels.get(level, {"faults": ["never served"]})
-        checks.append(
-            Check(f"c={level}", not line["faults"], "; ".join(line["faults"][:8]) or "as predicted")
-        )
+        said = "; ".join(line["faults"][:8]) or "as predicted"
+        checks.append(Check(f"c={level}", not line["faults"], said))
     ended = len(by_kind["boot"]) == len(by_kind["end"]) == 1 and not by_kind["end"][0]["errored"]
-    return checks + end_checks(args.out / f"{run.name}.log", status, ended=ended)
+    return checks + end_checks(args.out / f"{run}.log", status, ended=ended)
 
 
 def end_checks(log: Path, status: int | None, *, ended: bool) -> list[Check]:
@@ -331,11 +290,8 @@ def table(lines: list[dict[str, Any]]) -> str:
     head = f"{'run':10} {'c':>3} {'grid':>4} {'requests':>8} {'tokens':>7} {'seconds':>8} {'tok/s':>9}"
     rows = [head + f" {'accepted':>8} {'peak':>5} {'sizes':>5} {'replays':>8}  verdict"]
     for line in (line for line in lines if line["kind"] == "level"):
-        grid = (
-            "-"
-            if line["run"].endswith("eager")
-            else ("on" if QUERY_LEN * line["c"] in sizes[line["run"]] else "off")
-        )
+        on = QUERY_LEN * line["c"] in sizes[line["run"]]
+        grid = "-" if line["run"].endswith("eager") else "on" if on else "off"
         verdict = "FAIL" if line["faults"] else "pass"
         rows.append(
             f"{line['run']:10} {line['c']:>3} {grid:>4} {line['requests']:>8} {line['tokens']:>7} "
@@ -360,9 +316,9 @@ def main() -> int:
         scratch = Path(folder)
         _, drafter = write_models(scratch)
         write_window_drafter(drafter, "windows", WINDOW)
-        for run in map(Run, args.runs):
+        for run in args.runs:
             status = execute(run, args, scratch, installed)
-            checks[run.name] = run_checks(run, status, args, installed)
+            checks[run] = run_checks(run, status, args, installed)
     return conclude(args.out, table(read_lines(args.out)), checks)
 
 

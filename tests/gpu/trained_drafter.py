@@ -28,13 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pair.sessions import engines_end_on_sigterm
-from serve_pair import Run, environment, on_cpu, run_engine, say
+from pair.sessions import run_cell
+from serve_pair import IN_PROCESS, environment, say
 from trained.cells import CELLS, REFERENCE, SECONDS, Cell, expected_windows, specification
 from trained.judge import faults, outcome, reason, table
-
-PROMPTS, ANSWER = 32, 128
-TAIL = 6000
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -51,8 +48,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[""], help="cells whose names hold one of these")
     parser.add_argument("--jobs", type=int, default=4, help="engines at once")
     parser.add_argument("--budget", type=float, default=400, help="seconds after which no cell is begun")
-    parser.add_argument("--prompts", type=int, default=PROMPTS)
-    parser.add_argument("--answer", type=int, default=ANSWER, help="longest answer, in tokens")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--answer", type=int, default=128, help="longest answer, in tokens")
     args = parser.parse_args(given)
     if (args.model is None and args.verb != "report") or (args.out is None and args.verb != "train"):
         parser.error("--model is needed but for report, and --out but for train")
@@ -100,29 +97,21 @@ def planned(args: argparse.Namespace) -> list[Cell]:
 
 def variables(cell: Cell, args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     """Return the environment of a cell's process."""
-    found = environment(Run("v1-eager" if cell.eager else "v1-graphs"), scratch) | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
-        "VLLM_CACHE_ROOT": str(scratch / cell.name / "cache"),
-    }
+    found = environment("v1", scratch, args.device) | IN_PROCESS
+    found["VLLM_CACHE_ROOT"] = str(scratch / cell.name / "cache")
     trees = dict(one.split("=", 1) for one in args.tree)
     if cell.tree in trees:
         found["PYTHONPATH"] = os.pathsep.join([trees[cell.tree], found["PYTHONPATH"]])
-    return on_cpu(found) if args.device == "cpu" else found
+    return found
 
 
 def execute(cell: Cell, args: argparse.Namespace, prompts: list[list[int]], scratch: Path) -> dict[str, Any]:
     """Run one cell's engine to its end, and return its record."""
     folder = scratch / cell.name
     folder.mkdir(parents=True)
-    out, spec = folder / "seen.json", folder / "spec.json"
     told = specification(cell, args.model, args.drafter, args.device, args.answer, prompts)
-    spec.write_text(json.dumps(told | {"out": str(out)}), encoding="utf-8")
-    log, started = args.out / "logs" / f"{cell.name}.log", time.monotonic()
-    status = run_engine("trained.engine", spec, log, variables(cell, args, scratch), args.seconds)
-    seen = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
-    tail = "" if status == 0 else log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
-    return {"status": status, "seconds": time.monotonic() - started, "seen": seen, "tail": tail}
+    log, env = args.out / "logs" / f"{cell.name}.log", variables(cell, args, scratch)
+    return run_cell("trained.engine", told, folder, log, env, args.seconds)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -142,7 +131,7 @@ def serve(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="trained-drafter-") as folder:
         scratch = Path(folder)
-        with engines_end_on_sigterm(), ThreadPoolExecutor(args.jobs) as pool:
+        with ThreadPoolExecutor(args.jobs) as pool:
             ran = list(pool.map(run, planned(args)))
     if not all(ran):
         say(f"{len(ran) - sum(ran)} cells were left out: the budget is spent")

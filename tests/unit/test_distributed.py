@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dask
-import distributed
 import pytest
 from msgspec import structs
 from tiny_release import make_tiny
@@ -425,6 +423,10 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
 
 def test_workers_are_read_while_a_timer_of_the_client_replaces_its_summary() -> None:
     """The client's timer fetches a summary without workers, here every millisecond."""
+    # Here, as importing them takes a second of every worker that collects this file.
+    import dask
+    import distributed
+
     with (
         dask.config.set({"distributed.client.scheduler-info-interval": "1 ms"}),
         distributed.LocalCluster(

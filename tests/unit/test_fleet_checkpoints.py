@@ -22,7 +22,7 @@ from pair.models import VOCABULARY
 def test_an_engine_is_told_what_its_cell_says_and_finds_its_checkpoint(shape: str, tmp_path: Path) -> None:
     cell = Cell(shape, "ngram", "nvfp4", eager=False, synthetic=True)
     asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", "0.24.0"])
-    spec = serve_fleet.specification(cell, asked, tmp_path, tmp_path / "seen.json")
+    spec = serve_fleet.specification(cell, asked, tmp_path)
     engine = spec["engine"]
     assert (engine["kv_cache_dtype"], engine["enforce_eager"]) == ("nvfp4", False)
     assert engine["speculative_config"]["rejection_sample_method"] == "synthetic"
@@ -102,7 +102,7 @@ def test_the_reference_keeps_what_others_may_answer(kind: str) -> None:
 )
 def test_only_references_say_how_near_others_came(cell: Cell, *, near: bool, tmp_path: Path) -> None:
     asked = serve_fleet.arguments(["--out", str(tmp_path), "--version", "0.24.0"])
-    spec = serve_fleet.specification(cell, asked, tmp_path, tmp_path / "seen.json")
+    spec = serve_fleet.specification(cell, asked, tmp_path)
     assert spec["near"] is near
 
 

@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 from collections.abc import Callable
 
 import serve_fleet
-from fleet import judge, matrix
-from fleet.matrix import Cell
+from fleet import judge
+from fleet.matrix import Cell, Fleet
 from fleet_records import CELL, RIGHT, V24, V33, layer, other, record, seen, view
+from pair import sessions
 
 GPU = Path(__file__).parents[1] / "gpu"
 DENSE = ("--only", "dense", "fp8", "graphs", "v1")
@@ -35,7 +36,7 @@ def put(asked: Any, cell: Cell, what: dict[str, Any] | None, **more: Any) -> Non
 
 
 def put_references(asked: Any) -> None:
-    for cell, cache in ((matrix.reference(CELL, V24), "fp8"), (matrix.plain(CELL, V24), "auto")):
+    for cell, cache in ((Fleet(V24).reference(CELL), "fp8"), (Fleet(V24).plain(CELL), "auto")):
         layers = {"model.layers.0.self_attn.attn": layer(cache=cache)}
         put(asked, cell, seen(counted={}, view=view(drafter="", captured=0, layers=layers), wheel=V24))
 
@@ -64,7 +65,7 @@ def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
     text = (tmp_path / "matrix.md").read_text()
     assert text.startswith(f"wheel: {V24}\n")
     assert f"| {CELL.name} | served | FAIL |" in text
-    own = matrix.reference(CELL, V24)
+    own = Fleet(V24).reference(CELL)
     assert f"| {own.name} | served | pass | 9.0 | 30 | 0/332 (0.00) | 0/332 (0.00) |" in text
     assert "2 passed, 1 failed, 0 out of time" in text
 
@@ -93,7 +94,7 @@ def test_a_cell_that_the_budget_does_not_hold_is_not_started(tmp_path: Path, mon
     assert started == []
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "1000", "--only", CELL.name])
     assert serve_fleet.main() == 1  # what came to no end is no pass
-    both = [matrix.plain(CELL, V24).name, matrix.reference(CELL, V24).name]
+    both = [Fleet(V24).plain(CELL).name, Fleet(V24).reference(CELL).name]
     assert started == [*both, CELL.name]
 
 
@@ -128,15 +129,15 @@ def test_other_cells_of_a_shape_wait_until_its_first_has_compiled(
 def test_a_cell_that_hangs_is_ended_shortly_after_the_budget(tmp_path: Path, monkeypatch: Any) -> None:
     limits: list[float] = []
 
-    def hang(_module: str, _spec: Path, log: Path, _env: dict[str, str], seconds: float) -> None:
+    def hang(_module: str, _spec: dict[str, Any], log: Path, _env: dict[str, str], seconds: float) -> None:
         limits.append(seconds)
         log.write_text("still at it\n")
 
     asked = args(tmp_path)
     monkeypatch.setattr(serve_fleet, "specification", lambda *_: {})
-    monkeypatch.setattr(serve_fleet, "run_engine", hang)
+    monkeypatch.setattr(sessions, "run_engine", hang)
     lines = [serve_fleet.execute(CELL, asked, tmp_path / str(left), left) for left in (90.0, 1000.0)]
-    assert limits == [90 + serve_fleet.GRACE, 3 * matrix.seconds(CELL) + 120]
+    assert limits == [90 + serve_fleet.GRACE, 3 * Fleet(V24).seconds(CELL) + 120]
     assert [judge.outcome(line) for line in lines] == ["out of time", "crashed"]
 
 
@@ -153,7 +154,7 @@ def test_a_cell_that_the_budget_ends_is_no_failure_and_is_run_again(
     tmp_path: Path, *, status: int | None, cut: bool, tail: str, came: str
 ) -> None:
     asked = args(tmp_path, *DENSE)
-    put(asked, matrix.reference(CELL, V24), RIGHT)
+    put(asked, Fleet(V24).reference(CELL), RIGHT)
     put(asked, CELL, {"stage": "start", "levels": {}}, status=status, tail=tail, cut=cut)
     assert CELL in serve_fleet.planned(asked)
     serve_fleet.report(asked)

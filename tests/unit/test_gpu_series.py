@@ -1,4 +1,4 @@
-"""What the scripts for a GPU take from two series of vLLM: forms of caches."""
+"""What the scripts for a GPU take from two series of vLLM: forms of draft_compare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-from pair import caches
+from pair import draft_compare
 
 
 class Fake:
@@ -26,14 +26,14 @@ class Fake:
 
 def test_caches_of_both_series_have_one_form() -> None:
     old, new = Fake(420, 2, 16, 4, 128), Fake(420, 4, 16, 256)
-    assert caches.sides(old, 420, 16) is old
-    assert caches.sides(new, 420, 16).shape == old.shape
+    assert draft_compare.sides(old, 420, 16) is old
+    assert draft_compare.sides(new, 420, 16).shape == old.shape
 
 
 @pytest.mark.parametrize("shape", [(420, 3, 16, 4, 128), (420, 4, 32, 256), (42, 4, 16, 256), (420, 16, 256)])
 def test_a_cache_of_another_form_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
-        caches.sides(Fake(*shape), 420, 16)
+        draft_compare.sides(Fake(*shape), 420, 16)
 
 
 class Row(list[int]):
@@ -63,9 +63,9 @@ class Mapping:
 
 def test_a_planted_fault_skips_rows_of_one_mapping_or_of_each() -> None:
     whole = Mapping(Row(range(1, 6)))
-    assert caches.some_skipped(whole, 2).row == [-1, 2, -1, 4, -1]
+    assert draft_compare.some_skipped(whole, 2).row == [-1, 2, -1, 4, -1]
     assert whole.row == [1, 2, 3, 4, 5]
-    some = caches.some_skipped([whole, None], 5)
+    some = draft_compare.some_skipped([whole, None], 5)
     assert some[0].row == [-1, 2, 3, 4, 5]
     assert some[1] is None
-    assert caches.some_skipped(None, 2) is None
+    assert draft_compare.some_skipped(None, 2) is None

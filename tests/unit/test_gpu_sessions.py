@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +13,20 @@ import pytest
 from world import ended, wait_until
 
 GPU = Path(__file__).parents[1] / "gpu"
+STARTED = re.compile(r"\n\n\d+\n$")  # below the command line
 SCRIPT = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from pair.sessions import engines_end_on_sigterm
-from serve_pair import run_engine
+from pair.sessions import run_engine
 folder, how = Path(sys.argv[1]), sys.argv[2]
 def run(name):
-    run_engine("engine_of_the_test", folder / name, folder / (name + ".log"), dict(os.environ), 300)
+    run_engine("engine_of_the_test", {}, folder / (name + ".log"), dict(os.environ), 300)
     (folder / "after").touch()
 if how == "alone":
     run("one")
 else:
-    with engines_end_on_sigterm(), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, ["one", "two", "three"]))
 (folder / "after").touch()
 """
@@ -45,10 +47,10 @@ def test_sigterm_ends_a_script_with_its_engines(tmp_path: Path, how: str, engine
     )
     logs = [tmp_path / f"{name}.log" for name in engines]
     try:
-        assert wait_until(lambda: all(log.is_file() and log.read_text().endswith("\n") for log in logs))
+        assert wait_until(lambda: all(log.is_file() and STARTED.search(log.read_text()) for log in logs))
     finally:
         script.terminate()
-    assert script.wait(60) == 143
-    assert all(wait_until(lambda log=log: ended(int(log.read_text()))) for log in logs)
+    assert script.wait(60) == -signal.SIGTERM
+    assert all(wait_until(lambda log=log: ended(int(log.read_text().split()[-1]))) for log in logs)
     assert not (tmp_path / "after").exists(), "a killed engine is no outcome"
     assert not (tmp_path / "three.log").exists(), "no engine is begun"

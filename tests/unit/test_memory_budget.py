@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import memory_budget
-from memory_budget import CASES, SHAPES, Case
+from fleet.tensors import write_checkpoint
+from memory_budget import SHAPES, Case, checkpoint
 
 from sparkwright.engine.observations import BootFacts
+from sparkwright.serve.preflight import CardFacts, EngineFacts, HostFacts, PreflightRequest, inspect_start
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
 
-GPU = Path(__file__).parents[1] / "gpu"
 GRAPHS, EAGER = Case("8b", "auto", eager=False), Case("8b", "auto", eager=True)
 EXPECTED = {"weights": 15.0, "kv": [47.0, 52.0, 54.0], "graphs": (0.1, 1.0, 3.0)}
 SEEN: dict[str, float | None] = {"weights": 15.2, "kv": 50.0, "graphs": 0.7}
@@ -53,7 +53,7 @@ def test_what_the_log_lacks_is_not_measured() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_checkpoint_has_the_published_number_of_parameters(tmp_path: Path, shape: str) -> None:
-    folder = memory_budget.write_checkpoint(tmp_path / shape, SHAPES[shape])
+    folder = write_checkpoint(tmp_path / shape, checkpoint(SHAPES[shape]), zeros=True)
     published = {"0.6b": 0.596e9, "1.7b": 1.72e9, "8b": 8.19e9}[shape]
     size = (folder / "model.safetensors").stat()
     assert size.st_size / 2 == pytest.approx(published, rel=0.01)
@@ -61,19 +61,21 @@ def test_a_checkpoint_has_the_published_number_of_parameters(tmp_path: Path, sha
     assert read_checkpoint(shape, folder).text["num_hidden_layers"] == SHAPES[shape]["layers"]
 
 
-def test_predictions_need_no_gpu(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(GPU / "memory_budget.py"), "--out", str(tmp_path), "--plan", "--only", "1.7b"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found: dict[str, dict[str, Any]] = {
-        name: json.loads(text)
-        for name, _, text in (line.partition(": ") for line in done.stdout.splitlines())
-    }
-    assert sorted(found) == sorted(case.name for case in CASES if case.shape == "1.7b")
-    eager, graphs = found["1.7b-auto-eager"], found["1.7b-auto-graphs"]
+def test_graphs_are_predicted_to_take_memory_of_the_caches(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, checkpoint(SHAPES["1.7b"]), zeros=True)
+    host = HostFacts(
+        meminfo={"MemTotal": 256 << 30, "MemAvailable": 240 << 30, "MemFree": 240 << 30},
+        card=CardFacts("NVIDIA H200", "9.0", "580.95.05", 140 << 30, 139 << 30, "Default", "Enabled"),
+    )
+
+    def predicted(*, eager: bool) -> dict[str, Any]:
+        asked = memory_budget.recipe(Case("1.7b", "auto", eager), model)
+        request = PreflightRequest(asked, host=host, engine=EngineFacts(), environment={})
+        return memory_budget.prediction(inspect_start(request))
+
+    eager, graphs = predicted(eager=True), predicted(eager=False)
     assert eager["weights"] == graphs["weights"] == pytest.approx(1.72 * 2 / 1.0737, rel=0.01)
-    assert eager["kv"][0] > graphs["kv"][0], "graphs take memory of the cache's"
+    assert eager["kv"][0] > graphs["kv"][0]
 
 
 def test_the_table_has_every_case() -> None:
@@ -87,7 +89,9 @@ def test_the_table_has_every_case() -> None:
 
 
 def test_a_boot_is_held_against_its_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_engine(_module: str, _spec: Path, log: Path, _env: dict[str, str], _seconds: float) -> int:
+    def run_engine(
+        _module: str, _spec: dict[str, Any], log: Path, _env: dict[str, str], _seconds: float
+    ) -> int:
         log.write_text("nothing of weights\n")
         return 3
 

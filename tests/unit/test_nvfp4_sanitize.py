@@ -119,13 +119,6 @@ def test_a_drafters_heads_are_read_in_buffers_of_the_trees_own(
     assert beside == ([] if planted else [script.BESIDE])
 
 
-def test_segments_fill_neither_the_outputs_nor_the_maxima(script: Any) -> None:
-    case = script.Case((2, 1), (40, 40), heads=4, size=128)
-    for outputs, maxima, most in ((12 * 128 * 7, 12 * 9, 7), (12 * 128 * 9, 12 * 7, 7)):
-        buffers = [SimpleNamespace(numel=lambda count=count: count) for count in (outputs, maxima, maxima)]
-        assert script.Layer.room(SimpleNamespace(buffers=buffers), case) == most
-
-
 def test_buffers_of_any_number_of_segments_have_a_maximum_for_each_row_of_outputs(script: Any) -> None:
     layer = SimpleNamespace(
         buffers=(SimpleNamespace(shape=(9, 8, 128)), None, None), reader=SimpleNamespace(nvfp4_segments=None)

@@ -7,13 +7,13 @@ what was seen is kept when the process is killed.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pair.parts import greedy, leave, specification
 from pair.scoring import TOKENS
 
 from fleet.load import Asked, prefix, requests
@@ -40,35 +40,29 @@ def counters(engine: Any) -> dict[str, int]:
 
 def answer(engine: Any, asked: list[Asked], *, near: bool) -> list[dict[str, Any]]:
     """Return tokens of each request, sent together; with *near*, also how near others came at each place."""
-    from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    wanted = [
-        SamplingParams(
-            max_tokens=one.output, ignore_eos=True, temperature=0.0, detokenize=False,
-            **(NEAREST if near else {}),
-        )
-        for one in asked
-    ]  # fmt: skip
+    wanted = [greedy(one.output, **(NEAREST if near else {})) for one in asked]
     prompts = [TokensPrompt(prompt_token_ids=one.prompt) for one in asked]
     found = []
     for output in engine.generate(prompts, wanted, use_tqdm=False):
         told = output.outputs[0]
         line: dict[str, Any] = {"tokens": list(told.token_ids), "cached": output.num_cached_tokens or 0}
         if near:
-            line["near"] = [_near(place) for place in told.logprobs]
+            line["near"] = [nearness(place) for place in told.logprobs]
         found.append(line)
     return found
 
 
-def _near(place: dict[int, Any]) -> dict[str, float]:
+def nearness(place: dict[int, Any]) -> dict[str, float]:
+    """Return how far below the best one tokens are at a place, in nats."""
     best = max(one.logprob for one in place.values())
     return {str(token): round(best - one.logprob, 4) for token, one in place.items()}
 
 
-def main(spec: dict[str, Any]) -> None:
-    """Boot, look at what booted, answer at each level, cold and warm, and come to an end."""
-    seen: dict[str, Any] = {"stage": "start", "levels": {}}
+def boot(spec: dict[str, Any], **parts: Any) -> tuple[Any, dict[str, Any], Callable[[str], None]]:
+    """Boot an engine; return it, the record with empty *parts*, and what writes the record after a stage."""
+    seen: dict[str, Any] = {"stage": "start", **parts}
     out = Path(spec["out"])
 
     def write(stage: str) -> None:
@@ -87,6 +81,12 @@ def main(spec: dict[str, Any]) -> None:
     seen |= {"wheel": version("vllm"), "folder": str(Path(vllm.__file__).parent)}
     seen["view"] = engine.collective_rpc("fleet_view")[0]
     write("boot")
+    return engine, seen, write
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Boot, look at what booted, answer at each level, cold and warm, and come to an end."""
+    engine, seen, write = boot(spec, levels={})
     for level in spec["levels"]:
         before, began = counters(engine), time.monotonic()
         answers = answer(engine, requests(level), near=spec["near"])
@@ -100,9 +100,8 @@ def main(spec: dict[str, Any]) -> None:
     for name in ("cold", "warm"):
         seen[name] = answer(engine, [prefix()], near=spec["near"])[0]
     write("end")
-    sys.stdout.flush()
-    os._exit(0)  # the engine may live in this process; what it does on its way out is not in question
+    leave()
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    main(specification())

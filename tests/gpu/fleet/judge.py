@@ -7,25 +7,20 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from pair import scoring
 from pair.scoring import TOKENS
 
 from fleet.load import expected, prefix, requests
 from fleet.matrix import CACHES, Cell, Expectation
 
-ALLOWED = {"bf16": 0.25, "fp8": 0.5, "nvfp4": 1.0}
-"""Nats that the first other token of an answer may be below the reference's, by cache.
-
-The reference has the same cache. A coarser format needs more: another rounding of a key or a value may fall
-on the next code, which is further away.
-"""
+ALLOWED = {cache: scoring.ALLOWED[dtype] for cache, dtype in CACHES.items()}
+"""Nats that the first other token of an answer may be below the reference's, which has the same cache."""
 WIDER = {"hybrid": 0.4}
 """Least allowance of a shape, in nats, by what rounding makes of its experts and states.
 
 Over 581 places its answers in bfloat16 are up to 0.20 nats from those in float32, and those of two engines
 may be on either side.
 """
-RARE = {"bf16": 0.05, "fp8": 0.1, "nvfp4": 0.1}
-"""Largest share of compared tokens that may be others at all: near ties."""
 GROSS = 0.5
 """Share of compared tokens, of all levels, from which a format's answers are not those of 16 bits at all.
 
@@ -81,7 +76,7 @@ def too_many(some: Compared, cache: str) -> bool:
 
     A single one in few compared tokens says nothing of a share; 1.64 deviations more: one of twenty.
     """
-    usual = RARE[cache] * some.tokens
+    usual = scoring.RARE[CACHES[cache]] * some.tokens
     return not some.tokens or some.others > max(1, usual + 1.64 * math.sqrt(usual))
 
 
@@ -216,6 +211,11 @@ def target_layers(view: dict[str, Any], count: int) -> dict[str, dict[str, Any]]
     return found
 
 
+def names_of(cache: str) -> set[str]:
+    """Return the names that vLLM has for the format of a cache."""
+    return {"auto", "bfloat16"} if cache == "bf16" else {cache, f"{cache}_e4m3"}
+
+
 def _layer_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     own = target_layers(view, asked["layers"])
     if not own:
@@ -225,9 +225,8 @@ def _layer_faults(cell: Cell, view: dict[str, Any], asked: dict[str, Any]) -> li
         others = sorted({one["backend"] for one in own.values()} - {asked["backend"]})
         found += [f"layers are served by {', '.join(others)} instead of {asked['backend']}"] if others else []
     stored = {one["cache"] for one in own.values()}
-    dtype = CACHES[cell.cache]
-    alike = {"auto", "bfloat16"} if dtype == "auto" else {dtype, f"{dtype}_e4m3"}
-    found += [f"caches are {', '.join(sorted(stored))} instead of {dtype}"] if stored - alike else []
+    if stored - names_of(cell.cache):
+        found.append(f"caches are {', '.join(sorted(stored))} instead of {CACHES[cell.cache]}")
     if cell.shape == "gptoss" and asked["device"] == "cuda" and not all(one["sinks"] for one in own.values()):
         found.append("layers have no sinks")
     if cell.shape == "gemma4" and {one["size"] for one in own.values()} != {256, 512}:
@@ -281,7 +280,8 @@ def _answer_faults(
         if other is None:
             found.append(f"c={level}: the reference has no such level")
             continue
-        wrong += [f"c={level}: {one}" for one in _shortfalls(cell, line["answers"], other["answers"])]
+        short = shortfalls(line["answers"], other["answers"], cell.cache, allowed(cell))
+        wrong += [f"c={level}: {one}" for one in short]
     if cell.synthetic:
         return found if wrong else [*found, "drafts were accepted blindly, and the answers are right"]
     found += wrong
@@ -297,13 +297,16 @@ def _answer_faults(
     return found
 
 
-def _shortfalls(cell: Cell, answers: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[str]:
+def shortfalls(
+    answers: list[dict[str, Any]], right: list[dict[str, Any]], cache: str, limit: float
+) -> list[str]:
+    """Return where *answers* over a *cache* are others than rounding explains, up to *limit* nats."""
     if len(answers) != len(right):
         return [f"{len(answers)} answers instead of {len(right)}"]
     some, found = compared(answers, right), []
-    if not some.worst <= allowed(cell):  # what is no number is no less than anything
-        found.append(f"a token is {some.worst:.3f} nats below the reference's, {allowed(cell)} allowed")
-    if too_many(some, cell.cache):
+    if not some.worst <= limit:  # what is no number is no less than anything
+        found.append(f"a token is {some.worst:.3f} nats below the reference's, {limit} allowed")
+    if too_many(some, cache):
         found.append(f"{some.others} of {some.tokens} compared tokens are others")
     return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from pair.load import ACCEPTED, DRAFTED
-from pair.models import VOCABULARY
+from pair.load import ACCEPTED, DRAFTED, Request
+from pair.models import words
 
 LEVELS = (1, 8, 64)
 PREFIX, PREFIX_OUTPUT = 1500, 24
@@ -26,23 +26,16 @@ def requests(level: int) -> list[Asked]:
     for client in range(level):
         source = random.Random(f"fleet-{level}-{client}")
         length = 300 + 17 * (client % 7) if client % 4 == 0 else 3 + (37 * client + 13 * level) % 120
-        prompt = [source.randrange(3, VOCABULARY - 1) for _ in range(length)]
-        found.append(Asked(prompt, 40 - client % 17))
+        found.append(Asked(words(source, length), 40 - client % 17))
     return found
 
 
 def prefix() -> Asked:
     """Return a long request, to be asked for twice: the second time from the prefix cache."""
-    source = random.Random("fleet-prefix")
-    return Asked([source.randrange(3, VOCABULARY - 1) for _ in range(PREFIX)], PREFIX_OUTPUT)
-
-
-def drafts_of(asked: Asked) -> int:
-    """Return the decode steps of a request, each of which verifies a draft, under synthetic acceptance."""
-    return -(-(asked.output - 1) // (ACCEPTED + 1))
+    return Asked(words(random.Random("fleet-prefix"), PREFIX), PREFIX_OUTPUT)
 
 
 def expected(level: int) -> dict[str, int]:
     """Return what the counters of drafts rise by at a level, under synthetic acceptance."""
-    steps = sum(map(drafts_of, requests(level)))
+    steps = sum(Request("", len(one.prompt), one.output, 0.0).drafts for one in requests(level))
     return {"drafts": steps, "drafted": DRAFTED * steps, "accepted": ACCEPTED * steps}

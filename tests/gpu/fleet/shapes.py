@@ -70,7 +70,7 @@ LATENT = f"""L.self_attn.q_proj 3072 D; L.self_attn.kv_a_proj_with_mqa 576 D;
 
 def rows(table: str, prefix: str, kinds: Sequence[str], **sizes: int) -> dict[str, Tensor]:
     """Return the tensors of a table."""
-    sizes |= {"V": VOCABULARY, "D": HIDDEN, "2D": 2 * HIDDEN}
+    sizes = {"V": VOCABULARY, "D": HIDDEN, "2D": 2 * HIDDEN, **sizes}
     found = {}
     for words in (line.split() for line in table.split(";")):
         kind, _, name = words[0].rpartition(":")

@@ -75,8 +75,8 @@ def rounded(array: Any) -> Any:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write ``config.json`` and the weights in 16 bits into *folder*; return it."""
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, zeros: bool = False) -> Path:
+    """Write ``config.json`` and the weights in 16 bits into *folder*; return it. *zeros* are a hole."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=1), encoding="utf-8")
     header, offset = {}, 0
@@ -88,6 +88,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
+        if zeros:
+            stream.truncate(stream.tell() + offset)
+            return folder
         for name, tensor in sorted(checkpoint.tensors.items()):
             stream.write(rounded(values(name, tensor)).astype("<u2").tobytes())
     return folder

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-
-def _name(thing: object) -> str:
-    return "" if thing is None else f"{type(thing).__module__}.{type(thing).__qualname__}"
+from pair.parts import drafter_of, name_of
 
 
 def _window(impl: object) -> int | None:
@@ -30,7 +28,7 @@ class FleetView:
         from vllm.compilation.counter import compilation_counter
 
         runner, config = self.model_runner, self.vllm_config
-        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        drafter = drafter_of(runner)
         own = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
         layers = {}
         for name, layer in config.compilation_config.static_forward_context.items():
@@ -40,15 +38,15 @@ class FleetView:
             layers[name] = {
                 "backend": layer.attn_backend.get_name(),
                 "cache": str(getattr(layer, "kv_cache_dtype", "")),
-                "kind": _name(layer).rpartition(".")[2],
+                "kind": name_of(layer).rpartition(".")[2],
                 "size": getattr(layer, "head_size", None),
                 "sinks": getattr(impl, "sinks", None) is not None,
                 "draft": name in own,
                 "window": _window(impl),
             }
         return {
-            "runner": _name(runner),
-            "drafter": _name(drafter),
+            "runner": name_of(runner),
+            "drafter": name_of(drafter),
             "layers": layers,
             "captured": compilation_counter.num_cudagraph_captured,
             "prefix_cache": bool(config.cache_config.enable_prefix_caching),

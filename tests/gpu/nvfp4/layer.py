@@ -18,7 +18,6 @@ import torch
 from nvfp4 import coder
 
 BLOCK = 16
-CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALES = (0.37, 0.02)  # the layer's, of K and of V
 
 
@@ -107,6 +106,11 @@ class Case:
     causal: bool = True
     dtype: torch.dtype = torch.bfloat16
 
+    @property
+    def blocks(self) -> int:
+        """Return how many blocks the requests need."""
+        return sum(-(-length // BLOCK) for length in self.lengths)
+
     def __str__(self) -> str:
         count, query, length = len(self.queries), max(self.queries), max(self.lengths)
         kind = "decode" if query == 1 else f"drafts of {query}"
@@ -156,21 +160,14 @@ class Layer:
         self.buffers = kv.nvfp4_segment_buffers(case.heads, largest, case.dtype, torch.device("cuda"))
         self.sinks = torch.linspace(-1, 1, case.heads, device="cuda") if case.sinks else None
 
-    def room(self, case: Case) -> int:
-        """Return how many segments of *case*, whose heads are not padded, the buffers hold."""
-        rows = sum(case.queries) * case.heads
-        return min(self.buffers[0].numel() // (rows * case.size), self.buffers[1].numel() // rows)
-
-    def attend(
-        self, case: Case, step: Step, output: torch.Tensor, *, nvfp4: bool = True, split: bool = True
-    ) -> None:
+    def attend(self, case: Case, step: Step, output: torch.Tensor, *, nvfp4: bool = True) -> None:
         """Read *step* of *case* by vLLM's wrapper of the kernel."""
         if nvfp4:
             key, value = self.kv.nvfp4_code_views(self.packed)
         else:
             assert self.plain is not None
             key, value = self.plain.unbind(1)
-        buffers = self.buffers if split else (None, None, None)
+        outputs, maxima, sums = self.buffers
         few = 128 // case.kv_heads  # requests that upstream splits the decode of
         self.reader.unified_attention(
             step.query, key, value, output,
@@ -181,7 +178,7 @@ class Layer:
             block_table=step.table, softcap=case.softcap, q_descale=None,
             k_descale=self.scales[0], v_descale=self.scales[1],
             seq_threshold_3D=few, num_par_softmax_segments=16,
-            softmax_segm_output=buffers[0], softmax_segm_max=buffers[1], softmax_segm_expsum=buffers[2],
+            softmax_segm_output=outputs, softmax_segm_max=maxima, softmax_segm_expsum=sums,
             sinks=self.sinks, kv_quant_mode=KVQuantMode.NVFP4 if nvfp4 else KVQuantMode.NONE,
         )  # fmt: skip
 
@@ -189,13 +186,13 @@ class Layer:
 class Step:
     """Queries, lengths and block table of one step."""
 
-    def __init__(self, case: Case, blocks: int, seed: int, *, lengths: tuple[int, ...] | None = None) -> None:
+    def __init__(self, case: Case, blocks: int, seed: int) -> None:
         source = torch.Generator(device="cuda").manual_seed(seed)
         rows = sum(case.queries)
         query = torch.randn(rows, case.heads, case.size, generator=source, device="cuda")
         self.query = query.to(case.dtype)
         self.starts = torch.tensor([0, *case.queries], device="cuda").cumsum(0).int()
-        self.lengths = torch.tensor(lengths or case.lengths, dtype=torch.int32, device="cuda")
+        self.lengths = torch.tensor(case.lengths, dtype=torch.int32, device="cuda")
         need = [-(-length // BLOCK) for length in case.lengths]
         width = -(-max(need) // 16) * 16
         order = torch.randperm(blocks, generator=source, device="cuda").int()
@@ -222,7 +219,8 @@ def decoded(layer: Layer, case: Case, row: torch.Tensor, length: int) -> tuple[t
     pages = layer.pages[row[: -(-length // BLOCK)].long()]
     codes_bytes = BLOCK * case.kv_heads * case.size // 2
     found = []
-    table = torch.tensor([*CODES, *(-code for code in CODES)], dtype=torch.float64, device="cuda")
+    signed = [*coder.MAGNITUDES, *(-code for code in coder.MAGNITUDES)]
+    table = torch.tensor(signed, dtype=torch.float64, device="cuda")
     for side in (0, 1):
         flat = pages[:, side]
         codes = flat[:, :codes_bytes].reshape(-1, case.kv_heads, case.size // 2)

@@ -7,28 +7,17 @@ compared is timed in turn, round after round: drift of the clocks meets all alik
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 L2_BYTES = 512 << 20  # several times any card's L2
 
 
-@dataclass(frozen=True)
-class Times:
-    """Microseconds: the median, and the quartiles around it."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(samples: list[float]) -> Times:
-        """Of at least two samples."""
-        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-        return Times(round(median, 2), round(low, 2), round(high, 2))
+def quartiles(samples: list[float]) -> list[float]:
+    """Return the median of at least two samples, and the quartiles around it."""
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return [round(median, 2), round(low, 2), round(high, 2)]
 
 
 class Clock:
@@ -58,8 +47,10 @@ class Clock:
 
         return replay
 
-    def times(self, runs: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, Times]:
-        """Time each of *runs* up to *rounds* times, no longer than about *seconds* in all."""
+    def times(
+        self, runs: dict[str, Callable[[], None]], rounds: int, seconds: float
+    ) -> dict[str, list[float]]:
+        """Return quartiles in µs of each of *runs*: up to *rounds* times, about *seconds* in all at most."""
         marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
         names = list(runs)
         spent = 0.0
@@ -76,11 +67,6 @@ class Clock:
             if spent > seconds and index >= 3:
                 break
         return {
-            name: Times.of([1000 * begin.elapsed_time(end) for begin, end in some[1:]])
+            name: quartiles([1000 * begin.elapsed_time(end) for begin, end in some[1:]])
             for name, some in marks.items()
         }
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

@@ -6,34 +6,27 @@ Started as ``python -m pair.draft_engine SPEC``. The engine core runs in this pr
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from pair.arguments import pair_arguments
-from pair.caches import sides, some_skipped
-from pair.draft_compare import POISON, Verdict, compare
+from pair.draft_compare import POISON, Verdict, compare, sides, some_skipped
 from pair.load import DRAFTED
-from pair.models import VOCABULARY
+from pair.models import pair_arguments, words
+from pair.parts import drafter_of, greedy, leave, models_of, name_of, specification, weights_of, writer
 
 MAX_MODEL_LEN = 1024  # a multiple of 128, where the block table ends with the longest request
-STEP_TOKENS = 2048
 BLOCK = 16
 BLOCKS = 420  # sixteen requests of 650 tokens do not fit
 CLEAN_END = MAX_MODEL_LEN - BLOCK  # a request up to here is drafted for, on every tree
@@ -70,27 +63,19 @@ class Case:
     generated: int = 0
 
 
-def engine_args(spec: dict[str, Any]) -> EngineArgs:
-    """A small cache and a short longest request, so that both ends are met."""
-    return EngineArgs(
-        **pair_arguments(spec, max_model_len=MAX_MODEL_LEN),
-        block_size=BLOCK,
-        max_num_seqs=16,
-        max_num_batched_tokens=STEP_TOKENS,
-        num_gpu_blocks_override=BLOCKS,
-        enable_prefix_caching=True,
-    )
-
-
 class Bench:
     """An engine with known weights, and ways to look into its caches."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self.engine = LLMEngine.from_engine_args(engine_args(spec))
+        # A small cache and a short longest request, so that both ends are met.
+        pair = pair_arguments(spec, max_model_len=MAX_MODEL_LEN)
+        sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "num_gpu_blocks_override": BLOCKS}
+        args = EngineArgs(**pair, **sizes, block_size=BLOCK, enable_prefix_caching=True)
+        self.engine = LLMEngine.from_engine_args(args)
         core: Any = self.engine.engine_core
         self.scheduler: Any = core.engine_core.scheduler
         self.runner: Any = self.engine.collective_rpc(lambda worker: worker.model_runner)[0]
-        self.drafter: Any = getattr(self.runner, "drafter", None) or self.runner.speculator
+        self.drafter: Any = drafter_of(self.runner)
         names = getattr(self.drafter, "_draft_attn_layer_names", None) or self.drafter.draft_attn_layer_names
         self.pool: Any = self.scheduler.kv_cache_manager.block_pool
         groups = self.scheduler.kv_cache_config.kv_cache_groups
@@ -111,33 +96,17 @@ class Bench:
 
         Those that ``load_format="dummy"`` makes up are so small that embeddings drown all layers.
         """
-        target = self.runner.get_model() if hasattr(self.runner, "get_model") else self.runner.model
-        draft = self.drafter.model
-        draft = draft.unwrap() if hasattr(draft, "unwrap") else draft
-        generator = torch.Generator(device="cuda").manual_seed(7)
-        seen: set[int] = set()
-        for model in (target, draft):
-            for _, weight in sorted(model.named_parameters()):
-                if weight.data_ptr() in seen or not weight.is_floating_point():
-                    continue
-                seen.add(weight.data_ptr())
-                if weight.dim() > 1:
-                    weight.data.normal_(0.0, 0.02, generator=generator)
-                else:
-                    weight.data.fill_(1.0)  # of norms; there are no biases
-        draft.model._build_fused_kv_buffers()  # copies of the weights, made at the first pass
+        generator, models = torch.Generator(device="cuda").manual_seed(7), models_of(self.runner)
+        for _, weight in weights_of(models):
+            if weight.dim() > 1:
+                weight.normal_(0.0, 0.02, generator=generator)
+            else:
+                weight.fill_(1.0)  # of norms; there are no biases
+        models["drafter"].model._build_fused_kv_buffers()  # copies of the weights, made at the first pass
 
     def view(self) -> dict[str, Any]:
         """What is being looked at."""
-        config = self.runner.vllm_config
-        return {
-            "runner": f"{type(self.runner).__module__}.{type(self.runner).__qualname__}",
-            "drafter": f"{type(self.drafter).__module__}.{type(self.drafter).__qualname__}",
-            "async_scheduling": bool(config.scheduler_config.async_scheduling),
-            "draft_layers": len(self.draft_caches),
-            "target_layers": len(self.target_caches),
-            "device": torch.cuda.get_device_name(),
-        }
+        return {"runner": name_of(self.runner), "drafter": name_of(self.drafter)}
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -172,21 +141,16 @@ class Bench:
         raise TimeoutError(f"{sorted(open_requests)} not done after {STEPS} steps")
 
     def _send(self, ask: Ask) -> Any:
-        params = SamplingParams(max_tokens=ask.output, ignore_eos=True, temperature=0.0, detokenize=False)
-        name = self.engine.add_request(ask.name, TokensPrompt(prompt_token_ids=ask.prompt), params)
+        prompt = TokensPrompt(prompt_token_ids=ask.prompt)
+        name = self.engine.add_request(ask.name, prompt, greedy(ask.output))
         return self.scheduler.requests[name]
-
-    def cached(self) -> dict[Any, list[int]]:
-        """Ids of the blocks that the prefix cache has, by hash."""
-        found: dict[Any, list[int]] = defaultdict(list)
-        for block in self.pool.blocks:
-            if block.block_hash is not None:
-                found[block.block_hash].append(block.block_id)
-        return found
 
     def blocks_of(self, request: Any) -> list[list[int]]:
         """For each full block of a request's tokens, the blocks that the cache would serve for it."""
-        cached = self.cached()
+        cached: dict[Any, list[int]] = defaultdict(list)
+        for block in self.pool.blocks:
+            if block.block_hash is not None:
+                cached[block.block_hash].append(block.block_id)
         keys = [make_block_hash_with_group_id(one, self.group) for one in request.block_hashes]
         return [cached.get(key, []) for key in keys]
 
@@ -213,9 +177,7 @@ class Bench:
     @contextmanager
     def planted(self, every: int) -> Iterator[None]:
         """A fault to be found: of the context rows of each pass, one in *every* is not stored."""
-        model = self.drafter.model
-        model = model.unwrap() if hasattr(model, "unwrap") else model
-        inner = model.model
+        inner = models_of(self.runner)["drafter"].model
         store = inner.precompute_and_store_context_kv
 
         def faulty(states: Any, positions: Any, context_slot_mapping: Any = None) -> None:
@@ -226,11 +188,6 @@ class Bench:
             yield
         finally:
             del inner.precompute_and_store_context_kv
-
-
-def words(source: random.Random, count: int) -> list[int]:
-    """Random tokens of the vocabulary, without its special ones."""
-    return [source.randrange(3, VOCABULARY - 1) for _ in range(count)]
 
 
 def alone(bench: Bench, case: Case) -> None:
@@ -281,7 +238,6 @@ def judged(bench: Bench, case: Case) -> dict[str, Any]:
         rows = [(place, one) for place, ids in enumerate(bench.blocks_of(told.request)) for one in ids]
         places, ids = [place for place, _ in rows], [one for _, one in rows]
         held[name] = (places, *(_take(caches, ids) for caches in (bench.draft_caches, bench.target_caches)))
-    null_written = any(bool((cache[0] != POISON).any()) for cache in bench.draft_caches)
     draft, target, restored = Verdict(), Verdict(), Verdict()
     for name, (places, draft_seen, target_seen) in held.items():
         told = case.told[name]
@@ -297,12 +253,7 @@ def judged(bench: Bench, case: Case) -> dict[str, Any]:
         if hit:
             picked = [kept[at] for at in hit]
             restored += compare([one[picked] for one in draft_seen], [one[hit] for one in draft_clean])
-    return {
-        "draft": asdict(draft),
-        "target": asdict(target),
-        "restored": asdict(restored),
-        "null_block_written": null_written,
-    }
+    return {"draft": asdict(draft), "target": asdict(target), "restored": asdict(restored)}
 
 
 def _take(caches: list[torch.Tensor], ids: list[int]) -> list[torch.Tensor]:
@@ -327,10 +278,7 @@ def run_case(bench: Bench, name: str, plant: int) -> dict[str, Any]:
     case, started = Case(), time.monotonic()
     bench.clear()
     with bench.counting(case):
-        if name == "planted":
-            with bench.planted(plant):
-                CASES[name](bench, case)
-        else:
+        with bench.planted(plant) if name == "planted" else nullcontext():
             CASES[name](bench, case)
         bench.engine.step()  # what is still in flight
     torch.cuda.synchronize()
@@ -338,10 +286,7 @@ def run_case(bench: Bench, name: str, plant: int) -> dict[str, Any]:
     found = judged(bench, case)
     return {
         "requests": len(case.told),
-        "steps": case.steps,
-        "generated": case.generated,
-        "drafted": case.drafted,
-        "preempted": case.preempted,
+        **{name: getattr(case, name) for name in ("steps", "generated", "drafted", "preempted")},
         "cached_tokens": sum(told.cached for told in case.told.values()),
         "seconds": served,
         **found,
@@ -349,12 +294,7 @@ def run_case(bench: Bench, name: str, plant: int) -> dict[str, Any]:
 
 
 def main(spec: dict[str, Any]) -> None:
-
-    def write(kind: str, **fields: Any) -> None:
-        with Path(spec["lines"]).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"kind": kind, "run": spec["run"], **fields}) + "\n")
-
-    started = time.monotonic()
+    write, started = writer(spec), time.monotonic()
     bench = Bench(spec)
     write("boot", seconds=round(time.monotonic() - started, 1), **bench.view())
     for name in spec["cases"]:
@@ -363,9 +303,8 @@ def main(spec: dict[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001 - reported as this case's failure
             write("case", case=name, fault=repr(error)[:600])
     write("end")
-    sys.stdout.flush()
-    os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
+    leave()
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    main(specification())

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import random
 import sys
 import time
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -27,9 +26,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.reader import Vector, get_metrics_snapshot
 from vllm.v1.metrics.stats import SchedulerStats
 
-from pair.arguments import pair_arguments
 from pair.load import ACCEPTED, Counters, Observed, Request, expected, faults, workload
-from pair.models import VOCABULARY
+from pair.models import VOCABULARY, pair_arguments, words
+from pair.parts import specification, writer
 
 LEVEL_SECONDS = 120
 CANARY_SECONDS = 30
@@ -69,16 +68,6 @@ class LiveBatch(StatLoggerBase):
         """Nothing to say."""
 
 
-def engine_args(spec: dict[str, Any]) -> AsyncEngineArgs:
-    """The engine's arguments: those of every pair, and ``max_num_seqs``."""
-    return AsyncEngineArgs(
-        **pair_arguments(spec),
-        max_num_seqs=spec["max_num_seqs"],
-        max_num_batched_tokens=4096,
-        worker_extension_cls="pair.worker.PairView",
-    )
-
-
 def counters() -> Counters:
     """vLLM's own counters, as its Prometheus endpoint would give them."""
     totals: dict[str, int] = {}
@@ -108,10 +97,7 @@ async def settled(before: Counters, wanted: Counters) -> Counters:
 
 async def ask(engine: AsyncLLM, request: Request) -> tuple[int, int]:
     """Stream one request to its end; return how many tokens arrived, and in how many chunks."""
-    source = random.Random(request.name)
-    prompt = TokensPrompt(
-        prompt_token_ids=[source.randrange(3, VOCABULARY - 1) for _ in range(request.prompt)]
-    )
+    prompt = TokensPrompt(prompt_token_ids=words(random.Random(request.name), request.prompt))
     params = SamplingParams(
         max_tokens=request.output,
         ignore_eos=True,
@@ -132,26 +118,27 @@ async def ask(engine: AsyncLLM, request: Request) -> tuple[int, int]:
     return tokens, chunks
 
 
-async def answers(engine: AsyncLLM, seconds: float = CANARY_SECONDS) -> bool:
-    """Tell if the engine serves one more request in time."""
+async def within(seconds: float, call: Awaitable[Any], what: str) -> Any:
+    """Return what *call* gives in time; None, with a line in the log, for whatever the engine died of."""
     try:
         async with asyncio.timeout(seconds):
-            tokens, _ = await ask(engine, CANARY)
-            return tokens == CANARY.output
-    except Exception as error:  # noqa: BLE001 - whatever it died of, it did not answer
-        note(f"canary: {error!r}")
-        return False
+            return await call
+    except Exception as error:  # noqa: BLE001 - it did not answer
+        sys.stderr.write(f"{what}: {error!r}\n")
+        sys.stderr.flush()
+        return None
+
+
+async def answers(engine: AsyncLLM, seconds: float = CANARY_SECONDS) -> bool:
+    """Tell if the engine serves one more request in time."""
+    answer = await within(seconds, ask(engine, CANARY), "canary")
+    return answer is not None and answer[0] == CANARY.output
 
 
 async def replays(engine: AsyncLLM) -> int:
     """CUDA graphs replayed since the last call; 0 when the worker does not answer."""
-    try:
-        async with asyncio.timeout(CANARY_SECONDS):
-            taken: list[int] = await engine.collective_rpc("pair_take_replays")
-    except Exception as error:  # noqa: BLE001 - the level's other checks say what it died of
-        note(f"replays: {error!r}")
-        return 0
-    return taken[0]
+    taken = await within(CANARY_SECONDS, engine.collective_rpc("pair_take_replays"), "replays")
+    return taken[0] if taken else 0
 
 
 @dataclass
@@ -205,14 +192,10 @@ async def serve(engine: AsyncLLM, level: int) -> Observed:
 
 async def run(spec: dict[str, Any]) -> None:
     """Boot, look at what booted, serve every level, and write a line for each."""
-    lines = Path(spec["lines"])
-
-    def write(kind: str, **fields: Any) -> None:
-        with lines.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"kind": kind, "run": spec["run"], **fields}) + "\n")
-
-    started = time.monotonic()
-    engine = AsyncLLM.from_engine_args(engine_args(spec), stat_loggers=[LiveBatch])
+    write, started = writer(spec), time.monotonic()
+    sizes = {"max_num_seqs": spec["max_num_seqs"], "max_num_batched_tokens": 4096}
+    args = AsyncEngineArgs(**pair_arguments(spec), **sizes, worker_extension_cls="pair.worker.PairView")
+    engine = AsyncLLM.from_engine_args(args, stat_loggers=[LiveBatch])
     try:
         async with asyncio.timeout(LEVEL_SECONDS):  # a worker whose answer cannot be sent never answers
             view, *others = await engine.collective_rpc("pair_boot")  # of each card
@@ -242,22 +225,12 @@ def summary(seen: Observed, tokens: int) -> dict[str, Any]:
         "c": seen.level,
         "requests": len(seen.received),
         "tokens": tokens,
-        "chunks": seen.chunks,
-        "seconds": seen.seconds,
         "tok_s": round(tokens / seen.seconds, 1),
         "acceptance_length": round(seen.counters.acceptance_length, 4),
-        "peak": seen.peak,
-        "sizes": seen.sizes,
-        "replays": seen.replays,
         "counters": asdict(seen.counters),
+        **{name: getattr(seen, name) for name in ("chunks", "seconds", "peak", "sizes", "replays")},
     }
 
 
-def note(line: str) -> None:
-    """A line for the log."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
-
-
 if __name__ == "__main__":
-    asyncio.run(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    asyncio.run(run(specification()))

@@ -46,15 +46,9 @@ class Counters:
     def since(self, before: Counters) -> Counters:
         """The difference to an earlier reading."""
         pairs = zip(self.per_position, before.per_position, strict=True)
-        return Counters(
-            self.drafts - before.drafts,
-            self.draft_tokens - before.draft_tokens,
-            self.accepted - before.accepted,
-            tuple(now - then for now, then in pairs),
-            self.generated - before.generated,
-            self.finished - before.finished,
-            self.preempted - before.preempted,
-        )
+        then, per_position = asdict(before), tuple(now - then for now, then in pairs)
+        rises = {name: now - then[name] for name, now in asdict(self).items() if name != "per_position"}
+        return Counters(**rises, per_position=per_position)
 
     @property
     def acceptance_length(self) -> float:

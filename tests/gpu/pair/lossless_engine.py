@@ -7,8 +7,6 @@ Started as ``python -m pair.lossless_engine SPEC``. The engine core runs in this
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 import zlib
 from pathlib import Path
@@ -16,10 +14,12 @@ from typing import Any
 
 import torch
 import vllm
-from vllm import LLM, SamplingParams
+from fleet.engine import counters
+from vllm import LLM
 from vllm.inputs import TokensPrompt
 
-from pair.arguments import pair_arguments
+from pair.models import pair_arguments
+from pair.parts import greedy, leave, models_of, specification, weights_of, writer
 from pair.scoring import MAX_MODEL_LEN, TOKENS, prompts
 
 
@@ -42,36 +42,16 @@ def arguments(spec: dict[str, Any]) -> dict[str, Any]:
     return found | {"speculative_config": speculative}
 
 
-def fill(worker: Any) -> dict[str, Any]:
-    """Give every engine the same weights with activations of ordinary size; return what runs."""
-    runner = worker.model_runner
-    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-    target = runner.get_model() if hasattr(runner, "get_model") else runner.model
-    models = {"target": target}
-    if drafter is not None:
-        models["drafter"] = drafter.model.unwrap() if hasattr(drafter.model, "unwrap") else drafter.model
-    seen: set[int] = set()
+def fill(worker: Any) -> None:
+    """Give every engine the same weights with activations of ordinary size."""
+    models = models_of(worker.model_runner)
     with torch.inference_mode():
-        for whose, model in models.items():
-            for name, weight in sorted(model.named_parameters()):
-                if weight.data_ptr() in seen or not weight.is_floating_point():
-                    continue
-                seen.add(weight.data_ptr())
-                _fill(f"{whose}.{name}", weight.data)
-        if drafter is not None:
+        for name, weight in weights_of(models):
+            _fill(name, weight)
+        if "drafter" in models:
             models["drafter"].model._build_fused_kv_buffers()  # copies of the weights
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    layers = worker.vllm_config.compilation_config.static_forward_context
-    return {
-        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
-        "drafter": drafter and f"{type(drafter).__module__}.{type(drafter).__qualname__}",
-        "attention": {
-            name: [layer.attn_backend.get_name(), str(getattr(layer, "kv_cache_dtype", ""))]
-            for name, layer in layers.items()
-            if hasattr(layer, "attn_backend")
-        },
-    }
 
 
 def _fill(name: str, tensor: torch.Tensor) -> None:
@@ -89,23 +69,12 @@ def _fill(name: str, tensor: torch.Tensor) -> None:
     tensor.copy_(values)
 
 
-def drafted(engine: LLM) -> tuple[int, int]:
-    """Return drafted and accepted tokens since the start."""
-    values = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
-    names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
-    drafts, accepted = (values.get(name, 0) for name in names)
-    return drafts, accepted
-
-
 def generated(engine: LLM, level: int) -> list[list[int]]:
     """Return the tokens of the level's requests, sent together."""
     asked = prompts(level)
     outputs = engine.generate(
         [TokensPrompt(prompt_token_ids=ids) for ids, _ in asked],
-        [
-            SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0, detokenize=False)
-            for _, length in asked
-        ],
+        [greedy(length) for _, length in asked],
         use_tqdm=False,
     )
     return [list(output.outputs[0].token_ids) for output in outputs]
@@ -116,9 +85,7 @@ def gaps(engine: LLM, level: int, told: list[list[int]]) -> list[list[float]]:
 
     Each request is computed as one prompt, without its last token, which cannot be followed by another.
     """
-    wanted = SamplingParams(
-        max_tokens=1, ignore_eos=True, temperature=0.0, detokenize=False, prompt_logprobs=1
-    )
+    wanted = greedy(1, prompt_logprobs=1)
     asked = prompts(level)
     texts = [[*ids, *tokens][: MAX_MODEL_LEN - 1] for (ids, _), tokens in zip(asked, told, strict=True)]
     outputs = engine.generate([TokensPrompt(prompt_token_ids=text) for text in texts], wanted, use_tqdm=False)
@@ -135,12 +102,7 @@ def gaps(engine: LLM, level: int, told: list[list[int]]) -> list[list[float]]:
 
 def main(spec: dict[str, Any]) -> None:
     """Boot, generate each level, and, without speculation, score what the cases of ``score`` generated."""
-
-    def write(kind: str, **fields: Any) -> None:
-        with Path(spec["lines"]).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"kind": kind, "run": spec["run"], **fields}) + "\n")
-
-    started = time.monotonic()
+    write, started = writer(spec), time.monotonic()
     engine = LLM(
         **arguments(spec),
         max_num_seqs=65,
@@ -148,24 +110,19 @@ def main(spec: dict[str, Any]) -> None:
         enable_prefix_caching=False,
         disable_log_stats=False,
     )
-    booted = round(time.monotonic() - started, 1)
-    write(
-        "boot",
-        vllm=vllm.__version__,
-        torch=torch.__version__,
-        seconds=booted,
-        view=engine.collective_rpc(fill)[0],
-    )
+    write("boot", vllm=vllm.__version__, torch=torch.__version__, seconds=time.monotonic() - started)
+    engine.collective_rpc(fill)
     folder = Path(spec["folder"])
     own: dict[int, list[list[int]]] = {}
     for level in spec["levels"]:
-        before, began = drafted(engine), time.monotonic()
+        before, began = counters(engine), time.monotonic()
         own[level] = generated(engine, level)
         seconds = round(time.monotonic() - began, 2)
-        after = drafted(engine)
+        after = counters(engine)
         write(
             "level", c=level, seconds=seconds, tokens=sum(map(len, own[level])),
-            drafts=after[0] - before[0], accepted=after[1] - before[1],
+            drafts=after.get("drafted", 0) - before.get("drafted", 0),
+            accepted=after.get("accepted", 0) - before.get("accepted", 0),
         )  # fmt: skip
     part = folder / f"{spec['run']}.part"
     part.write_text(json.dumps(own), encoding="utf-8")
@@ -183,9 +140,8 @@ def main(spec: dict[str, Any]) -> None:
             write("score", of=name, c=level, gaps=gaps(engine, level, tokens),
                   same=[one == other for one, other in zip(tokens, own[level], strict=True)])  # fmt: skip
     write("end")
-    sys.stdout.flush()
-    os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
+    leave()
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    main(specification())

@@ -15,6 +15,7 @@ import vllm
 from vllm.compilation.counter import compilation_counter
 
 from pair.install import digest
+from pair.parts import drafter_of, name_of
 
 _replays = 0
 
@@ -29,7 +30,7 @@ class PairView:
         """Return what booted. From here on, replays of CUDA graphs are counted."""
         _count_replays()
         runner = self.model_runner
-        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        drafter = drafter_of(runner)
         compilation = self.vllm_config.compilation_config
         layers = compilation.static_forward_context
         return {
@@ -39,9 +40,9 @@ class PairView:
             "torch": str(torch.__version__),
             "device": torch.cuda.get_device_name(),
             "card": str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")),
-            "runner": _name(runner),
-            "drafter": _name(drafter),
-            "rejection_sampler": _name(getattr(runner, "rejection_sampler", None)),
+            "runner": name_of(runner),
+            "drafter": name_of(drafter),
+            "rejection_sampler": name_of(getattr(runner, "rejection_sampler", None)),
             "attention": {name: layer.attn_backend.get_name() for name, layer in layers.items()},
             "cudagraph_mode": str(compilation.cudagraph_mode),
             "capture_sizes": list(compilation.cudagraph_capture_sizes or []),
@@ -99,10 +100,6 @@ def _mapped() -> list[Path]:
     """The files that are mapped into this process (proc(5)), each once."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if len(line.split()) > 5})
-
-
-def _name(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def _rows(drafter: object) -> dict[str, int]:

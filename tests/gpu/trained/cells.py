@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet.matrix import CACHES
+from pair.models import cell_arguments
+
 LONGEST = 2048
 """Tokens of the longest sequence that an engine serves."""
 DRAFTS = 7
 """Tokens of a draft."""
 SECONDS = 70
 """About what a cell takes beside three others."""
-CACHES = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,13 @@ def specification(
     cell: Cell, model: Path, drafters: Path, device: str, answer: int, prompts: list[list[int]]
 ) -> dict[str, Any]:
     """Return what a cell's process is told."""
-    engine: dict[str, Any] = {
+    engine = cell_arguments(device, cell.eager, CACHES[cell.cache]) | {
         "model": str(model),
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "seed": 0,
         "max_model_len": LONGEST,
         "max_num_seqs": 1 + len(prompts),
         "max_num_batched_tokens": 8192,
-        "enforce_eager": cell.eager,
-        "kv_cache_dtype": CACHES[cell.cache],
-        "kv_cache_memory_bytes": 1 << (30 if device == "cpu" else 32),
-        "enable_prefix_caching": True,
-        "disable_log_stats": False,
-        "worker_extension_cls": "fleet.view.FleetView",
     }
     if device == "cuda":
-        engine |= {"gpu_memory_utilization": 0.08, "enable_flashinfer_autotune": False}
         engine["attention_backend"] = "TRITON_ATTN"
     if cell.trained:
         engine["speculative_config"] = speculative(cell, drafters, device)

@@ -6,15 +6,11 @@ the tokens of each request's each step are known: one, and the drafts that were 
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from fleet.engine import counters
+from fleet.engine import boot, counters, nearness
+from pair.parts import leave, specification
 
 Row = dict[str, Any]
 BESIDE = 8
@@ -53,7 +49,7 @@ class Asking:
             row["tokens"], row["cached"] = list(told.token_ids), output.num_cached_tokens or 0
             if output.finished:
                 if self.spec["near"]:
-                    row["near"] = [near(place) for place in told.logprobs]
+                    row["near"] = [nearness(place) for place in told.logprobs]
                 del self.live[output.request_id]
 
     def wave(self, prompts: list[list[int]]) -> list[Row]:
@@ -77,22 +73,9 @@ class Asking:
         return self.wave(prompts)
 
 
-def near(place: dict[int, Any]) -> dict[str, float]:
-    """Return how far below the best one tokens are at a place, in nats."""
-    best = max(one.logprob for one in place.values())
-    return {str(token): round(best - one.logprob, 4) for token, one in place.items()}
-
-
 def main(spec: dict[str, Any]) -> None:
     """Boot, ask cold, from the prefix cache, and beside a long request; write what came after each wave."""
-    seen: dict[str, Any] = {"stage": "start", "waves": {}}
-    out, started = Path(spec["out"]), time.monotonic()
-    import vllm
-
-    engine = vllm.LLM(**spec["engine"])
-    seen |= {"vllm": vllm.__version__, "boot_seconds": round(time.monotonic() - started, 1)}
-    seen |= {"view": engine.collective_rpc("fleet_view")[0], "stage": "boot"}
-    out.write_text(json.dumps(seen), encoding="utf-8")
+    engine, seen, write = boot(spec, waves={})
     asking, first = Asking(engine, spec), spec["prompts"][:BESIDE]
     waves: dict[str, Callable[[], list[Row]]] = {
         "cold": lambda: asking.wave(spec["prompts"]),
@@ -107,13 +90,10 @@ def main(spec: dict[str, Any]) -> None:
         rows = waves[stage]()
         told = {name: value - before.get(name, 0) for name, value in counters(engine).items()}
         seen["waves"][stage] = {"rows": rows, "counters": told}
-        seen["stage"] = stage
-        out.write_text(json.dumps(seen), encoding="utf-8")
-    seen["stage"] = "end"
-    out.write_text(json.dumps(seen), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
+        write(stage)
+    write("end")
+    leave()
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    main(specification())

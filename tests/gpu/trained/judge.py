@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.judge import ALLOWED, compared, outcome, reason, too_many
+from fleet.judge import ALLOWED, names_of, outcome, reason, shortfalls
 
 from trained.cells import DRAFTS, Cell
 
@@ -102,13 +102,10 @@ def faults(
 def _answer_faults(line: dict[str, Any], right: dict[str, Any] | None) -> list[str]:
     if right is None or outcome(right) != "served":
         return ["there is no reference to compare answers with"]
-    best, found, limit = right["seen"]["waves"]["cold"]["rows"], [], ALLOWED["bf16"]
+    best, found = right["seen"]["waves"]["cold"]["rows"], []
     for name, wave in line["seen"]["waves"].items():
-        one = compared(wave["rows"], best[: len(wave["rows"])])
-        if not one.worst <= limit:
-            found.append(f"{name}: a token {one.worst:.2f} nats below the reference's, allowed {limit}")
-        if too_many(one, "bf16"):
-            found.append(f"{name}: {one.others} of {one.tokens} compared tokens are others")
+        wrong = shortfalls(wave["rows"], best[: len(wave["rows"])], "bf16", ALLOWED["bf16"])
+        found += [f"{name}: {one}" for one in wrong]
     return found
 
 
@@ -134,8 +131,7 @@ def _view_faults(cell: Cell, view: dict[str, Any], windows: list[int | None]) ->
     if own != windows:
         found.append(f"windows {own}, not {windows}")
     for draft, kind in ((False, cell.cache), (True, cell.own or cell.cache)):
-        names = ("auto", "bfloat16") if kind == "bf16" else (kind, f"{kind}_e4m3")
-        bad = {layer["cache"] for layer in layers if layer["draft"] is draft} - set(names)
+        bad = {layer["cache"] for layer in layers if layer["draft"] is draft} - names_of(kind)
         if bad:
             found.append(f"caches {sorted(bad)} of the {'drafter' if draft else 'target'}, not {kind}")
     return found
