@@ -12,7 +12,6 @@ from kit import Recorder, UpstreamRepository, make_carry, make_tree, read_tree
 from small_release import make_release
 
 from sparkwright.base.errors import (
-    CarryConflictError,
     ConfigError,
     FetchError,
     PatchError,
@@ -59,11 +58,6 @@ def folder(repository: Repository, tree: str, tmp_path: Path) -> Path:
 
 
 class TestEdited:
-    def test_what_is_written_is_the_tree(self, folder: Path) -> None:
-        assert (folder / "b" / "c.py").read_text() == "c = 1\nd = 2\n"
-        assert (folder / "b" / "run.sh").stat().st_mode & 0o100
-        assert not (folder / "a.py").stat().st_mode & 0o100
-
     def test_nothing_edited_is_no_patch(self, repository: Repository, tree: str, folder: Path) -> None:
         assert diff_folder(repository, tree, folder) == b""
 
@@ -271,11 +265,6 @@ class TestFiles:
             "carry.toml",
             "count",
         ]
-
-    def test_a_pull_request(self, tmp_path: Path) -> None:
-        carry = create_pull(tmp_path, DRAFT, PULL)
-        assert carry.spec.pull == PULL.pin
-        assert (carry.spec.upstream[0].author, carry.spec.kind) == ("Ada", "pull")
 
     def test_nothing_is_left_of_one_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(PatchError):
@@ -485,16 +474,6 @@ class TestCarryEditor:
         carry = self.carry(repository, tmp_path)
         editor = self.editor(repository, {"a.py": "a = 10\nb = 2\n"}, [])
         assert editor.moved(carry, editor.base_for(carry), tmp_path / "work") == b""
-
-    def test_a_conflict_is_written_once(self, repository: Repository, tmp_path: Path) -> None:
-        carry = self.carry(repository, tmp_path)
-        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"}, [])
-        with pytest.raises(CarryConflictError, match="conflict"):
-            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
-        (tmp_path / "work" / "a.py").write_text("half resolved\n")
-        with pytest.raises(ConfigError, match="perhaps your work"):
-            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
-        assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
 
     def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
         carry = create_pull(tmp_path, DRAFT, PULL)

@@ -106,6 +106,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, changes: dict[str
         {"surprise": 1},
         {"title": ""},
         {"title": None},
+        {"drop-when": None},
         {"kind": "theirs"},
         {"scope": "all"},
         {"runner": "v3"},
@@ -158,29 +159,6 @@ def test_the_twin_with_a_pull_request_is_taken(tmp_path: Path) -> None:
     assert carry.spec.pull is not None
     assert carry.spec.pull.number == 7
     assert carry.revision_for("1.0") is None
-
-
-def test_format_1_has_another_name_for_drop_when(tmp_path: Path) -> None:
-    old = load(tmp_path, **{"format": 1, "drop-when": None, "dies-when": "upstream fixes it"})
-    assert (old.spec.drop_when, old.spec.dies_when) == ("upstream fixes it", "")
-    new = load(tmp_path / "new", **{"drop-when": "upstream fixes it"})
-    assert new.spec.drop_when == old.spec.drop_when
-    assert new.content_id(VERSION) == old.content_id(VERSION)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("given", [{"drop-when": "x", "dies-when": "x"}, {"drop-when": None}])
-def test_both_names_of_drop_when_or_neither_are_refused(
-    tmp_path: Path, number: int, given: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match="drop-when"):
-        load(tmp_path, format=number, **given)
-
-
-@pytest.mark.parametrize(("number", "name"), [(1, "drop-when"), (2, "dies-when")])
-def test_each_format_has_one_name_for_drop_when(tmp_path: Path, number: int, name: str) -> None:
-    with pytest.raises(ConfigError, match="drop-when"):
-        load(tmp_path, **{"format": number, "drop-when": None, name: "x"})
 
 
 def test_a_newer_format_has_its_own_exit_code(tmp_path: Path) -> None:

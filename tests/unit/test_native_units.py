@@ -14,7 +14,6 @@ from kit import Recorder, finish, python
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostFileError
 from sparkwright.native.depfile import read_depfile
 from sparkwright.native.model import Toolchain
 from sparkwright.native.units import UnitFiles, missing_units, unit_key
@@ -270,15 +269,6 @@ def test_a_dependency_file_that_is_cut_off_is_never_believed(
     refused(project, store, heard)
 
 
-def test_a_missing_dependency_file_is_no_failure(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
-) -> None:
-    project = Project(tmp_path / "p", toolchain)
-    project.compile()
-    project.depfile.unlink()
-    assert "No such file" in refused(project, store, heard)
-
-
 # The toolchain -----------------------------------------------------------------------------
 
 
@@ -386,16 +376,6 @@ def test_an_object_that_is_gone_or_half_written_is_a_miss_and_healed(
         path.write_bytes(data[: len(data) // 2] if damage == "half" else b"")
     heal(store, built)
     assert only(store.files).read_bytes() == data
-
-
-def test_an_object_that_goes_before_it_is_used_leaves_nothing(store: Store, built: Project) -> None:
-    found = built.find(store)
-    assert found is not None
-    only(store.files).unlink()
-    target = built.work / "build" / "again.o"
-    with pytest.raises(LostFileError):
-        store.copy_out(found, target)
-    assert list(target.parent.glob("*again*")) == []
 
 
 # Many states -------------------------------------------------------------------------------
