@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from native_kit import CU, HERE, OTHER, Machine, make_wheel, native_tables, offer, offer_toolkit, with_native
 from small_release import make_release
 from upstream_kit import make_access
@@ -27,17 +26,13 @@ from sparkwright.native.toolchain import (
     toolchain_file,
 )
 
+pytest_plugins = ["package_access"]
+
 RELEASE = make_release()
 NATIVE, CROSS = Target(HERE, "12.1a"), Target(OTHER, "12.1a")
 
 
-@pytest.fixture(scope="module")
-def index():
-    with RunningIndex() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def toolkit(index):
     return offer_toolkit(index)
 
@@ -45,13 +40,6 @@ def toolkit(index):
 @pytest.fixture
 def lock(toolkit):
     return with_native(RELEASE.lock, native_tables(toolkit))
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    opened = make_access(tmp_path / "home", index.url)
-    yield opened
-    opened.repository.close()
 
 
 @pytest.fixture
