@@ -110,6 +110,7 @@ def test_what_both_sides_added_is_refused_and_its_twin_is_not(scene: Scene, case
 REPEATED = {
     "registrations": "@register\ndef _(value):\n    return {}\n\n\n",
     "branches": "if FLAG:\n    LIMIT = {0}\nelse:\n    LIMIT = {0}0\n\n\n",
+    "functions in branches": "if FLAG:\n    def f_{0}(): ...\nelse:\n    def f_{0}(): ...\n\n\n",
     "overloads": "@overload\ndef f(a): ...\n@overload\ndef f(b): ...\ndef g_{}(): ...\n\n\n",
 }
 

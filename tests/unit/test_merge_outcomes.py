@@ -230,17 +230,6 @@ def test_a_clean_merge_with_a_parameter_twice_is_refused(scene: Scene) -> None:
     assert "duplicate argument" in outcome.detail
 
 
-def test_names_that_repeat_rightly_are_no_flaw(scene: Scene) -> None:
-    overloads = (
-        "from typing import overload\n\n\n@overload\ndef f(a: int): ...\n@overload\ndef f(a: str): ...\n"
-        "def f(a):\n    return a\n\n\nif f:\n    def g(): ...\nelse:\n    def g(): ...\n\n\n"
-    )
-    scene.base = {CODE: overloads + OLD}
-    scene.target = {CODE: overloads + MOVED}
-    scene.add("fix", {CODE: overloads + NEW})
-    assert only(scene).kind is OutcomeKind.APPLIED
-
-
 def test_a_misspelt_escape_of_upstreams_is_no_flaw_and_nothing_is_said_of_it(scene: Scene) -> None:
     odd = 'PATTERN = "\\d"\n\n\n' + OLD  # the compiler warns of it, and warnings are errors here
     scene.base, scene.target = {CODE: odd}, {CODE: odd.replace("return 3", "return 30")}

@@ -23,7 +23,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.compile import CompileJob, CompileReport, Finished, run_jobs
-from sparkwright.native.schedule import CRITICAL, HIGH, JobLimits
+from sparkwright.native.schedule import CRITICAL, JobLimits
 
 NO_OUTPUT = "raise SystemExit(0)"
 REFUSE = (
@@ -331,12 +331,6 @@ def test_a_kernel_without_pressure_is_told_of_once(driver: Driver, heard: Record
 
 
 # Pressure ------------------------------------------------------------------------------------
-
-
-def test_under_pressure_one_unit_runs_at_a_time(driver: Driver) -> None:
-    report = driver(*(driver.job(name) for name in "abc"), machine=lambda: replace(ROOMY, pressure=HIGH))
-    assert report.most_jobs == 1
-    assert len(driver.names) == 3
 
 
 def test_under_great_pressure_the_youngest_is_stopped_and_done_again(
