@@ -227,23 +227,31 @@ def test_a_probe_beyond_its_limits_is_broken(
     assert says in proof.merged.message
 
 
-def test_a_module_that_only_the_carry_brings_can_be_proved(bench: Bench) -> None:
-    bench.after = {"vllm/new.py": "def f():\n    return 1\n"}
-    probe = (
-        "from probekit import Defect\n\ndef probe():\n    try:\n        import vllm.new\n"
-        "    except ImportError:\n        raise Defect('there is none') from None\n"
-    )
+NEW = """
+from probekit import Defect
+
+def probe():
+    try:
+        import vllm.new
+    except ImportError:
+        raise Defect("there is none") from None
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "probe"),
+    [
+        ({"vllm/new.py": "def f():\n    return 1\n"}, NEW),
+        ({CACHE: FIXED, "vllm/helper.py": DELETED}, GOOD),
+        ({CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}, GOOD),
+    ],
+    ids=["a module is new", "a module is deleted", "files that are no modules"],
+)
+def test_what_cannot_be_imported_on_both_trees_need_not_be(
+    bench: Bench, after: dict[str, Content], probe: str
+) -> None:
+    bench.after = after
     assert bench.prove(probe).verdict is ProbeVerdict.PROVED
-
-
-def test_a_carry_that_deletes_a_module_can_be_proved(bench: Bench) -> None:
-    bench.after = {CACHE: FIXED, "vllm/helper.py": DELETED}
-    assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
-
-
-def test_files_that_are_no_modules_need_not_be_imported(bench: Bench) -> None:
-    bench.after = {CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}
-    assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
 
 
 def test_a_rewritten_probe_of_the_same_size_and_second_is_what_runs(bench: Bench) -> None:

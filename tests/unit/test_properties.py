@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit import Scene, make_tree, read_tree
 
-from sparkwright.carries import Carry, load_carry
+from sparkwright.carries import Carry
 from sparkwright.git import Repository, merge_trees, open_repository
 from sparkwright.merge import MergeReport, MergeRequest, OutcomeKind, merge_patchset
 
@@ -106,19 +106,6 @@ def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(
     second = merge(scene, carries, merged)
     assert [outcome.kind for outcome in second.outcomes] == [OutcomeKind.ABSORBED] * 2
     assert second.tree == first.tree
-
-
-@examples(max_examples=12)
-@given(edits=disjoint)
-def test_merging_again_gives_the_same_report_to_the_last_id(
-    scenes, edits: dict[tuple[str, int], str]
-) -> None:
-    scene = scenes()
-    carries = [scene.add(f"c{number}", files({place: edits[place]})) for number, place in enumerate(edits)]
-    first = merge(scene, carries, files({}))
-    again = merge(scene, [load_carry(carry.folder) for carry in carries], files({}))
-    assert again == first
-    assert scene.repository.tree_of(first.commit) == first.tree
 
 
 @examples(max_examples=20)
