@@ -41,6 +41,8 @@ from sparkwright.verify.remote import run_task
 def test_machines_by_ssh():
     found = parse_cluster("ssh://spark-1,builder@spark-2:2222")
     assert found.hosts == (SshHost("spark-1"), SshHost("spark-2", "builder", 2222))
+    assert parse_host("Spark-1") == SshHost("Spark-1"), "an alias keeps its case"
+    assert parse_host("me@[fe80::1%eth0]:22") == SshHost("fe80::1%eth0", "me", 22)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +77,6 @@ def test_what_is_no_cluster(address, why):
         parse_cluster(address)
     assert why in error.value.because
     assert "secret" not in f"{error.value} {error.value.next_step}"
-
-
-def test_a_machine_keeps_the_case_of_its_alias_and_an_address_its_colons():
-    assert parse_host("Spark-1") == SshHost("Spark-1")
-    assert parse_host("me@[fe80::1%eth0]:22") == SshHost("fe80::1%eth0", "me", 22)
 
 
 def test_a_host_is_no_option_and_an_argument_no_script():

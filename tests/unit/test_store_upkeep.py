@@ -423,6 +423,8 @@ def test_a_name_that_leads_elsewhere_is_found(store: Store) -> None:
     name.unlink()
     name.hardlink_to(other)
     assert faults(store) == {name: "it is not the file that it names"}
+    with pytest.raises(DamagedStoreError, match="1 damaged entry"):
+        require_sound(verify(store))
 
 
 def test_verifying_is_no_use_and_prunes_nothing(store: Store) -> None:
