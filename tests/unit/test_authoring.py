@@ -12,6 +12,7 @@ from kit import Recorder, UpstreamRepository, make_carry, make_tree
 from small_release import make_release
 
 from sparkwright.base.errors import (
+    CarryConflictError,
     ConfigError,
     FetchError,
     PatchError,
@@ -133,13 +134,6 @@ class TestEdited:
         assert says in warning
         assert ("nothing but" in warning) is ("nothing but" in says)
 
-    def test_a_binary_file_is_named_in_the_refusal(
-        self, repository: Repository, tree: str, folder: Path
-    ) -> None:
-        edit(folder, {"a.py": "a = 2\n", "b/new.bin": "\0\1"})
-        with pytest.raises(PatchError, match=r"Binary files .*b/new\.bin"):
-            parse_patch(diff_folder(repository, tree, folder), name="x")
-
     def test_a_tracked_file_counts_wherever_it_lies(self, repository: Repository, tmp_path: Path) -> None:
         tree = make_tree(repository, {".venv/kept.py": "1\n", "x.orig": "2\n"})
         write_tree(repository, tree, tmp_path / "t")
@@ -174,11 +168,7 @@ class TestEdited:
         edit(folder, {"a.py": f"a = 1\n{line}\n"})
         with pytest.raises(PatchError, match="is not resolved"):
             diff_folder(repository, tree, folder)
-
-    def test_what_only_looks_like_markers_is_not(
-        self, repository: Repository, tree: str, folder: Path
-    ) -> None:
-        edit(folder, {"e.md": "Title\n=======\n x <<<<<<< y\n"})
+        edit(folder, {"a.py": f"Title\n=======\n x {line}\n"})  # it only looks like markers
         assert diff_folder(repository, tree, folder)
 
     def test_half_a_tree_is_a_mistake(self, repository: Repository, tree: str, folder: Path) -> None:
@@ -427,6 +417,16 @@ class TestCarryEditor:
         assert (base.tree, base.stacked_on) == (editor.pristine, ())
         assert editor.moved(carry, base, tmp_path / "work").splitlines()[-2:] == change
         assert not (tmp_path / "work").exists()
+
+    def test_a_conflict_is_written_once(self, repository: Repository, tmp_path: Path) -> None:
+        carry = self.carry(repository, tmp_path)
+        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"}, [])
+        with pytest.raises(CarryConflictError, match="conflict"):
+            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
+        (tmp_path / "work" / "a.py").write_text("half resolved\n")
+        with pytest.raises(ConfigError, match="perhaps your work"):
+            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
+        assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
 
     def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
         carry = create_pull(tmp_path, DRAFT, PULL)
