@@ -120,7 +120,7 @@ class TestEdited:
         edit(folder, {"b/settings.json": "{}\n", ".github/new.yml": "x: 1\n"})
         patch = diff_folder(repository, tree, folder)
         assert parse_patch(patch, name="x").paths == (".github/new.yml", "b/settings.json")
-        assert heard.warnings == []
+        assert (heard.warnings, b"No newline" in patch) == ([], False)
 
     @pytest.mark.parametrize(("text", "says"), [("c = 1\r\nd = 2\r\n", "nothing but line ends"),
                                                 ("c = 5\r\nd = 2\r\n", "line ends changed")])  # fmt: skip

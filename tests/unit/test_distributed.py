@@ -54,6 +54,7 @@ def test_machines_by_ssh():
         ("ssh://spark-1,,spark-2", "no name of a machine"),
         ("ssh://spark-1,spark-1", "twice"),
         ("ssh://-oProxyCommand=sh", "no name of a machine"),
+        ("ssh://-l@spark", "no name of a user"),
         ("ssh://a;b@spark", "no name of a user"),
         ("ssh://sp$(id)ark", "no name of a machine"),
         ("ssh://%2doption@spark", "no name of a user"),
