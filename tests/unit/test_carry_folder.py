@@ -15,6 +15,8 @@ from sparkwright.carries.folder import unknown_name
 from sparkwright.git import Repository
 
 PULL = {"repository": "https://host/x", "number": 7, "head": "1" * 40, "base": "2" * 40}
+PROBE = {"file": "carry.toml", "seconds": 1, "memory-mib": 1}
+LATER = {"release": "2.0.0", "file": "carry.toml"}
 SUPERSEDED = [{"releases": ">=0.26,<0.27", "by": "them", "because": "notes"}]
 
 
@@ -58,38 +60,15 @@ def test_a_sound_carry_is_read_whole(tmp_path: Path) -> None:
         ({"revision": [{**revision(), "stacked-on": ["b"]}]}, "stacked on 'b', which it does not require"),
         ({"revision": [{**revision(), "patch": "gone.patch"}]}, "'gone.patch' does not exist"),
         ({"requires": ["fix"]}, "requires itself"),
-        ({"probe": {"file": "gone.py", "seconds": 1, "memory_mib": 1}}, "memory_mib"),
-        ({"probe": {"file": "gone.py", "seconds": 1, "memory-mib": 1}}, "'gone.py' does not exist"),
+        ({"probe": {**PROBE, "memory_mib": 1}}, "memory_mib"),
+        ({"probe": {**PROBE, "file": "gone.py"}}, "'gone.py' does not exist"),
+        ({"probe": {**PROBE, "helpers": ["gone.py"]}}, "'gone.py' does not exist"),
+        ({"probe": {**PROBE, "helpers": ["../up.py"]}}, "probe.helpers[0]"),
         (
-            {"probe": {"file": "carry.toml", "seconds": 1, "memory-mib": 1, "helpers": ["gone.py"]}},
+            {"probe": {**PROBE, "later": [{"release": "2.0.0", "file": "gone.py"}]}},
             "'gone.py' does not exist",
         ),
-        (
-            {"probe": {"file": "carry.toml", "seconds": 1, "memory-mib": 1, "helpers": ["../up.py"]}},
-            "probe.helpers[0]",
-        ),
-        (
-            {
-                "probe": {
-                    "file": "carry.toml",
-                    "seconds": 1,
-                    "memory-mib": 1,
-                    "later": [{"release": "2.0.0", "file": "gone.py"}],
-                }
-            },
-            "'gone.py' does not exist",
-        ),
-        (
-            {
-                "probe": {
-                    "file": "carry.toml",
-                    "seconds": 1,
-                    "memory-mib": 1,
-                    "later": [{"release": "2.0.0", "file": "carry.toml"}] * 2,
-                }
-            },
-            "two probes name the same release",
-        ),
+        ({"probe": {**PROBE, "later": [LATER, LATER]}}, "two probes name the same release"),
         ({"revision": [{**revision(), "release": "not a version"}]}, "Invalid version"),
         ({"superseded": [{**SUPERSEDED[0], "releases": "always"}]}, "Invalid specifier"),
     ],
@@ -106,6 +85,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, changes: dict[str
         {"surprise": 1},
         {"title": ""},
         {"title": None},
+        {"drop-when": None},
         {"kind": "theirs"},
         {"scope": "all"},
         {"runner": "v3"},
@@ -125,8 +105,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, changes: dict[str
         {"kind": "pull", "revision": None, "pull": {**PULL, "head": "1" * 40 + "\n"}},
         {"kind": "pull", "revision": None, "pull": {**PULL, "number": "7"}},
         {"upstream": [{"pull": 1, "author": "a", "state": "lost", "relation": "r"}]},
-        {"probe": {"file": "/etc/passwd", "seconds": 1, "memory-mib": 1}},
-        {"probe": {"file": "p.py", "seconds": 1, "memory-mib": 1, "triton": "on"}},
+        {"probe": {**PROBE, "file": "/etc/passwd"}},
+        {"probe": {**PROBE, "triton": "on"}},
     ],
 )
 def test_what_is_no_such_value_is_refused_with_its_place(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -158,29 +138,6 @@ def test_the_twin_with_a_pull_request_is_taken(tmp_path: Path) -> None:
     assert carry.spec.pull is not None
     assert carry.spec.pull.number == 7
     assert carry.revision_for("1.0") is None
-
-
-def test_format_1_has_another_name_for_drop_when(tmp_path: Path) -> None:
-    old = load(tmp_path, **{"format": 1, "drop-when": None, "dies-when": "upstream fixes it"})
-    assert (old.spec.drop_when, old.spec.dies_when) == ("upstream fixes it", "")
-    new = load(tmp_path / "new", **{"drop-when": "upstream fixes it"})
-    assert new.spec.drop_when == old.spec.drop_when
-    assert new.content_id(VERSION) == old.content_id(VERSION)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("given", [{"drop-when": "x", "dies-when": "x"}, {"drop-when": None}])
-def test_both_names_of_drop_when_or_neither_are_refused(
-    tmp_path: Path, number: int, given: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match="drop-when"):
-        load(tmp_path, format=number, **given)
-
-
-@pytest.mark.parametrize(("number", "name"), [(1, "drop-when"), (2, "dies-when")])
-def test_each_format_has_one_name_for_drop_when(tmp_path: Path, number: int, name: str) -> None:
-    with pytest.raises(ConfigError, match="drop-when"):
-        load(tmp_path, **{"format": number, "drop-when": None, name: "x"})
 
 
 def test_a_newer_format_has_its_own_exit_code(tmp_path: Path) -> None:

@@ -214,11 +214,6 @@ def test_a_fault_has_its_message(world: ChannelWorld, name: str) -> None:
     assert message in str(caught.value)
 
 
-def test_no_two_kinds_share_an_exit_code() -> None:
-    kinds = [TamperedError, SignatureError, UntrustedKeyError, ExpiredChannelError, ReplayedChannelError]
-    assert len({kind.exit_code for kind in kinds}) == len(kinds)
-
-
 @pytest.mark.parametrize("part", ["wheel", "newest", "none"])
 def test_wheels_that_were_not_asked_for_are_not_read(world: ChannelWorld, part: str) -> None:
     flip(wheels(world)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def forged(world: ChannelWorld, thief: ChannelWorld, path: Path, *, version: int
     metadata.sign(own.signer)
     path.write_bytes(metadata.to_bytes())
     return path
+
+
+def verified(
+    folder: Path,
+    roots: Sequence[PinnedRoot],
+    memory: SeenChannels,
+    channel: str = "nightly",
+    *,
+    named: bool = False,
+) -> VerifiedChannel:
+    """Return the channel as a reader of *roots* verifies it, who remembers in *memory*."""
+    options = VerifyChannelOptions(named_root=named)
+    return verify_channel(FolderMirror(folder), channel, roots, memory=memory, now=now(), options=options)
 
 
 # By the publisher's id -----------------------------------------------------------------------------
@@ -230,15 +244,7 @@ def test_a_named_root_neither_follows_nor_leaves_what_is_remembered(
     memory = SeenChannels(world.folder / "seen.json")
 
     def verify(place: ChannelWorld, root: Path, *, named: bool) -> VerifiedChannel:
-        options = VerifyChannelOptions(named_root=named)
-        return verify_channel(
-            FolderMirror(place.published),
-            "nightly",
-            [pinned(root)],
-            memory=memory,
-            now=now(),
-            options=options,
-        )
+        return verified(place.published, [pinned(root)], memory, named=named)
 
     true, first = world.home / "2.root.json", stolen.home / "1.root.json"
     assert verify(stolen, stolen.home / "3.root.json", named=True).root.version == 3
@@ -257,22 +263,16 @@ def test_the_publisher_at_an_address_stays(world: ChannelWorld, thief: ChannelWo
     memory, place = SeenChannels(tmp_path / "seen.json"), tmp_path / "place"
     mine, other = pinned(own_root_file(world.home)), pinned(own_root_file(thief.home))
 
-    def verify(*roots: PinnedRoot, folder: Path = place, named: bool = False) -> VerifiedChannel:
-        options = VerifyChannelOptions(named_root=named)
-        return verify_channel(
-            FolderMirror(folder), "nightly", roots, memory=memory, now=now(), options=options
-        )
-
     shutil.copytree(world.published, place)
-    verify(mine, other)
-    verify(mine, other, folder=thief.published)
+    verified(place, [mine, other], memory)
+    verified(thief.published, [mine, other], memory)
     shutil.rmtree(place)
     shutil.copytree(thief.published, place)
     with pytest.raises(UntrustedKeyError, match="has another publisher than before") as caught:
-        verify(mine, other)
+        verified(place, [mine, other], memory)
     assert "--trust FILE" in str(caught.value.next_step)
-    verify(other, named=True)
-    verify(mine, other)
+    verified(place, [other], memory, named=True)
+    verified(place, [mine, other], memory)
 
 
 def test_a_root_whose_key_is_not_of_its_id_is_refused(world: ChannelWorld, thief: ChannelWorld) -> None:
@@ -296,8 +296,8 @@ def test_a_root_of_another_channel_verifies_nothing(world: ChannelWorld) -> None
     roots = [pinned(own_root_file(world.home_of("stable")))]
     memory = SeenChannels(world.folder / "m.json")
     with pytest.raises(UntrustedKeyError, match="no root is pinned here for it"):
-        verify_channel(FolderMirror(world.published), "nightly", roots, memory=memory, now=now())
-    verify_channel(FolderMirror(world.published), "stable", roots, memory=memory, now=now())
+        verified(world.published, roots, memory)
+    verified(world.published, roots, memory, "stable")
 
 
 def test_a_stolen_key_of_one_channel_neither_moves_nor_blocks_another(
@@ -309,7 +309,7 @@ def test_a_stolen_key_of_one_channel_neither_moves_nor_blocks_another(
     memory = SeenChannels(world.folder / "m.json")
 
     def verify() -> VerifiedChannel:
-        return verify_channel(FolderMirror(world.published), "stable", roots, memory=memory, now=now())
+        return verified(world.published, roots, memory, "stable")
 
     verify()
     healthy = {path: path.read_bytes() for path in (world.published / "channels/stable").glob("*.json")}
@@ -342,11 +342,10 @@ def test_a_channel_that_names_the_origin_of_another_makes_its_reader_forget_noth
     roots = [pinned(world.pin("stable")), pinned(world.pin("nightly"))]
     memory = SeenChannels(world.folder / "m.json")
 
-    def verify(folder: Path, channel: str) -> VerifiedChannel:
-        return verify_channel(FolderMirror(folder), channel, roots, memory=memory, now=now())
-
-    verify(world.published, "stable")
-    state, _ = with_pages(msgspec.structs.replace(verify(world.published, "nightly").state, origin=origin))
+    verified(world.published, roots, memory, "stable")
+    state, _ = with_pages(
+        msgspec.structs.replace(verified(world.published, roots, memory).state, origin=origin)
+    )
     (world.published / state.path).parent.mkdir()
     for name in state.pages:
         page = world.published / state.folder / name
@@ -357,9 +356,9 @@ def test_a_channel_that_names_the_origin_of_another_makes_its_reader_forget_noth
     for role, data in signed_metadata(state, expires, 99, [signer]).items():
         name = "timestamp.json" if role == "timestamp" else f"99.{role}.json"
         (world.published / "channels/nightly" / name).write_bytes(data)
-    assert verify(world.published, "nightly").state.origin == origin
+    assert verified(world.published, roots, memory).state.origin == origin
     with pytest.raises(ReplayedChannelError):
-        verify(world.folder / "old", "stable")
+        verified(world.folder / "old", roots, memory, "stable")
 
 
 def test_another_publishers_root_is_no_obstacle(world: ChannelWorld) -> None:
@@ -371,6 +370,6 @@ def test_another_publishers_root_is_no_obstacle(world: ChannelWorld) -> None:
     files = [own_root_file(other.home), world.folder / "pinned-nightly.json"]
     roots = [pinned(path) for path in files]
     memory = SeenChannels(world.folder / "m.json")
-    verify_channel(FolderMirror(world.published), "nightly", roots, memory=memory, now=now())
+    verified(world.published, roots, memory)
     with pytest.raises(UntrustedKeyError, match="unknown key"):
-        verify_channel(FolderMirror(world.published), "nightly", roots[:1], memory=memory, now=now())
+        verified(world.published, roots[:1], memory)

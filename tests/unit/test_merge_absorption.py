@@ -15,6 +15,7 @@ CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
 NEW = OLD.replace("return 1", "return 10")
 BOTH = NEW.replace("return 3", "return 30")
+MOVED = {CODE: OLD.replace("return 3", "return 30")}
 EDITED_AGAIN = NEW.replace("return 10", "return 11")
 RELATED = [{"pull": 7, "author": "them", "state": "open", "relation": "the same fix", "absorbs": True}]
 
@@ -40,11 +41,6 @@ def settle(
     return outcome
 
 
-def revert(upstream: UpstreamRepository, scene: Scene, subjects: list[str]) -> Outcome:
-    states = [NEW, OLD] * len(subjects)
-    return settle(scene, upstream, [(subject, {CODE: states[i]}) for i, subject in enumerate(subjects)])
-
-
 def test_subject_alone_fires(scene: Scene, upstream: UpstreamRepository) -> None:
     outcome = settle(scene, upstream, [("[Core] Fix first (#7)", {CODE: EDITED_AGAIN})])
     assert outcome.kind is OutcomeKind.ABSORBED
@@ -56,27 +52,21 @@ def test_subject_alone_fires(scene: Scene, upstream: UpstreamRepository) -> None
 
 
 @pytest.mark.parametrize(
-    "subject",
+    ("subject", "files"),
     [
-        "Follow up on (#7) for the cache",
-        "Fix what #7 broke (#8)",
-        "[Core] Fix first (#77)",
-        "Something else",
-        'Revert "Fix first (#7)"',
+        ("Follow up on (#7) for the cache", MOVED),
+        ("Fix what #7 broke (#8)", MOVED),
+        ("[Core] Fix first (#77)", MOVED),
+        ("Something else", MOVED),
+        ('Revert "Fix first (#7)"', MOVED),
+        ("odd\u2028line\x0cfeed\x85", MOVED),
+        ("Prepare (#7)", {"other.py": "o = 2\n"}),
     ],
 )
-def test_the_number_elsewhere_in_a_subject_is_no_signal(
-    scene: Scene, upstream: UpstreamRepository, subject: str
+def test_another_subject_or_a_commit_of_other_files_is_no_signal(
+    scene: Scene, upstream: UpstreamRepository, subject: str, files: dict[str, str]
 ) -> None:
-    outcome = settle(scene, upstream, [(subject, {CODE: OLD.replace("return 3", "return 30")})])
-    assert outcome.kind is OutcomeKind.APPLIED
-
-
-def test_the_number_on_a_commit_of_other_files_is_no_signal(
-    scene: Scene, upstream: UpstreamRepository
-) -> None:
-    outcome = settle(scene, upstream, [("Prepare (#7)", {"other.py": "o = 2\n"})])
-    assert outcome.kind is OutcomeKind.APPLIED
+    assert settle(scene, upstream, [(subject, files)]).kind is OutcomeKind.APPLIED
 
 
 def test_a_path_that_looks_like_git_s_magic_is_a_path(scene: Scene, upstream: UpstreamRepository) -> None:
@@ -97,12 +87,6 @@ def test_a_pull_that_is_not_said_to_absorb_is_no_signal(
     scene.add("fix", {CODE: NEW}, upstream=[{**related, **said}])
     moved = OLD.replace("return 3", "return 30")
     assert settle(scene, upstream, [("Half of it (#7)", {CODE: moved})]).kind is OutcomeKind.APPLIED
-
-
-def test_a_subject_with_line_separators_is_one_subject(scene: Scene, upstream: UpstreamRepository) -> None:
-    moved = OLD.replace("return 3", "return 30")
-    odd = "odd\u2028line\x0cfeed\x85"
-    assert settle(scene, upstream, [(odd, {CODE: moved})]).kind is OutcomeKind.APPLIED
 
 
 def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(
@@ -133,14 +117,26 @@ def test_patch_id_ignores_white_space_and_the_signal_does_not(
     assert outcome.signals == ()
 
 
-def test_merged_then_reverted_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
-    outcome = revert(upstream, scene, ["Fix first (#7)", 'Revert "Fix first (#7)" (#9)'])
-    assert outcome.kind is OutcomeKind.APPLIED
-
-
-def test_reverted_under_a_title_of_its_own_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
-    outcome = revert(upstream, scene, ["Fix first (#7)", "Back to the old way (#9)"])
-    assert outcome.kind is OutcomeKind.APPLIED
+@pytest.mark.parametrize(
+    ("subjects", "signals"),
+    [
+        (["Fix first (#7)", 'Revert "Fix first (#7)" (#9)'], []),
+        (["Fix first (#7)", "Back to the old way (#9)"], []),
+        (
+            ["Fix first (#7)", 'Revert "Fix first (#7)" (#8)', 'Revert "Revert "Fix first (#7)" (#8)" (#9)'],
+            ["subject", "patch-id"],
+        ),
+        (["Fix first (#7)", "Take it out (#8)", "Fix first, anew (#9)"], ["patch-id"]),
+    ],
+    ids=["reverted", "reverted under another title", "reverted revert", "landed again"],
+)
+def test_what_was_reverted_is_a_signal_only_once_it_landed_again(
+    scene: Scene, upstream: UpstreamRepository, subjects: list[str], signals: list[str]
+) -> None:
+    commits = [(subject, {CODE: (NEW, OLD)[at % 2]}) for at, subject in enumerate(subjects)]
+    outcome = settle(scene, upstream, commits)
+    assert outcome.kind is (OutcomeKind.ABSORBED if signals else OutcomeKind.APPLIED)
+    assert sorted(signal.split()[0] for signal in outcome.signals) == sorted(signals)
 
 
 def test_reverted_by_id_in_the_body_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
@@ -153,23 +149,6 @@ def test_reverted_by_id_in_the_body_is_no_signal(scene: Scene, upstream: Upstrea
     scene.add("fix", {CODE: NEW}, upstream=RELATED)
     scene.history = History(upstream.git("rev-parse", "HEAD"))
     assert scene.merge().outcomes[0].kind is OutcomeKind.APPLIED
-
-
-def test_a_reverted_revert_is_a_signal_again(scene: Scene, upstream: UpstreamRepository) -> None:
-    subjects = [
-        "Fix first (#7)",
-        'Revert "Fix first (#7)" (#8)',
-        'Revert "Revert "Fix first (#7)" (#8)" (#9)',
-    ]
-    outcome = revert(upstream, scene, subjects)
-    assert outcome.kind is OutcomeKind.ABSORBED
-    assert {signal.split()[0] for signal in outcome.signals} == {"subject", "patch-id"}
-
-
-def test_landed_reverted_and_landed_again_is_absorbed(scene: Scene, upstream: UpstreamRepository) -> None:
-    outcome = revert(upstream, scene, ["Fix first (#7)", "Take it out (#8)", "Fix first, anew (#9)"])
-    assert outcome.kind is OutcomeKind.ABSORBED
-    assert [signal.split()[0] for signal in outcome.signals] == ["patch-id"]
 
 
 def test_what_was_merged_before_the_base_is_not_looked_at(scene: Scene, upstream: UpstreamRepository) -> None:
@@ -225,16 +204,18 @@ def test_reverse_apply_finds_what_conflicts_forwards(
 
 
 @pytest.mark.parametrize(
-    ("target", "found"),
-    [(BOTH, True), (OLD, False), (OLD.replace("return 3", "return 30"), False), ("", False)],
+    ("change", "target", "found"),
+    [
+        (NEW, BOTH, True),
+        (NEW, OLD, False),
+        (NEW, OLD.replace("return 3", "return 30"), False),
+        (NEW, "", False),
+        (BOTH, NEW, False),
+    ],
 )
-def test_reverse_apply_wants_the_whole_change(scene: Scene, target: str, found: bool) -> None:  # noqa: FBT001
-    base, theirs, now = (make_tree(scene.repository, {CODE: text, "b": "b"}) for text in (OLD, NEW, target))
-    change = CarryChange(scene.repository.commit(base, message="base"), base, theirs)
-    assert reverse_applies(scene.repository, change, now) is found
-
-
-def test_reverse_apply_refuses_half(scene: Scene) -> None:
-    base, theirs, now = (make_tree(scene.repository, {CODE: text}) for text in (OLD, BOTH, NEW))
-    change = CarryChange(scene.repository.commit(base, message="base"), base, theirs)
-    assert not reverse_applies(scene.repository, change, now)
+def test_reverse_apply_wants_the_whole_change(scene: Scene, change: str, target: str, *, found: bool) -> None:
+    base, theirs, now = (
+        make_tree(scene.repository, {CODE: text, "b": "b"}) for text in (OLD, change, target)
+    )
+    made = CarryChange(scene.repository.commit(base, message="base"), base, theirs)
+    assert reverse_applies(scene.repository, made, now) is found

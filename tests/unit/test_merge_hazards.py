@@ -30,6 +30,7 @@ def both_ends(scene: Scene, top: str, bottom: str, *, text: str = MIDDLE, head: 
     return merged(scene, {FILE: base}, {FILE: head + top + text}, {FILE: base + bottom})
 
 
+PLAIN = "def helper():\n    return {}\n\n\n"
 HELPER = "@jit\ndef helper():\n    return {}\n\n\n"
 CLASS = "class Cache:\n    kept = 1\n\n" + "".join(
     f"    def middle_{number}(self):\n        return {number}\n\n" for number in range(6)
@@ -52,6 +53,7 @@ TABLE = "TABLE = {{\n    {}\n    'a': 1,\n\n    'b': 2,\n\n    'c': 3,\n    {}\n
 
 # name: (the file of the base, upstream's, the carry's; what is named), with places to put things in.
 DOUBLED = {
+    "a function": (MIDDLE, PLAIN.format(1) + MIDDLE, MIDDLE + PLAIN.format(2), "helper"),
     "a decorated function": (MIDDLE, HELPER.format(1) + MIDDLE, MIDDLE + HELPER.format(2), "helper"),
     "a property": (
         IN_CLASS.format("", ""),
@@ -83,6 +85,7 @@ DOUBLED = {
 }
 # name: the carry's file instead, that no longer doubles anything
 TWINS = {
+    "a function": MIDDLE + PLAIN.format(2).replace("helper", "another"),
     "a decorated function": MIDDLE + HELPER.format(2).replace("helper", "another"),
     "a property": IN_CLASS.format("", "    @property\n    def length(self):\n        return 2\n"),
     "a constant": MIDDLE + "LIMITS = 2\n",
@@ -107,6 +110,7 @@ def test_what_both_sides_added_is_refused_and_its_twin_is_not(scene: Scene, case
 REPEATED = {
     "registrations": "@register\ndef _(value):\n    return {}\n\n\n",
     "branches": "if FLAG:\n    LIMIT = {0}\nelse:\n    LIMIT = {0}0\n\n\n",
+    "functions in branches": "if FLAG:\n    def f_{0}(): ...\nelse:\n    def f_{0}(): ...\n\n\n",
     "overloads": "@overload\ndef f(a): ...\n@overload\ndef f(b): ...\ndef g_{}(): ...\n\n\n",
 }
 

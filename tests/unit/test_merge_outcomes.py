@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
 
@@ -231,30 +230,6 @@ def test_a_clean_merge_with_a_parameter_twice_is_refused(scene: Scene) -> None:
     assert "duplicate argument" in outcome.detail
 
 
-def test_a_clean_merge_with_a_definition_twice_is_refused_and_its_twin_is_not(scene: Scene) -> None:
-    helper = "def helper():\n    return 0\n\n\n"
-    scene.base = {CODE: OLD}
-    scene.target = {CODE: helper + OLD}
-    scene.add("fix", {CODE: OLD + "\n\n" + helper.rstrip("\n") + "\n"})
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.REFUSED
-    assert "defines helper 2 times" in outcome.detail
-    scene.carries.clear()
-    scene.add("twin", {CODE: OLD + "\n\ndef other():\n    return 0\n"})
-    assert only(scene).kind is OutcomeKind.APPLIED
-
-
-def test_names_that_repeat_rightly_are_no_flaw(scene: Scene) -> None:
-    overloads = (
-        "from typing import overload\n\n\n@overload\ndef f(a: int): ...\n@overload\ndef f(a: str): ...\n"
-        "def f(a):\n    return a\n\n\nif f:\n    def g(): ...\nelse:\n    def g(): ...\n\n\n"
-    )
-    scene.base = {CODE: overloads + OLD}
-    scene.target = {CODE: overloads + MOVED}
-    scene.add("fix", {CODE: overloads + NEW})
-    assert only(scene).kind is OutcomeKind.APPLIED
-
-
 def test_a_misspelt_escape_of_upstreams_is_no_flaw_and_nothing_is_said_of_it(scene: Scene) -> None:
     odd = 'PATTERN = "\\d"\n\n\n' + OLD  # the compiler warns of it, and warnings are errors here
     scene.base, scene.target = {CODE: odd}, {CODE: odd.replace("return 3", "return 30")}
@@ -385,12 +360,3 @@ def test_each_outcome_is_told_as_an_event(scene: Scene, heard) -> None:
     scene.merge()
     told = [(data["carry"], data["outcome"]) for data in heard.of("merge.outcome")]
     assert told == [("clashes", "conflict"), ("fits", "applied")]
-
-
-def test_a_report_of_an_earlier_version_is_read() -> None:
-    written = b'{"carry": "fix", "kind": "conflict-in-texts", "tree": ""}'
-    outcome = msgspec.json.decode(written, type=Outcome)
-    assert outcome.kind is OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS
-    assert msgspec.json.decode(msgspec.json.encode(outcome), type=Outcome) == outcome
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(written.replace(b"in-texts", b"in-text"), type=Outcome)

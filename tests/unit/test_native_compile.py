@@ -23,7 +23,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.compile import CompileJob, CompileReport, Finished, run_jobs
-from sparkwright.native.schedule import CRITICAL, HIGH, JobLimits
+from sparkwright.native.schedule import CRITICAL, JobLimits
 
 NO_OUTPUT = "raise SystemExit(0)"
 REFUSE = (
@@ -127,19 +127,14 @@ def test_the_log_has_the_command_and_what_it_said(driver: Driver) -> None:
     assert said == "out\nerr\n"
 
 
-def test_an_older_object_is_no_success(driver: Driver) -> None:
-    job = driver.job("a", NO_OUTPUT)
+@pytest.mark.parametrize("script", [NO_OUTPUT, "import sys; open(sys.argv[1], 'w')"], ids=["older", "empty"])
+def test_an_older_or_empty_object_is_no_success(driver: Driver, script: str) -> None:
+    job = driver.job("a", script)
     job.output.parent.mkdir()
     job.output.write_text("old")
     with pytest.raises(CompileError, match="a was not compiled") as caught:
         driver(job)
     assert "no object" in caught.value.because
-    assert driver.objects() == []
-
-
-def test_an_empty_object_is_no_success(driver: Driver) -> None:
-    with pytest.raises(CompileError):
-        driver(driver.job("a", "import sys; open(sys.argv[1], 'w')"))
     assert driver.objects() == []
 
 
@@ -219,26 +214,26 @@ def test_a_compiler_that_says_that_the_disk_is_full_is_believed(driver: Driver, 
     assert order(heard) == ["x"]
 
 
-def test_a_full_disk_where_objects_are_kept_is_said_and_ends_all(driver: Driver, tmp_path: Path) -> None:
-    def no_space(_: Finished) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "/store/file")
-
-    driver.on_done = no_space
-    never = driver.job("never", until(tmp_path / "never"), seconds=9)
-    with pytest.raises(StorageError, match="keeping the object of a failed") as caught:
-        driver(never, driver.job("a"))
-    assert "/store/file" in caught.value.because
-    assert driver.objects() == ["a.o"], "the one that ran was stopped, and its part removed"
-
-
-def test_what_the_caller_raises_comes_through_and_stops_all(driver: Driver, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("raised", "kind", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/store/file"), StorageError, "/store/file"),
+        (SparkwrightError("I do not want it"), SparkwrightError, "I do not want it"),
+    ],
+    ids=["a full disk", "the caller's error"],
+)
+def test_what_keeping_an_object_raises_comes_through_and_stops_all(
+    driver: Driver, tmp_path: Path, raised: Exception, kind: type[SparkwrightError], says: str
+) -> None:
     def refuse(_: Finished) -> None:
-        raise SparkwrightError("I do not want it")
+        raise raised
 
     driver.on_done = refuse
-    with pytest.raises(SparkwrightError, match="I do not want it"):
-        driver(driver.job("never", until(tmp_path / "never"), seconds=9), driver.job("a"))
-    assert driver.objects() == ["a.o"]
+    never = driver.job("never", until(tmp_path / "never"), seconds=9)
+    with pytest.raises(kind) as caught:
+        driver(never, driver.job("a"))
+    assert says in str(caught.value)
+    assert driver.objects() == ["a.o"], "the one that ran was stopped, and its part removed"
 
 
 # Memory --------------------------------------------------------------------------------------
@@ -331,12 +326,6 @@ def test_a_kernel_without_pressure_is_told_of_once(driver: Driver, heard: Record
 
 
 # Pressure ------------------------------------------------------------------------------------
-
-
-def test_under_pressure_one_unit_runs_at_a_time(driver: Driver) -> None:
-    report = driver(*(driver.job(name) for name in "abc"), machine=lambda: replace(ROOMY, pressure=HIGH))
-    assert report.most_jobs == 1
-    assert len(driver.names) == 3
 
 
 def test_under_great_pressure_the_youngest_is_stopped_and_done_again(

@@ -7,26 +7,20 @@ import sys
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from native_kit import HERE, OTHER, Machine, native_tables, offer_toolkit, with_native
 from small_release import make_release
-from upstream_kit import make_access
 
 from sparkwright.base.errors import ToolError
 from sparkwright.native.installed import find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import find_toolchain, prepare_toolchain
 
+pytest_plugins = ["package_access"]
+
 NATIVE, CROSS = Target(HERE, "12.1a"), Target(OTHER, "12.1a")
 
 
-@pytest.fixture(scope="module")
-def index():
-    with RunningIndex() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def toolkit(index):
     return offer_toolkit(index)
 
@@ -60,13 +54,6 @@ def installed(tmp_path):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     return root
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    opened = make_access(tmp_path / "home", index.url)
-    yield opened
-    opened.repository.close()
 
 
 def torch_for(machine, version, *, record="torch/__init__.py,sha256=abc,1\n"):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from native_kit import CU, HERE, OTHER, Machine, make_wheel, native_tables, offer, offer_toolkit, with_native
 from small_release import make_release
 from upstream_kit import make_access
@@ -27,17 +26,13 @@ from sparkwright.native.toolchain import (
     toolchain_file,
 )
 
+pytest_plugins = ["package_access"]
+
 RELEASE = make_release()
 NATIVE, CROSS = Target(HERE, "12.1a"), Target(OTHER, "12.1a")
 
 
-@pytest.fixture(scope="module")
-def index():
-    with RunningIndex() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def toolkit(index):
     return offer_toolkit(index)
 
@@ -45,13 +40,6 @@ def toolkit(index):
 @pytest.fixture
 def lock(toolkit):
     return with_native(RELEASE.lock, native_tables(toolkit))
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    opened = make_access(tmp_path / "home", index.url)
-    yield opened
-    opened.repository.close()
 
 
 @pytest.fixture
@@ -201,19 +189,6 @@ def changed_folders(lock, index):
     return with_toolkit(lock, target={**lock.native.toolkit.target, OTHER: table})
 
 
-DECIDING = {
-    "package": changed_package,
-    "folders": changed_folders,
-    "link-only": lambda lock, index: with_toolkit(lock, link_only=("libcublas.so.13",)),
-}
-NOT_DECIDING = {
-    "cuobjdump": lambda lock, index: without(lock, "cuobjdump"),
-    "the other machine": lambda lock, index: with_toolkit(
-        lock, target={OTHER: lock.native.toolkit.target[OTHER]}
-    ),
-}
-
-
 def without(lock, name):
     """The lock with another wheel under *name*."""
     table = {**lock.native.toolkit.builder[HERE]}
@@ -221,20 +196,21 @@ def without(lock, name):
     return with_toolkit(lock, builder={**lock.native.toolkit.builder, HERE: table})
 
 
-@pytest.mark.parametrize("change", DECIDING.values(), ids=DECIDING.keys())
-def test_what_decides_is_in_the_key(lock, access, machine, index, change):
-    assert (
-        prepare_toolchain(change(lock, index), CROSS, access).key
-        != prepare_toolchain(lock, CROSS, access).key
-    )
+CHANGES = {
+    "package": (changed_package, True),
+    "folders": (changed_folders, True),
+    "link-only": (lambda lock, index: with_toolkit(lock, link_only=("libcublas.so.13",)), True),
+    "cuobjdump": (lambda lock, index: without(lock, "cuobjdump"), False),
+    "the other machine": (
+        lambda lock, index: with_toolkit(lock, target={OTHER: lock.native.toolkit.target[OTHER]}), False,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", NOT_DECIDING.values(), ids=NOT_DECIDING.keys())
-def test_what_does_not_decide_is_not(lock, access, machine, index, change):
-    assert (
-        prepare_toolchain(change(lock, index), CROSS, access).key
-        == prepare_toolchain(lock, CROSS, access).key
-    )
+@pytest.mark.parametrize(("change", "decides"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_decides_is_in_the_key_and_nothing_else(lock, access, machine, index, change, decides):
+    changed = prepare_toolchain(change(lock, index), CROSS, access).key
+    assert (changed != prepare_toolchain(lock, CROSS, access).key) is decides
 
 
 @pytest.mark.parametrize(

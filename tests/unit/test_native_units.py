@@ -14,7 +14,6 @@ from kit import Recorder, finish, python
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostFileError
 from sparkwright.native.depfile import read_depfile
 from sparkwright.native.model import Toolchain
 from sparkwright.native.units import UnitFiles, missing_units, unit_key
@@ -192,34 +191,31 @@ def refused(project: Project, store: Store, heard: Recorder) -> str:
     return str(first["because"])
 
 
-def test_a_header_from_elsewhere_is_never_cached(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
+OPS, DEEP = "source/csrc/ops.h", "deps/lib/detail/deep.h"
+# name: files of the trees, what is written into the work folder besides, and what the reason names
+UNSEEN: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
+    "from elsewhere": ({OPS: '#include "HOME/foo.h"\n'}, {"../../foo.h": "#define OPS 1\n"}, "HOME/foo.h"),
+    "made by the build": ({OPS: "#include <made.h>\n"}, {"build/made.h": "#define OPS 1\n"}, "made.h"),
+    "in no tree": ({OPS: '#include "made.h"\n'}, {"source/csrc/made.h": "#define OPS 1\n"}, "csrc/made.h"),
+    "not what the tree has": ({}, {OPS: "#define OPS 9\n"}, f"{OPS} is not "),
+    "assembles a file": (
+        {DEEP: '#define DEEP 2\n#if 0\nasm(".incbin \\"x\\"");\n#endif\n'}, {}, "deep.h embeds a file",
+    ),
+    "embeds a file": ({DEEP: "#define DEEP 2\n#if 0\n#embed <x>\n#endif\n"}, {}, "deep.h embeds a file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_what_reads_a_file_that_no_tree_vouches_for_is_never_cached(
+    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder, case: str
 ) -> None:
-    foreign = tmp_path / "home" / "foo.h"
-    foreign.write_text("#define FOO 1\n")
-    project = Project(
-        tmp_path / "p", toolchain, {**FILES, "source/csrc/ops.h": f'#include "{foreign}"\n#define OPS FOO\n'}
-    )
+    texts, written, named = UNSEEN[case]
+    texts = {path: text.replace("HOME", str(tmp_path)) for path, text in texts.items()}
+    project = Project(tmp_path / "p", toolchain, {**FILES, **texts})
+    for path, text in written.items():
+        (project.work / path).write_text(text)
     project.compile()
-    assert str(foreign) in refused(project, store, heard)
-
-
-def test_a_header_that_the_build_made_is_never_cached(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
-) -> None:
-    project = Project(tmp_path / "p", toolchain, {**FILES, "source/csrc/ops.h": "#include <generated.h>\n"})
-    (project.work / "build" / "generated.h").write_text("#define OPS 1\n")
-    project.compile()
-    assert "generated.h" in refused(project, store, heard)
-
-
-def test_a_header_among_the_sources_that_is_in_no_tree_is_never_cached(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
-) -> None:
-    project = Project(tmp_path / "p", toolchain, {**FILES, "source/csrc/ops.h": '#include "made.h"\n'})
-    (project.work / "source/csrc/made.h").write_text("#define OPS 1\n")
-    project.compile()
-    assert "made.h" in refused(project, store, heard)
+    assert named.replace("HOME", str(tmp_path)) in refused(project, store, heard)
 
 
 def test_a_generated_file_that_is_known_is_cached(store: Store, tmp_path: Path, toolchain: Toolchain) -> None:
@@ -227,15 +223,6 @@ def test_a_generated_file_that_is_known_is_cached(store: Store, tmp_path: Path, 
     project = Project(tmp_path / "p", toolchain, {**FILES, **made})
     project.compile()
     assert project.record(store) is not None
-
-
-def test_a_file_that_is_not_what_the_tree_says_is_never_cached(
-    store: Store, toolchain: Toolchain, tmp_path: Path, heard: Recorder
-) -> None:
-    project = Project(tmp_path / "p", toolchain)
-    (project.work / "source/csrc/ops.h").write_text("#define OPS 9\n")
-    project.compile()
-    assert refused(project, store, heard).startswith("source/csrc/ops.h is not ")
 
 
 def test_a_file_behind_a_link_is_never_cached(
@@ -250,33 +237,16 @@ def test_a_file_behind_a_link_is_never_cached(
     assert "ops.h" in refused(project, store, heard)
 
 
-@pytest.mark.parametrize("directive", ['asm(".incbin \\"x\\"");', "#embed <x>"])
-def test_a_file_that_takes_in_others_unseen_is_never_cached(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder, directive: str
-) -> None:
-    texts = {**FILES, "deps/lib/detail/deep.h": f"#define DEEP 2\n#if 0\n{directive}\n#endif\n"}
-    project = Project(tmp_path / "p", toolchain, texts)
-    project.compile()
-    assert "deep.h embeds a file" in refused(project, store, heard)
-
-
-@pytest.mark.parametrize("text", ["", "ops.o:", "ops.o: /usr/include/stdio.h\n", "ops.o: cut/off/na"])
-def test_a_dependency_file_that_is_cut_off_is_never_believed(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder, text: str
-) -> None:
-    project = Project(tmp_path / "p", toolchain)
-    project.compile()
-    project.depfile.write_text(text)
-    refused(project, store, heard)
-
-
-def test_a_missing_dependency_file_is_no_failure(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
+@pytest.mark.parametrize("text", [None, "", "ops.o:", "ops.o: /usr/include/stdio.h\n", "ops.o: cut/off/na"])
+def test_a_dependency_file_that_is_missing_or_cut_off_is_never_believed(
+    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder, text: str | None
 ) -> None:
     project = Project(tmp_path / "p", toolchain)
     project.compile()
     project.depfile.unlink()
-    assert "No such file" in refused(project, store, heard)
+    if text is not None:
+        project.depfile.write_text(text)
+    assert ("No such file" in refused(project, store, heard)) is (text is None)
 
 
 # The toolchain -----------------------------------------------------------------------------
@@ -386,16 +356,6 @@ def test_an_object_that_is_gone_or_half_written_is_a_miss_and_healed(
         path.write_bytes(data[: len(data) // 2] if damage == "half" else b"")
     heal(store, built)
     assert only(store.files).read_bytes() == data
-
-
-def test_an_object_that_goes_before_it_is_used_leaves_nothing(store: Store, built: Project) -> None:
-    found = built.find(store)
-    assert found is not None
-    only(store.files).unlink()
-    target = built.work / "build" / "again.o"
-    with pytest.raises(LostFileError):
-        store.copy_out(found, target)
-    assert list(target.parent.glob("*again*")) == []
 
 
 # Many states -------------------------------------------------------------------------------

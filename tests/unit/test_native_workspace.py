@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit import make_tree
 from native_case import lock_of
+from unit_kit import make_toolchain
 
-from sparkwright.git import FileEntry, Repository, import_files, open_repository, patch_tree
+from sparkwright.git import FileEntry, Repository, patch_tree
 from sparkwright.lock import Artifact
 from sparkwright.lock.native import SourcePin
 from sparkwright.native import configure
 from sparkwright.native.configure import configuration_key, configure_command
 from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
 from sparkwright.native.workspace import native_tree, open_workspace
-from sparkwright.store import Store, open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "home")
-
-
-@pytest.fixture
-def repository(store: Store) -> Iterator[Repository]:
-    opened = open_repository(store.git)
-    yield opened
-    opened.close()
-
-
-def tree_of(repository: Repository, files: dict[str, str]) -> str:
-    return import_files(
-        repository, [(path, FileEntry("100644", text.encode())) for path, text in files.items()]
-    )
+from sparkwright.store import Store
 
 
 @pytest.fixture
 def toolchain(tmp_path: Path) -> Toolchain:
     """Folders with one file each; nothing here starts a program."""
-    for name in ("toolkit", "torch", "headers"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "there").touch()
-    program = tmp_path / "program"
-    return Toolchain(
-        cuda=tmp_path / "toolkit",
-        torch=tmp_path / "torch",
-        stand_in=tmp_path,
-        cc=program,
-        cxx=program,
-        cmake=program,
-        ninja=program,
-        cuobjdump=program,
-        python=program,
-        python_include=tmp_path / "headers",
-        cross=True,
-        key="k",
-    )
+    made = replace(make_toolchain(tmp_path), cross=True)
+    for folder in (made.cuda, made.torch, made.python_include):
+        (folder / "there").touch()
+    return made
 
 
 LOCK = lock_of(Artifact(filename="v.whl", sha256="0" * 64, size=1))
@@ -82,10 +51,10 @@ PINS = {
 def inputs(repository: Repository, toolchain: Toolchain) -> Inputs:
     trees = {"headers": HEADERS, "attention": ATTENTION, "above-headers": HEADERS}
     sources = {
-        name: SourceTree(name=name, tree=tree_of(repository, files), origin="made here")
+        name: SourceTree(name=name, tree=make_tree(repository, files), origin="made here")
         for name, files in trees.items()
     }
-    return Inputs(tree_of(repository, UPSTREAM), sources, toolchain, Target("aarch64", "12.1a"))
+    return Inputs(make_tree(repository, UPSTREAM), sources, toolchain, Target("aarch64", "12.1a"))
 
 
 def test_the_compiled_tree_holds_native_inputs_and_dependencies_and_nothing_else(

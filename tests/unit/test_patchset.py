@@ -18,7 +18,6 @@ from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerForm
 from sparkwright.carries.patchset import (
     BuildSpec,
     Patchset,
-    check_order,
     load_patchset,
     make_build_spec,
     with_next_revision,
@@ -162,11 +161,6 @@ def test_an_order_is_taken_exactly_when_requirements_come_first(
     else:
         with pytest.raises(DependencyOrderError):
             point(root, requires, order)
-
-
-def test_a_shared_requirement_is_no_cycle(tmp_path: Path) -> None:
-    found = point(tmp_path, {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}, ["a", "b", "c", "d"])
-    check_order(found.carries, {carry.name: carry for carry in found.carries})
 
 
 def test_the_digest_changes_with_order_content_and_pin_and_not_with_prose(tmp_path: Path) -> None:

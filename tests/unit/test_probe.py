@@ -209,53 +209,49 @@ def test_broken(bench: Bench, case: str) -> None:
     assert bench.prover().find(bench.carry(probe), [CACHE]) is None
 
 
-def test_too_long_is_broken(bench: Bench) -> None:
-    limits = {"file": "probe.py", "seconds": 1, "memory-mib": 2000}
-    sleeper = body("import time", "time.sleep(60)")
-    proof = bench.prover().prove(with_limits(bench, sleeper, limits), [CACHE])
+@pytest.mark.parametrize(
+    ("limits", "script", "says"),
+    [
+        ({"seconds": 1}, "time.sleep(60)", "more than 1 s"),
+        ({"memory_mib": 150}, "hog = b'x' * (400 << 20); time.sleep(60)", "of 150 MiB"),
+    ],
+)
+def test_a_probe_beyond_its_limits_is_broken(
+    bench: Bench, limits: dict[str, int], script: str, says: str
+) -> None:
+    carry = bench.carry(body("import time", script))
+    probe = msgspec.structs.replace(carry.spec.probe, **limits)
+    limited = replace(carry, spec=msgspec.structs.replace(carry.spec, probe=probe))
+    proof = bench.prover().prove(limited, [CACHE])
     assert proof.verdict is ProbeVerdict.BROKEN
-    assert "more than 1 s" in proof.merged.message
+    assert says in proof.merged.message
 
 
-def test_too_much_memory_is_broken(bench: Bench) -> None:
-    limits = {"file": "probe.py", "seconds": 30, "memory-mib": 150}
-    hog = body("import time", "hog = b'x' * (400 << 20)", "time.sleep(60)")
-    proof = bench.prover().prove(with_limits(bench, hog, limits), [CACHE])
-    assert proof.verdict is ProbeVerdict.BROKEN
-    assert "of 150 MiB" in proof.merged.message
+NEW = """
+from probekit import Defect
+
+def probe():
+    try:
+        import vllm.new
+    except ImportError:
+        raise Defect("there is none") from None
+"""
 
 
-def with_limits(bench: Bench, probe: str, limits: dict[str, object]):
-    from sparkwright.carries import load_carry
-
-    folder = bench.carry(probe).folder
-    text = (folder / "carry.toml").read_text()
-    for key in ("seconds", "memory-mib"):
-        lines = [
-            f"{key} = {limits[key]}" if line.startswith(f"{key} =") else line for line in text.splitlines()
-        ]
-        text = "\n".join(lines) + "\n"
-    (folder / "carry.toml").write_text(text)
-    return load_carry(folder)
-
-
-def test_a_module_that_only_the_carry_brings_can_be_proved(bench: Bench) -> None:
-    bench.after = {"vllm/new.py": "def f():\n    return 1\n"}
-    probe = (
-        "from probekit import Defect\n\ndef probe():\n    try:\n        import vllm.new\n"
-        "    except ImportError:\n        raise Defect('there is none') from None\n"
-    )
+@pytest.mark.parametrize(
+    ("after", "probe"),
+    [
+        ({"vllm/new.py": "def f():\n    return 1\n"}, NEW),
+        ({CACHE: FIXED, "vllm/helper.py": DELETED}, GOOD),
+        ({CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}, GOOD),
+    ],
+    ids=["a module is new", "a module is deleted", "files that are no modules"],
+)
+def test_what_cannot_be_imported_on_both_trees_need_not_be(
+    bench: Bench, after: dict[str, Content], probe: str
+) -> None:
+    bench.after = after
     assert bench.prove(probe).verdict is ProbeVerdict.PROVED
-
-
-def test_a_carry_that_deletes_a_module_can_be_proved(bench: Bench) -> None:
-    bench.after = {CACHE: FIXED, "vllm/helper.py": DELETED}
-    assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
-
-
-def test_files_that_are_no_modules_need_not_be_imported(bench: Bench) -> None:
-    bench.after = {CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}
-    assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
 
 
 def test_a_rewritten_probe_of_the_same_size_and_second_is_what_runs(bench: Bench) -> None:
@@ -325,8 +321,6 @@ def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers
     assert read_proof(carry.folder, "1.0.0") == proof
     elsewhere = replace(bench.prover(), store=open_store(tmp_path / "another"))
     assert elsewhere.find(carry, [CACHE]) == proof
-    import msgspec
-
     write_proof(carry.folder, msgspec.structs.replace(proof, carry="other"), "1.0.0")
     assert elsewhere.find(carry, [CACHE]) is None
     write_proof(carry.folder, msgspec.structs.replace(proof, key="0" * 64), "1.0.0")

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from kit import Content, make_carry, make_tree, seed_environment
 from msgspec.structs import replace as with_fields
+from world import ended
 
 from sparkwright.git import Repository
 from sparkwright.probe import ProbePool, ProbeVerdict, Proof, Prover, runner
@@ -127,14 +128,7 @@ def test_a_run_that_passes_its_limits_is_killed_with_all_that_it_started(
     assert proof.verdict is ProbeVerdict.BROKEN
     assert str(most) in proof.merged.message
     if note.exists() and note.read_text():  # it may be killed before it writes
-        assert not running(int(note.read_text()))
-
-
-def running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        assert ended(int(note.read_text()))
 
 
 def test_without_a_process_to_fork_interpreters_are_started(case: Case, pool: ProbePool) -> None:
@@ -158,10 +152,10 @@ def test_runs_and_servers_end_with_the_pool(
         body = f"    open({str(fifo)!r}, 'w').write(str(os.getpid()))\n    import time\n    time.sleep(600)\n"
         case.prover.begin(case.carry(body), [CACHE])
         pid = int(fifo.read_text())  # waits for the run
-        assert running(pid)
+        assert not ended(pid)
         (server,) = pool._servers.values()
-    assert not running(pid)
-    assert not running(server.running.pid)
+    assert ended(pid)
+    assert ended(server.running.pid)
     assert not list(store.scratch_root.glob("*/socket"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit import Recorder
+from world import ended, wait_until
 
 from sparkwright.base.errors import ProcessError, ToolError
 from sparkwright.base.process import Completed, LimitsExceeded, ProcessLimits, run, run_limited, which
@@ -158,12 +159,7 @@ def limited(tmp_path: Path, script: str, limits: ProcessLimits) -> Completed:
 
 def assert_gone(tmp_path: Path) -> None:
     """The grandchild that wrote its id is dead, or dies within moments."""
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"process {pid} is still there")
+    wait_until(lambda: ended(int((tmp_path / "pid").read_text())), patience_s=10)
 
 
 def test_within_its_limits_a_program_just_runs(tmp_path: Path, heard: Recorder) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit import Recorder, python
+from world import ended as is_dead
 from world import wait_until
 
 from sparkwright.base.errors import ToolError
@@ -48,10 +49,6 @@ def family(folder: Path, size: int = 2) -> list[int]:
             path.exists() and len(path.read_text().split()) >= size and [*map(int, path.read_text().split())]
         )
     )
-
-
-def is_dead(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_the_log_begins_with_the_command(tmp_path: Path, heard: Recorder) -> None:

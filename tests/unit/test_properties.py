@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit import Scene, make_tree, read_tree
 
-from sparkwright.carries import Carry, load_carry
+from sparkwright.carries import Carry
 from sparkwright.git import Repository, merge_trees, open_repository
-from sparkwright.merge import History, MergeReport, MergeRequest, OutcomeKind, merge_patchset
+from sparkwright.merge import MergeReport, MergeRequest, OutcomeKind, merge_patchset
 
 pytestmark = pytest.mark.slow  # each example is several merges in a real repository
 
@@ -108,38 +108,6 @@ def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(
     assert second.tree == first.tree
 
 
-@examples(max_examples=12)
-@given(edits=disjoint)
-def test_merging_again_gives_the_same_report_to_the_last_id(
-    scenes, edits: dict[tuple[str, int], str]
-) -> None:
-    scene = scenes()
-    carries = [scene.add(f"c{number}", files({place: edits[place]})) for number, place in enumerate(edits)]
-    first = merge(scene, carries, files({}))
-    again = merge(scene, [load_carry(carry.folder) for carry in carries], files({}))
-    assert again == first
-    assert scene.repository.tree_of(first.commit) == first.tree
-
-
-@examples(max_examples=12)
-@given(edits=disjoint, other=edit)
-def test_a_conflict_leaves_the_tree_and_the_others_alone(
-    scenes, edits: dict[tuple[str, int], str], other: str
-) -> None:
-    scene = scenes()
-    clash, *rest = edits
-    assume(edits[clash] != other)
-    carries = [scene.add(f"c{number}", files({place: edits[place]})) for number, place in enumerate(edits)]
-    report = merge(scene, carries, files({clash: other}))
-    assert [outcome.kind for outcome in report.outcomes] == [
-        OutcomeKind.CONFLICT,
-        *[OutcomeKind.APPLIED] * len(rest),
-    ]
-    assert report.outcomes[0].tree == report.pristine
-    expected = {**edits, clash: other}
-    assert report.tree == make_tree(scene.repository, files(expected))
-
-
 @examples(max_examples=20)
 @given(left=disjoint, right=disjoint)
 def test_a_merge_is_symmetric_in_its_result(
@@ -155,31 +123,3 @@ def test_a_merge_is_symmetric_in_its_result(
     assert set(one.conflicts) == clashes
     if one.clean:
         assert one.tree == other.tree == make_tree(repository, files({**left, **right}))
-
-
-@examples(max_examples=12)
-@given(edits=disjoint, revert=st.booleans())
-def test_history_never_absorbs_what_the_target_lost_again(
-    scenes,
-    edits: dict[tuple[str, int], str],
-    revert: bool,  # noqa: FBT001
-) -> None:
-    scene = scenes()
-    repository: Repository = scene.repository
-    base, with_it = make_tree(repository, files({})), make_tree(repository, files(edits))
-    start = repository.commit(base, message="start")
-    merged = repository.commit(with_it, parents=[start], message="Fix (#7)")
-    target = repository.commit(base, parents=[merged], message="Out (#8)") if revert else merged
-    carry = scene.add(
-        "fix", files(edits), upstream=[{"pull": 7, "author": "a", "state": "merged", "relation": "r"}]
-    )
-    request = MergeRequest(
-        pristine=repository.tree_of(target),
-        version="1.1.0",
-        carries=[carry],
-        find_base=lambda _: base,
-        history=History(target, start),
-    )
-    (outcome,) = merge_patchset(repository, request).outcomes
-    assert outcome.kind is (OutcomeKind.APPLIED if revert else OutcomeKind.ABSORBED)
-    assert outcome.tree == with_it

@@ -7,11 +7,9 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -108,46 +106,6 @@ def test_an_atomic_write_that_fails_leaves_the_old_bytes(
     assert list(tmp_path.iterdir()) == [path]
 
 
-WRITE_FOR_EVER = """
-import sys
-from pathlib import Path
-from sparkwright.store import write_atomically
-path, sizes = Path(sys.argv[1]), [1 << 20, 3 << 20]
-print("ready", flush=True)
-number = 0
-while True:
-    number = (number + 1) % 2
-    write_atomically(path, bytes([65 + number]) * sizes[number])
-"""
-
-ADOPT_FOR_EVER = """
-import sys
-from pathlib import Path
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.store import open_store
-store = open_store(Path(sys.argv[1]))
-print("ready", flush=True)
-number = 0
-while True:
-    number += 1
-    data = b"%d" % number * 100_000
-    source = store.partial / "download"
-    source.unlink(missing_ok=True)
-    source.write_bytes(data)
-    store.adopt_file(source, sha256_bytes(data))
-"""
-
-
-def kill_soon(script: str, path: Path, delay: float) -> None:
-    process = python(script, path)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(delay)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-
 KILLED_AT = """
 import os, sys
 from pathlib import Path
@@ -189,35 +147,6 @@ def test_an_adoption_that_is_killed_at_any_step_is_done_or_can_go_on(tmp_path: P
         assert source.stat().st_mode & 0o200  # a download can be resumed
         found = store.adopt_file(source, digest)
     assert found.read_bytes() == b"bytes"
-
-
-def test_who_reads_while_a_file_is_replaced_reads_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    with path.open("rb") as reading:
-        write_atomically(path, b"new!")
-        assert reading.read() == b"old"
-    assert path.read_bytes() == b"new!"
-
-
-@pytest.mark.parametrize("delay", [0.005, 0.017, 0.031])
-def test_a_write_that_is_killed_leaves_old_or_new(tmp_path: Path, delay: float) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"B" * (3 << 20))
-    kill_soon(WRITE_FOR_EVER, path, delay)
-    assert path.read_bytes() in {b"A" * (1 << 20), b"B" * (3 << 20)}
-
-
-@pytest.mark.parametrize("delay", [0.005, 0.02, 0.06])
-def test_an_adoption_that_is_killed_leaves_whole_files_or_none(tmp_path: Path, delay: float) -> None:
-    kill_soon(ADOPT_FOR_EVER, tmp_path / "home", delay)
-    store = open_store(tmp_path / "home")
-    for path in store.files.rglob("*"):
-        if path.is_file():
-            assert sha256_bytes(path.read_bytes()) == path.name
-    left = store.partial / "download"
-    if left.exists():
-        assert left.stat().st_mode & 0o200  # a download can be resumed
 
 
 # Scratch -----------------------------------------------------------------------------------
@@ -318,23 +247,6 @@ def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:
     assert not dead.exists()
 
 
-def test_a_scratch_folder_of_a_killed_run_is_swept_by_the_next(tmp_path: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from sparkwright.store import open_store\n"
-        "with open_store(Path(sys.argv[1])).scratch() as folder:\n"
-        "    (folder / 'half').write_text('x'); print(folder, flush=True); time.sleep(60)"
-    )
-    process = python(script, tmp_path / "home")
-    assert process.stdout is not None
-    folder = Path(process.stdout.readline().strip())
-    open_store(tmp_path / "home")
-    assert (folder / "half").is_file()
-    process.kill()
-    process.communicate()
-    open_store(tmp_path / "home")
-    assert not folder.exists()
-
-
 # Folders -----------------------------------------------------------------------------------
 
 
@@ -383,18 +295,6 @@ def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -
         assert stat.S_IMODE(place.stat().st_mode) == 0o755
     finally:
         shutil.rmtree(place)
-
-
-def test_sockets_and_pipes_are_removed_too() -> None:
-    """vLLM's processes leave sockets in their scratch folder when they are killed."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        left, pipe = Path(short, "socket"), Path(short, "pipe")
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(left))
-        os.mkfifo(pipe)
-        for path in (left, pipe):
-            remove_tree(path)
-        assert list(Path(short).iterdir()) == []
 
 
 def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> None:

@@ -126,15 +126,6 @@ def test_a_full_disk_is_one_clear_error_and_the_old_record_stays(tmp_path: Path)
     assert out[1].startswith("scratch: writing to the store's disk failed, because no space left on device")
 
 
-def test_a_device_that_is_always_full() -> None:
-    with (
-        pytest.raises(StorageError, match="no space left"),
-        storing("writing"),
-        Path("/dev/full").open("wb", 0) as full,
-    ):
-        full.write(b"x")
-
-
 @pytest.mark.parametrize(
     "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO]
 )
@@ -151,11 +142,6 @@ def test_other_errors_are_no_fault_of_the_disk() -> None:
         Path("/no/such/file").read_bytes()
     with pytest.raises(ValueError, match="x"), storing("reading"):
         raise ValueError("x")
-
-
-def test_a_home_that_cannot_be_made_is_a_storage_error() -> None:
-    with pytest.raises(StorageError), storing("opening"):
-        raise PermissionError(errno.EACCES, "x", "/root/x")
 
 
 def test_the_home_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

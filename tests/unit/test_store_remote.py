@@ -19,7 +19,7 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.lock import Artifact
 from sparkwright.store import Store, open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
-from sparkwright.store.remote.entries import TRAVELLING, encode_entry, place_of
+from sparkwright.store.remote.entries import TRAVELLING, place_of
 from sparkwright.store.remote.keys import require_key
 from sparkwright.store.remote.settings import RemoteLimits
 from sparkwright.store.remote.tier import RemoteReport
@@ -250,13 +250,6 @@ def test_a_changed_entry_does_not_count(machine, server: HostileStore, heard: Re
         assert machine(f"b{len(server.requests)}").find_record("extension", KEY) is None, body[:80]
     server.objects[place] = json.dumps(good).encode()
     assert machine("good").find_record("extension", KEY) == RECORD
-
-
-def test_a_key_signs_for_its_own_records_only(tmp_path: Path) -> None:
-    key = require_key(tmp_path / "key.pem")
-    entry = json.loads(encode_entry("extension", KEY, b"{}", key))
-    assert entry["writer"] == key.public.id
-    assert not key.public.signed(b"something else", bytes(64))
 
 
 # A server that misbehaves --------------------------------------------------------------------

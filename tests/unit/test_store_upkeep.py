@@ -17,7 +17,7 @@ from sparkwright.store import Store, note_use
 from sparkwright.store.prune import Pruned, PruneLimits, prune, prune_logs
 from sparkwright.store.survey import survey, totals
 from sparkwright.store.usage import NOTED_EVERY_S, last_used, oldest_run
-from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
+from sparkwright.store.verify import remove_faults, require_sound, verify
 
 DAY = 86400.0
 
@@ -179,12 +179,6 @@ def test_the_survey_tells_what_each_file_is(store: Store, tmp_path: Path) -> Non
     assert [entry.kind for entry in entries if not entry.removable] == ["git"]
 
 
-def test_an_empty_store_holds_nothing(store: Store) -> None:
-    assert survey(store) == []
-    assert totals([]) == []
-    assert verify(store) == []
-
-
 # What may go -------------------------------------------------------------------------------
 
 
@@ -285,14 +279,6 @@ def test_what_a_run_found_without_noting_it_stays_too(store: Store) -> None:
     assert paths(done.removed) == {before}
     assert paths(done.in_use) == {noted}
     end_run(run)
-
-
-def test_a_killed_run_holds_nothing(store: Store) -> None:
-    path = put(store, b"used", days=9)
-    run = start_run(store, path.name)
-    run.kill()
-    run.communicate()
-    assert paths(pruned(store, size=0).removed) == {path}
 
 
 WAIT = """
@@ -437,6 +423,8 @@ def test_a_name_that_leads_elsewhere_is_found(store: Store) -> None:
     name.unlink()
     name.hardlink_to(other)
     assert faults(store) == {name: "it is not the file that it names"}
+    with pytest.raises(DamagedStoreError, match="1 damaged entry"):
+        require_sound(verify(store))
 
 
 def test_verifying_is_no_use_and_prunes_nothing(store: Store) -> None:
@@ -460,10 +448,3 @@ def test_a_file_that_cannot_be_read_is_a_fault(store: Store, monkeypatch: pytest
 
     monkeypatch.setattr(os, "open", fail)
     assert faults(store) == {path: "it cannot be read: Input/output error"}
-
-
-def test_one_fault_is_one_entry() -> None:
-    from pathlib import Path
-
-    with pytest.raises(DamagedStoreError, match="1 damaged entry"):
-        require_sound([StoreFault(Path("x"), "y")])

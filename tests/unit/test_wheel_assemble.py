@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,26 +166,25 @@ def test_another_wheel_than_the_plans_is_refused(plan: AssemblyPlan, tmp_path: P
     assert not list((tmp_path / "dist").iterdir())
 
 
-def test_a_wheel_whose_record_lies_is_refused(plan: AssemblyPlan, tmp_path: Path) -> None:
-    wheel = wheelkit.spoil(
-        plan.upstream_wheel, tmp_path / "bad", lambda files: files.pop("vllm/core.py"), record=False
-    )
-    with pytest.raises(errors.WheelError, match="malformed"):
-        assemble(
-            replace(plan, upstream_wheel=wheel, upstream_sha256=wheelkit.sha256(wheel)), tmp_path / "dist"
-        )
-
-
-def test_a_signed_wheel_is_refused(plan: AssemblyPlan, tmp_path: Path) -> None:
-    wheel = wheelkit.spoil(
-        plan.upstream_wheel,
-        tmp_path / "bad",
-        lambda files: files.update({"vllm-0.24.0.dist-info/RECORD.jws": b"{}"}),
-    )
-    with pytest.raises(errors.WheelError, match="cannot be changed"):
-        assemble(
-            replace(plan, upstream_wheel=wheel, upstream_sha256=wheelkit.sha256(wheel)), tmp_path / "dist"
-        )
+@pytest.mark.parametrize(
+    ("change", "record", "why"),
+    [
+        (lambda files: files.pop("vllm/core.py"), False, "malformed"),
+        (lambda files: files.update({"vllm-0.24.0.dist-info/RECORD.jws": b"{}"}), True, "cannot be changed"),
+    ],
+    ids=["its RECORD lies", "it is signed"],
+)
+def test_a_wheel_that_cannot_be_rewritten_is_refused(
+    plan: AssemblyPlan,
+    tmp_path: Path,
+    change: Callable[[dict[str, bytes]], object],
+    record: bool,  # noqa: FBT001
+    why: str,
+) -> None:
+    wheel = wheelkit.spoil(plan.upstream_wheel, tmp_path / "bad", change, record=record)
+    spoilt = replace(plan, upstream_wheel=wheel, upstream_sha256=wheelkit.sha256(wheel))
+    with pytest.raises(errors.WheelError, match=why):
+        assemble(spoilt, tmp_path / "dist")
 
 
 @pytest.mark.parametrize("name", ["providers.json", "../x.json"])

@@ -154,14 +154,13 @@ def load_carry(folder: Path) -> Carry:
     spec = load_toml(path, CarrySpec, newest_format=CARRY_FORMAT)
     if problem := next(_problems(spec, folder), ""):
         raise ConfigError(f"{path} does not fit together", because=problem)
-    return Carry(replace(spec, drop_when=spec.drop_when or spec.dies_when, dies_when=""), folder)
+    return Carry(spec, folder)
 
 
 def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
     """Yield what is wrong with *spec* beyond what its types say."""
     if spec.name != folder.name:
         yield f"it is called {spec.name!r} in a folder called {folder.name!r}"
-    yield from _drop_problems(spec)
     if (spec.kind == "pull") != (spec.pull is not None):
         yield "a [pull] table and kind = 'pull' go together"
     if (spec.kind == "own") != bool(spec.revision):
@@ -178,15 +177,6 @@ def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         _ = [SpecifierSet(entry.releases) for entry in spec.superseded]
     except (InvalidVersion, InvalidSpecifier) as error:
         yield str(error)
-
-
-def _drop_problems(spec: CarrySpec) -> Iterator[str]:
-    """Give an error unless *spec* has its format's name for ``drop-when``, and that one alone."""
-    given = {"dies-when": spec.dies_when, "drop-when": spec.drop_when}
-    wanted = "dies-when" if spec.format == 1 else "drop-when"
-    if [name for name, text in given.items() if text] != [wanted]:
-        other = (given.keys() - {wanted}).pop()
-        yield f"format {spec.format} requires {wanted}, and has no {other}"
 
 
 def _probe_problems(probe: ProbeSpec | None, folder: Path) -> Iterator[str]:

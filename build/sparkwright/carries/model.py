@@ -9,7 +9,6 @@ from msgspec import Meta
 from sparkwright.base.config import Model
 
 CARRY_FORMAT = 2
-"""Format 1 has `dies-when` for `drop-when`; it is read, and no longer written."""
 NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*\\Z"
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -160,8 +159,7 @@ class CarrySpec(Model, frozen=True):
 
     Attributes:
         source: the lock's name of the dependency whose tree the carry changes; vLLM's own by default.
-        drop_when: the condition for dropping the carry; never empty once read by `load_carry`.
-        dies_when: the same under the name that format 1 has; always empty once read by `load_carry`.
+        drop_when: the condition for dropping the carry.
         later_releases: findings on releases after the one that the carry was written against, in Markdown.
     """
 
@@ -175,8 +173,7 @@ class CarrySpec(Model, frozen=True):
     why: Text
     symptom: Text
     evidence: CarryEvidence
-    drop_when: Text = ""
-    dies_when: Text = ""
+    drop_when: Text
     later_releases: Text = ""
     source: SourceName | None = None
     upstream: tuple[Upstream, ...] = ()

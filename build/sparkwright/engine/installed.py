@@ -48,7 +48,7 @@ print(json.dumps({
 _ARCHITECTURE = re.compile(r'^    "([A-Z]\w+)":', re.MULTILINE)
 _CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _REVISION = re.compile(r"[+.]spark\.(\d{1,6})(?=\.|$)")
-_MERGED = {"applied", "conflict-in-tests-or-docs", "conflict-in-texts"}
+_MERGED = {"applied", "conflict-in-tests-or-docs"}
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,6 @@ class OutcomeKind(StrEnum):
     LEFT_OUT = "left-out"
     """Nothing that is made here depends on it: what it would change is not compiled."""
 
-    @classmethod
-    def _missing_(cls, value: object) -> OutcomeKind | None:
-        """Read the name that records written by earlier versions have for one of the kinds."""
-        return cls.CONFLICT_IN_TESTS_OR_DOCS if value == "conflict-in-texts" else None
-
     @property
     def blocks_build(self) -> bool:
         """Tell if no wheel may be made with a carry of this outcome."""
