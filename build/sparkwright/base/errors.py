@@ -130,6 +130,8 @@ class CarryConflictError(SparkwrightError):
     """One or more carries could not be merged."""
 
     exit_code = 31
+    refused = False
+    """Whether one was refused, which damaged objects cause too; where all conflict, git read all of them."""
 
 
 class ProofError(SparkwrightError):

@@ -15,11 +15,19 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.verifier import Verifier
 from sparkwright.nightly.deliver import Delivered
-from sparkwright.nightly.model import CarryNight, Night, TargetNight
+from sparkwright.nightly.model import CarryNight, Judgement, Night, TargetNight
 from sparkwright.pipeline.options import TargetOptions
 
 _NOTHING_NEW = 94
 _SHORT = 100
+_MENDS = {
+    Judgement.CONFLICT: "sparkwright carry refresh {}",
+    Judgement.BROKEN_PROBE: "write a probe of {} for it ([[probe.later]] in its carry.toml)",
+    Judgement.NOT_JUDGED: "write a probe of {}",
+    Judgement.NOT_ABSORBED: "correct what the carry.toml of {} says of upstream: absorbs, [[superseded]]",
+    Judgement.NOT_NEEDED: "declare {} superseded in its carry.toml, or drop it",
+}
+"""What mends a carry; any other judgement wants its change edited."""
 
 
 @click.command("nightly")
@@ -164,17 +172,19 @@ def _finish(night: Night, *, detailed: bool) -> None:
 
 
 def _remedy(night: Night) -> str:
-    """Return the way to mend the first carry that is not good; what mends it is written on its target."""
-    for one in night.targets:
-        for carry in one.carries:
-            if carry.standing == "good":
-                continue
-            where = one.target.version if one.target.kind == "release" else one.target.commit
-            pinning = f"on a branch: sparkwright lock pin {where} --write, then "
-            if carry.judgement == "broken-probe":
-                return f"{pinning}write a probe of {carry.name} for it ([[probe.later]] in its carry.toml)"
-            return f"{pinning}sparkwright carry refresh {carry.name}"
-    return ""
+    """Return the way to mend the first carry that is red, or else to drop the first that is not needed."""
+    found = [(one, carry) for one in night.targets for carry in one.carries if carry.standing != "good"]
+    if not found:
+        return ""
+    one, carry = next((pair for pair in found if pair[1].standing == "red"), found[0])
+    release = one.target.kind == "release"
+    proposed = "sparkwright nightly --propose-last" if release and not one.failed else ""
+    if proposed and carry.standing == "drop":
+        return f"{proposed}: on its branch {carry.name} is superseded"
+    move = f"lock bump {one.target.version}" if release else f"lock pin {one.target.commit} --write"
+    mend = _MENDS.get(carry.judgement, "sparkwright carry edit FOLDER --carry {}").format(carry.name)
+    place = f"{proposed}, and on its branch" if proposed else "on a branch"
+    return f"{place}: sparkwright {move}, then {mend}"
 
 
 def _show(session: Session, night: Night, path: Path) -> None:

@@ -44,9 +44,7 @@ R = TypeVar("R")
 
 WORK = ".sparkwright"
 # The errors that damaged objects in the store's repository can cause.
-_GIT_ERRORS = (
-    CarryConflictError, FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError,
-)  # fmt: skip
+_GIT_ERRORS = (FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError)
 _LOGS_KEPT_DAYS = 30.0
 _WRITABLE = "work in a writable clone: each run writes its event log there"
 
@@ -310,6 +308,8 @@ def _mended(session: Session, opened: int, error: Exception) -> bool:
 def _may_be_gits(error: Exception) -> bool:
     if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
         return False
+    if isinstance(error, CarryConflictError):
+        return error.refused
     return isinstance(error, _GIT_ERRORS) or not isinstance(error, SparkwrightError)
 
 

@@ -257,9 +257,21 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             for name, wheel in new.wheels.items()
             if wheel.built_from
         ),
+        *_series_notes(new),
         *_native_notes(new),
         *_rehearsal_notes(new),
     )
+
+
+def _series_notes(new: Lock) -> tuple[str, ...]:
+    line = ".".join(new.release.version.split(".")[:2])
+    if new.series in {"", line}:
+        return ()
+    found = (
+        f"of a wheel of {new.release.version} is {line}, by its version: serve, lock runtime and companion"
+    )
+    make = f"sparkwright lock bump {new.release.version} --new-series {line}"
+    return (f"the series {found} do not find it in {new.series}; '{make}' makes one",)
 
 
 def _native_notes(new: Lock) -> tuple[str, ...]:

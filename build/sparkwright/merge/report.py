@@ -145,11 +145,13 @@ class MergeReport(Model, frozen=True):
         if not self.failed:
             return
         names = " ".join(outcome.carry for outcome in self.failed)
-        raise CarryConflictError(
+        error = CarryConflictError(
             "the patchset does not merge",
             because="; ".join(f"{one.carry}: {one.kind} ({one.detail})" for one in self.failed),
             next_step=f"'sparkwright merge' shows all outcomes, 'sparkwright carry refresh' reworks {names}",
         )
+        error.refused = any(outcome.kind is OutcomeKind.REFUSED for outcome in self.failed)
+        raise error
 
     def outcome(self, carry: str) -> Outcome:
         """Return the outcome of the carry called *carry*."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ _ABSORBED = {
     ProbeVerdict.NOT_ABSORBED: Judgement.NOT_ABSORBED,
     ProbeVerdict.BROKEN: Judgement.BROKEN_PROBE,
 }
+_GONE = re.compile(r"cannot import name '(\w+)' from 'vllm\.")
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Judge:
             why = reach_lost(at_target, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
                 return Judged(Judgement.REACH_LOST, why)
-        return Judged(judgement, told(proof))
+        return Judged(judgement, self._told(proof))
 
     def _unmerged(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Judge a carry that is in no tree by its probe on the pristine one: the defect may be gone."""
@@ -100,8 +102,16 @@ class Judge:
         if proof.verdict is ProbeVerdict.NOT_NEEDED and trial.paths:
             return Judged(Judgement.NOT_NEEDED, "its probe passes on the pristine tree")
         if proof.verdict is ProbeVerdict.BROKEN:
-            return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {told(proof)}")
+            return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {self._told(proof)}")
         return Judged(Judgement.CONFLICT, f"the defect is still there: {told(proof)}")
+
+    def _told(self, proof: Proof) -> str:
+        """Return what *proof* rests on, after the place of a name that its probe cannot import any more."""
+        text = told(proof)
+        gone = _GONE.search(text) if proof.verdict is ProbeVerdict.BROKEN else None
+        if gone is None or not (paths := self._target.defining(gone[1])):
+            return text
+        return f"{gone[1]} is in {', '.join(paths)} now; {text}"
 
     def _proof(self, trial: Trial) -> Proof:
         begun = self._begun.pop(trial.carry.name, None)

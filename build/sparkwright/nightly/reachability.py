@@ -112,6 +112,18 @@ class Reach:
         texts = (self.repository.blob(self._files[path]) for path in paths)
         return any(not found[1] for text in texts for found in mention.finditer(text))
 
+    def defining(self, name: str) -> tuple[str, ...]:
+        """Return the files that define *name* at their top level."""
+        word = re.escape(name.encode())
+        definition = re.compile(
+            rb"^(?:(?:async +)?def|class) +" + word + rb"\b|^" + word + rb" *[:=]", re.MULTILINE
+        )
+        return tuple(
+            path
+            for path, blob in sorted(self._files.items())
+            if definition.search(self.repository.blob(blob))
+        )
+
     @cached_property
     def runners(self) -> frozenset[str]:
         """The model runners that are the default for some model; see the module's text."""

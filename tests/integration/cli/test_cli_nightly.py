@@ -92,6 +92,26 @@ class TestJudgements:
         night = nightly(world, "--no-build", status=0 if judgement is Judgement.NEEDED else NEEDS_PERSON)
         assert night.targets[0].carry("clamp").judgement is judgement
 
+    def test_the_file_that_a_name_moved_to_is_told(self, world: World) -> None:
+        moved = ((CLAMP_PATH, "from vllm.limits import LIMIT\n"), ("vllm/limits.py", CLAMP))
+        world.offer(make_tiny("1.3.0", changes=moved))
+        (one,) = nightly(world, "--no-build", status=NEEDS_PERSON).targets
+        assert "clamp is in vllm/limits.py now; ImportError" in one.carry("clamp").finding
+
+    @pytest.mark.parametrize(
+        ("clamp", "step"),
+        [
+            (CONFLICTING, "on its branch: sparkwright lock bump 1.3.0, then sparkwright carry refresh clamp"),
+            (OTHER_LIMIT, "then sparkwright carry edit FOLDER --carry clamp"),
+            (RENAMED, "then write a probe of clamp for it"),
+            (MENDED_OTHERWISE, "sparkwright nightly --propose-last: on its branch clamp is superseded"),
+        ],
+        ids=["a conflict", "another limit", "renamed", "mended otherwise"],
+    )
+    def test_the_next_step_mends_what_was_found(self, world: World, clamp: str, step: str) -> None:
+        world.offer(later(clamp=clamp))
+        assert step in world.call("nightly", "--history", "none", "--no-build").err
+
 
 class TestNight:
     def test_green_from_discovery_to_an_audited_wheel_and_then_nothing_new(self, world: World) -> None:

@@ -255,7 +255,7 @@ class TestNights:
         words = [word.replace("1.4.0", "1.5.0") for word in self.NIGHT]
         ran = project.call(*words, "--series", "1.3")
         assert ran.status == NeedsPersonError.exit_code
-        for command in ("lock pin --series 1.3 1.5.0 --write", "carry refresh --series 1.3 clamp"):
+        for command in ("lock bump --series 1.3 1.5.0", "carry refresh --series 1.3 clamp"):
             assert command in ran.err
         carries = {one["name"]: one for one in ran.json["targets"][0]["carries"]}
         assert "--good 1.3@1.3.0 --bad 1.3@1.5.0" in carries["clamp"]["bisect-command"]
