@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import wheelkit
 from channel_kit import ChannelWorld, now, pinned, small_wheel
+from static_server import served
 
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
 from sparkwright.publish.evidence import attach
@@ -44,19 +39,6 @@ def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machi
     return open_channel(store, place, machine, *wanted, roots=[root], memory=memory, now=now()).wheel
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/channels/nightly"
-        server.shutdown()
-
-
 def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, store: Store) -> None:
     place = str(world.published / "channels/nightly")
     assert fetch(world, store, place).name.startswith(f"vllm-{NEWEST['0.33']}-")
@@ -70,7 +52,8 @@ def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, st
 
 
 def test_over_http_it_is_fetched_by_digest_and_kept(world: ChannelWorld, store: Store) -> None:
-    with served(world.published) as place:
+    with served(world.published) as (address, _):
+        place = f"{address}/channels/nightly"
         wheel = fetch(world, store, place)
         assert wheel.is_relative_to(store.home)
         original = world.dist / wheel.name
@@ -87,8 +70,8 @@ def test_other_bytes_than_were_signed_are_refused(world: ChannelWorld, store: St
     wheel.chmod(0o644)
     wheel.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     if http:
-        with served(world.published) as place, pytest.raises(DigestError):
-            fetch(world, store, place)
+        with served(world.published) as (address, _), pytest.raises(DigestError):
+            fetch(world, store, f"{address}/channels/nightly")
     else:
         with pytest.raises(TamperedError, match="not those that were signed"):
             fetch(world, store, str(world.published / "channels/nightly"))

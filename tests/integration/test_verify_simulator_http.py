@@ -75,21 +75,6 @@ def test_a_chat_begins_with_a_role_and_goes_on_with_content(tmp_path: Path) -> N
     assert events[0]["object"] == "chat.completion.chunk"
 
 
-def test_thoughts_are_reasoning(tmp_path: Path) -> None:
-    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 160, "ignore_eos": True}
-    events = on(tmp_path, lambda server: server.events(ask, "/v1/chat/completions"), reasoning=True)
-    kinds = [next(iter(choice["delta"])) for choice in choices(events)[1:]]
-    assert kinds.count("reasoning") > 2
-    assert kinds == ["reasoning"] * kinds.count("reasoning") + ["content"] * kinds.count("content")
-
-
-def test_thoughts_can_be_switched_off(tmp_path: Path) -> None:
-    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 80, "ignore_eos": True}
-    ask["chat_template_kwargs"] = {"enable_thinking": False}
-    events = on(tmp_path, lambda server: server.events(ask, "/v1/chat/completions"), reasoning=True)
-    assert {next(iter(choice["delta"])) for choice in choices(events)[1:]} == {"content"}
-
-
 def test_what_a_prompt_states_is_answered(tmp_path: Path) -> None:
     question = "The code for Otter is 4711. The code for Elk is 815.\n\nWhat is the code for Elk? Be short."
 
@@ -242,38 +227,6 @@ def test_events_come_in_pieces_or_joined(tmp_path: Path) -> None:
     assert max(piece.count(b"data: ") for piece in joined) >= 3
     plain = b"".join(pieces(tmp_path, max_tokens=400)).decode()
     assert any(ord(letter) > 127 for letter in plain)  # so that pieces cut UTF-8 too
-
-
-def test_series_that_are_absent_or_false(tmp_path: Path) -> None:
-    async def ask(server: Served) -> dict[str, float]:
-        await server.events(body(prompt(1), 50))
-        return metrics((await server.get("/metrics"))[1])
-
-    healthy = on(tmp_path, ask)
-    absent, inflated, corrupt = (
-        on(tmp_path, ask, fault) for fault in ("no-spec-series", "inflated-acceptance", "nan-drafts")
-    )
-    accepted, drafts = "vllm:spec_decode_num_accepted_tokens_total{}", "vllm:spec_decode_num_drafts_total{}"
-    assert drafts in healthy
-    assert not any("spec_decode" in name for name in absent)
-    assert inflated[accepted] == healthy[accepted] + healthy[drafts]
-    assert corrupt["vllm:corrupted_requests_total{}"] == 1
-    assert "vllm:corrupted_requests_total{}" not in healthy
-
-
-def test_counters_that_start_again(tmp_path: Path) -> None:
-    async def ask(server: Served) -> list[tuple[float, float]]:
-        found = []
-        for number in range(3):
-            await server.events(body(prompt(number), 20))
-            page = metrics((await server.get("/metrics"))[1])
-            found.append((page["process_start_time_seconds"], page["vllm:generation_tokens_total{}"]))
-        return found
-
-    before, reset, after = on(tmp_path, ask, "counter-reset=2")
-    assert reset[0] > before[0]
-    assert (before[1], reset[1], after[1]) == (20, 0, 20)
-    assert [tokens for _, tokens in on(tmp_path, ask)] == [20, 40, 60]
 
 
 def test_an_engine_that_dies_tells_all_that_wait(tmp_path: Path) -> None:
