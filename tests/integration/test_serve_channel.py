@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import wheelkit
 from channel_kit import ChannelWorld, now, pinned, small_wheel
 from static_server import served
 
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
-from sparkwright.publish.evidence import attach
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.store import Store
@@ -26,8 +24,7 @@ def world(tmp_path: Path) -> ChannelWorld:
     offered = [(version, MACHINE) for version in ("0.24.0+spark.1", NEWEST["0.24"], NEWEST["0.33"])]
     for version, machine in [*offered, ("0.33.0+spark.9", OTHER)]:
         wheel = small_wheel(made.dist, version, tag=f"py3-none-manylinux_2_28_{machine}")
-        attach(made.dist, "audit", wheelkit.sha256(wheel), {"checks": {}, "unchecked": []})
-        made.promote_file(wheel)
+        made.promote_file(made.audited(wheel))
     made.pin()
     return made
 

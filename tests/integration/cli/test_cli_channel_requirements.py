@@ -9,25 +9,19 @@ from pathlib import Path
 from platform import machine
 
 import pytest
-import wheelkit
-from channel_kit import POLICY, ChannelWorld, now, pinned, small_wheel
+from channel_kit import ChannelWorld, pinned, small_wheel
 from static_server import served
 from world import World
 
 from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
-from sparkwright.publish.evidence import attach, require_evidence
 
 TAG = f"py3-none-manylinux_2_17_{machine()}"
 
 
 def promoted(channel: ChannelWorld, version: str) -> Path:
     """Promote a wheel for this machine with a runtime of nothing but itself."""
-    wheel = small_wheel(channel.dist, version, tag=TAG)
-    sha256 = wheelkit.sha256(wheel)
-    attach(channel.dist, "audit", sha256, {"checks": {}, "unchecked": []})
-    found = require_evidence(wheel, sha256, "nightly", POLICY, channel.dist / "evidence")
-    runtime = f"vllm=={version} --hash=sha256:{sha256}\n".encode()
-    channel.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime)
+    wheel = channel.audited(small_wheel(channel.dist, version, tag=TAG))
+    channel.promote_file(wheel, requires="")
     return wheel
 
 
