@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
+from static_server import Handler, served
 
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError, UnknownNameError
 from sparkwright.publish import mirror as mirrors
@@ -23,30 +20,6 @@ from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
 from sparkwright.upstream import IndexSettings
 
 SETTINGS = IndexSettings(timeout_s=30.0, attempts=2, backoff_s=0.01)
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    asked: list[str]
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        super().do_GET()
-
-
-@contextmanager
-def served(folder: Path, handler: type[_Handler] = _Handler) -> Iterator[tuple[str, list[str]]]:
-    """Give the address of *folder* on a plain static server, and the list of paths that it was asked for."""
-    serve = functools.partial(handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        server.asked = []
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", server.asked
-        server.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +94,12 @@ def test_a_changed_byte_is_found_over_http(published: ChannelWorld, tmp_path: Pa
         published.verify(mirror=HttpMirror(address, SETTINGS))
 
 
-class _Bucket(_Handler):
+class _Bucket(Handler):
     """Answers as S3 does to those who may not list a bucket."""
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         if Path(self.translate_path(self.path)).is_file():
-            super().do_GET()
+            super().answer()
         else:
             self.send_error(403)
 
@@ -138,8 +111,8 @@ def test_a_public_bucket_that_hides_what_is_missing_is_verified(published: Chann
             published.verify("other", mirror=HttpMirror(address, SETTINGS))
 
 
-class _Endless(_Handler):
-    def do_GET(self) -> None:
+class _Endless(Handler):
+    def answer(self) -> None:
         self.send_response(200)
         self.end_headers()
         self.close_connection = True
@@ -150,13 +123,13 @@ class _Endless(_Handler):
             pass
 
 
-class _Silent(_Handler):
-    def do_GET(self) -> None:
+class _Silent(Handler):
+    def answer(self) -> None:
         threading.Event().wait(4)
 
 
-class _Broken(_Handler):
-    def do_GET(self) -> None:
+class _Broken(Handler):
+    def answer(self) -> None:
         self.send_error(503)
 
 
@@ -167,7 +140,7 @@ class _Broken(_Handler):
 def test_a_server_that_misbehaves_is_given_up(
     published: ChannelWorld,
     monkeypatch: pytest.MonkeyPatch,
-    handler: type[_Handler],
+    handler: type[Handler],
     says: str,
     timeout_s: float,
 ) -> None:
@@ -177,12 +150,12 @@ def test_a_server_that_misbehaves_is_given_up(
         published.verify(mirror=HttpMirror(address, settings))
 
 
-class _Baker(_Handler):
+class _Baker(Handler):
     sent_back: ClassVar[list[str | None]] = []
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         self.sent_back.append(self.headers.get("Cookie"))
-        super().do_GET()
+        super().answer()
 
     def end_headers(self) -> None:
         self.send_header("Set-Cookie", "reader=7")
@@ -195,14 +168,14 @@ def test_a_mirrors_cookies_are_not_kept(published: ChannelWorld) -> None:
     assert set(_Baker.sent_back) == {None}
 
 
-class _Huge(_Handler):
+class _Huge(Handler):
     """States a body that no disk holds, and sends nothing of it; only wheels, where *wheels* is set."""
 
     wheels: ClassVar[bool] = False
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         if self.wheels and not self.path.endswith(".whl"):
-            super().do_GET()
+            super().answer()
             return
         self.send_response(200)
         self.send_header("Content-Length", str(10**15))
@@ -218,7 +191,7 @@ class _HugeWheels(_Huge):
     [(_Huge, FetchError, "more than"), (_HugeWheels, TamperedError, f"has {10**15} bytes")],
 )
 def test_a_stated_size_beyond_reason_is_not_waited_for(
-    published: ChannelWorld, handler: type[_Handler], error: type[Exception], says: str
+    published: ChannelWorld, handler: type[Handler], error: type[Exception], says: str
 ) -> None:
     began = time.monotonic()
     with served(published.published, handler) as (address, _), pytest.raises(error) as caught:
@@ -227,16 +200,16 @@ def test_a_stated_size_beyond_reason_is_not_waited_for(
     assert time.monotonic() - began < SETTINGS.timeout_s
 
 
-class _Noting(_Handler):
+class _Noting(Handler):
     elsewhere: ClassVar[str] = ""
     keys: ClassVar[list[tuple[str, bool]]] = []
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         host = self.headers["Host"].partition(":")[0]
         self.keys.append((host, "Authorization" in self.headers))
         if self.path.endswith("?moved"):
             self.path = self.path.removesuffix("?moved")
-            super().do_GET()
+            super().answer()
             return
         port = self.server.server_port
         self.send_response(302)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import target_kit
 from channel_kit import POLICY, ChannelWorld, now
-from test_channel_clients import SETTINGS, served
+from static_server import served
+from test_channel_clients import SETTINGS
 from test_channel_targets import NEW, OLD, installed
 
 from sparkwright.base.errors import TamperedError

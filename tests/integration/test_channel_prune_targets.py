@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import target_kit
 from channel_kit import ChannelWorld
 from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_with_spare
-from test_publish_targets import credentials, empty
+from test_publish_targets import empty
 
-from sparkwright.base.errors import UploadError
 from sparkwright.publish.prune import UNNAMED
 from sparkwright.publish.target import Target
 from sparkwright.publish.targets import open_target
@@ -72,25 +70,3 @@ def test_a_publisher_and_a_pruner_at_once_lose_no_file(
     world_with_spare(world, target)
     interleaved(world, target, *order)
     assert wheels(target) == {"0.24.1", SPARE}
-
-
-@pytest.mark.parametrize("dropped", [(), ("If-Match", "If-None-Match")])
-def test_a_store_that_ignores_conditions_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dropped: tuple[str, ...],
-    servers,
-) -> None:
-    credentials(monkeypatch)
-    plain = open_target(empty("s3", servers, tmp_path, monkeypatch))
-    world = ChannelWorld(tmp_path / "world")
-    world_with_spare(world, plain)
-    with target_kit.FaultProxy(plain.endpoint.removeprefix("http://"), dropped=dropped) as proxy:
-        through = open_target(f"s3://wheels/{plain.prefix}?endpoint=http://{proxy.address}")
-        if dropped:
-            with pytest.raises(UploadError, match="ignores If-Match or If-None-Match"):
-                pruner(world, through, hours=HOURS).prune()
-            assert SPARE in wheels(plain)
-        else:
-            assert pruner(world, through, hours=HOURS).prune().removed
-            assert SPARE not in wheels(plain)

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote
@@ -62,14 +63,34 @@ def pointed(folder: Path) -> set[str]:
     return {file.version for file in state.files if file.yanked is None}
 
 
+def killed_at_each_write(
+    world: ChannelWorld, folder: Path, work: Callable[[ChannelWorld], object]
+) -> Iterator[ChannelWorld]:
+    """Give a copy of *world* for each write of *work*, killed before that one; the last has them all."""
+    for write in range(1, 90):
+        copy = ChannelWorld(folder / str(write))
+        shutil.copytree(world.folder, copy.folder)
+        status = in_child(lambda copy=copy: work(copy), at_call(["fsync"], write))
+        yield copy
+        shutil.rmtree(copy.folder)
+        if status == 0:
+            return
+        assert status == -signal.SIGKILL
+    pytest.fail("it did not end")
+
+
+def promote(world: ChannelWorld) -> None:
+    world.promote_file(world.dist / "vllm-2-py3-none-any.whl")
+
+
+def roll_back(world: ChannelWorld) -> None:
+    world.publisher().rollback("nightly", POLICY, now(), to=1, reason="x")
+
+
 def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: Path) -> None:
     """Kill a publisher before each of its writes in turn, look, and let the next one finish the work."""
     stages: list[tuple[bool, bool]] = []
-    for write in range(1, 90):
-        copy = ChannelWorld(tmp_path / str(write))
-        shutil.copytree(world.folder, copy.folder)
-        wheel = copy.dist / "vllm-2-py3-none-any.whl"
-        status = in_child(lambda copy=copy, wheel=wheel: copy.promote_file(wheel), at_call(["fsync"], write))
+    for copy in killed_at_each_write(world, tmp_path, promote):
         listed, promised = pages_of(copy.published), pointed(copy.published)
         assert promised in ({"1"}, {"1", "2"})
         assert all({"1"} <= versions <= promised for versions in listed.values())
@@ -79,15 +100,9 @@ def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: P
         else:
             with pytest.raises(ReplayedChannelError, match="publisher was interrupted"):
                 copy.verify()
-        copy.promote_file(wheel)
+        promote(copy)
         assert pages_of(copy.published) == {"index.json": {"1", "2"}, "index.html": {"1", "2"}}
         copy.verify()
-        shutil.rmtree(copy.folder)
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-    else:
-        pytest.fail("the promotion did not end")
     # Nothing was visible, then the pointer moved, then the pages followed.
     assert stages == sorted(stages)
     assert {(False, True), (True, False), (True, True)} == set(stages)
@@ -95,22 +110,12 @@ def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: P
 
 
 def test_a_killed_rollback_is_finished_by_the_next_one(world: ChannelWorld, tmp_path: Path) -> None:
-    world.promote_file(world.dist / "vllm-2-py3-none-any.whl")
-    for write in range(1, 90):
-        copy = ChannelWorld(tmp_path / str(write))
-        shutil.copytree(world.folder, copy.folder)
-        publisher = copy.publisher()
-        roll = lambda publisher=publisher: publisher.rollback("nightly", POLICY, now(), to=1, reason="x")  # noqa: E731
-        status = in_child(roll, at_call(["fsync"], write))
-        before = pointed(copy.published)
-        assert before in ({"1"}, {"1", "2"})
-        roll()
+    promote(world)
+    for copy in killed_at_each_write(world, tmp_path, roll_back):
+        assert pointed(copy.published) in ({"1"}, {"1", "2"})
+        roll_back(copy)
         assert copy.listed() == {"1": None, "2": "x"}
         copy.verify()
-        shutil.rmtree(copy.folder)
-        if status == 0:
-            return
-    pytest.fail("the rollback did not end")
 
 
 def test_a_reader_never_sees_a_state_that_is_wrong(world: ChannelWorld) -> None:

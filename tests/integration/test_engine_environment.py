@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import wheelkit
+from wheelkit import plain_wheel
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
 from sparkwright.distributed import bring_files
@@ -39,28 +40,15 @@ MACHINE = platform.machine()
 RECIPE = Recipe(format=1, name="r", title="R", model="m")
 
 
-def pack(folder: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any") -> Path:
-    """A wheel without any module."""
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
-    files = {
-        f"{info}/METADATA": metadata.encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    return wheelkit.pack(folder / f"{name}-{version}-{tag}.whl", wheelkit.with_record(files, info))
-
-
 @pytest.fixture
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the packages `alpha`, which needs `beta`, `gamma` and fillers of other machines."""
     folder = tmp_path / "offered"
-    pack(folder, "alpha", "1.5", "beta<3")
-    pack(folder, "beta", "2.0")
-    pack(folder, "beta", "3.0")
+    plain_wheel(folder, "alpha", "1.5", "beta<3")
+    plain_wheel(folder, "beta", "2.0")
+    plain_wheel(folder, "beta", "3.0")
     for machine in ("aarch64", "x86_64"):
-        pack(folder, "gamma", "1.0", tag=f"py3-none-manylinux_2_28_{machine}")
+        plain_wheel(folder, "gamma", "1.0", tag=f"py3-none-manylinux_2_28_{machine}")
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
@@ -71,7 +59,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def wheel(tmp_path: Path) -> Path:
     tag = f"py3-none-manylinux_2_28_{MACHINE}"
     requires = ("alpha>=1", "gamma==1.0", "delta; extra == 'bench'")
-    return pack(tmp_path / "dist", "vllm", "0.24.0+spark.1", *requires, tag=tag)
+    return plain_wheel(tmp_path / "dist", "vllm", "0.24.0+spark.1", *requires, tag=tag)
 
 
 @pytest.fixture
@@ -113,7 +101,7 @@ def test_what_is_locked_on_top_is_resolved_with_the_rest(offered: Path) -> None:
 def test_it_installs_exactly_what_is_locked_and_once(
     store: Store, wheel: Path, patchsets: Path, offered: Path, tmp_path: Path
 ) -> None:
-    pack(offered, "alpha", "1.9")  # newer, and not locked
+    plain_wheel(offered, "alpha", "1.9")  # newer, and not locked
     sources = Sources(store, patchsets)
     installed = prepare(wheel, RECIPE, sources, offline=True)
     assert installed.requirements.runtime == read_runtime(next(patchsets.iterdir())).digest
@@ -138,8 +126,8 @@ def test_a_locked_override_is_installed(
     if installer == "pip":
         monkeypatch.setattr("sparkwright.base.process.uv_program", lambda: "")
         monkeypatch.setenv("PIP_FIND_LINKS", str(offered))
-    pack(offered, "epsilon", "1.0", "beta>=9")
-    wheel = pack(tmp_path / "d", "vllm", "0.24.0", "epsilon", tag=f"py3-none-manylinux_2_28_{MACHINE}")
+    plain_wheel(offered, "epsilon", "1.0", "beta>=9")
+    wheel = plain_wheel(tmp_path / "d", "vllm", "0.24.0", "epsilon", tag=f"py3-none-manylinux_2_28_{MACHINE}")
     runtime = resolve_runtime(requirements_of(wheel), MACHINE, offline=True, overrides=["beta>=3"])
     (tmp_path / f"0.24-{MACHINE}.requirements.txt").write_text(
         format_runtime(runtime, release="0.24.0", machine=MACHINE)
@@ -151,7 +139,7 @@ def test_a_locked_override_is_installed(
 def test_unlocked_it_is_another_environment(
     store: Store, wheel: Path, patchsets: Path, offered: Path
 ) -> None:
-    pack(offered, "alpha", "1.9")
+    plain_wheel(offered, "alpha", "1.9")
     sources = Sources(store, patchsets)
     installed = prepare(wheel, RECIPE, sources, locked=False, offline=True)
     assert installed.requirements.runtime == ""
@@ -258,7 +246,7 @@ class TestPublished:
     def test_one_of_another_wheel_is_refused(self, wheel: Path, patchsets: Path) -> None:
         publish(wheels_in(wheel.parent), wheel.parent, runtimes=runtimes_in(patchsets))
         tag = wheel.name.removesuffix(".whl").split("-", 2)[2]
-        other = pack(wheel.parent / "other", "vllm", "0.24.0+spark.1", "alpha", tag=tag)
+        other = plain_wheel(wheel.parent / "other", "vllm", "0.24.0+spark.1", "alpha", tag=tag)
         wheel.write_bytes(other.read_bytes())
         with pytest.raises(LockMismatchError, match="is not of"):
             locked_requirements(wheel, find_runtime(wheel))
@@ -276,7 +264,7 @@ class TestPublished:
         assert not beside.exists()
 
     def test_a_wheel_of_another_series_gets_none(self, tmp_path: Path, patchsets: Path) -> None:
-        pack(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")
+        plain_wheel(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")
         index = publish(wheels_in(tmp_path / "d"), tmp_path / "d", runtimes=runtimes_in(patchsets))
         assert not [name for name in index.written if name.endswith(".requirements.txt")]
         assert json.loads((tmp_path / "d/simple/vllm/index.json").read_bytes())["versions"] == ["0.33.0"]

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -17,6 +16,7 @@ from vllm_like import answering
 
 from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.client import Endpoint
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation
@@ -26,13 +26,6 @@ from sparkwright.verify.profile import Profile
 
 DEADLINES = Deadlines(quiesce_s=60)
 SPEED = 20.0
-
-
-@dataclass(frozen=True)
-class Address:
-    """As much of an endpoint as is asked for."""
-
-    url: str
 
 
 def counters(running: float, waiting: float = 0, generated: float = 5) -> str:
@@ -45,7 +38,7 @@ def counters(running: float, waiting: float = 0, generated: float = 5) -> str:
 
 
 @asynccontextmanager
-async def serving(*answers: str | web.Response) -> AsyncIterator[tuple[Address, list[str]]]:
+async def serving(*answers: str | web.Response) -> AsyncIterator[tuple[Endpoint, list[str]]]:
     """Gives *answers* one after another, the last one for good, and notes what each request accepted."""
     accepted: list[str] = []
 
@@ -54,17 +47,8 @@ async def serving(*answers: str | web.Response) -> AsyncIterator[tuple[Address, 
         answer = answers[min(len(accepted), len(answers)) - 1]
         return answer if isinstance(answer, web.Response) else web.Response(text=answer)
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    try:
-        yield Address(f"http://{host}:{port}"), accepted
-    finally:
-        await runner.cleanup()
+    async with vllm_like.serving(metrics=metrics) as served:
+        yield served.endpoint, accepted
 
 
 def ask(
@@ -110,7 +94,7 @@ def test_says_that_nothing_answers() -> None:
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             async with aiohttp.ClientSession() as session:
-                await fetch_snapshot(session, Address(f"http://127.0.0.1:{closed.getsockname()[1]}"))
+                await fetch_snapshot(session, Endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", "m"))
 
     with pytest.raises(EndpointError, match="could not be read"):
         asyncio.run(fetch())

@@ -184,64 +184,6 @@ def test_a_simulated_boot_is_read_in_both_dialects(tmp_path: Path, dialect: str,
     assert this.errors_since(0) == ()
 
 
-def test_simulated_graphs_of_wrong_sizes_are_seen(tmp_path: Path) -> None:
-    this = simulator(tmp_path, "--fault", "unrounded-graphs")
-    boot(this)
-    assert any(size % 8 for size in this.facts.capture_sizes)
-
-
-def test_a_simulated_negative_estimate_is_seen(tmp_path: Path) -> None:
-    this = simulator(tmp_path, "--fault", "negative-estimate=-20")
-    boot(this)
-    assert this.facts.graph_gib == -20
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("boot-killed", "killed"),
-        ("boot-cuda-oom", "cuda-out-of-memory"),
-        ("boot-engine", "engine-init"),
-    ],
-)
-def test_a_simulated_boot_that_fails_is_named(tmp_path: Path, fault: str, cause: str) -> None:
-    error = fails(simulator(tmp_path, "--fault", fault))
-    assert error.cause.name == cause
-    assert error.log_excerpt
-
-
-def test_a_simulated_boot_that_takes_too_long_is_named(tmp_path: Path) -> None:
-    this = start_server(
-        [*SIMULATOR, "--fault", "boot-slow"],
-        folder=tmp_path / "run",
-        environment={"PYTHONPATH": str(Path(__file__).parents[2] / "build")},
-        boot_s=4.0,
-    )
-    assert fails(this).cause.name == "boot-timeout"
-
-
-def test_a_simulated_orphan_is_counted_and_killed(tmp_path: Path) -> None:
-    this = simulator(tmp_path, "--fault", "orphan")
-    boot(this)
-    assert this.orphans == 1
-    assert engines(this) == []
-
-
-@pytest.mark.slow
-def test_an_engine_that_is_dead_while_health_is_good_is_not_ready(tmp_path: Path) -> None:
-    this = start_server(
-        [*SIMULATOR, "--speed", str(SPEED), "--fault", "dead-engine=0"],
-        folder=tmp_path / "run",
-        # The client's own clock, so that once it listens a few canaries end it, and no allowance for delays.
-        environment={"PYTHONPATH": str(Path(__file__).parents[2] / "build")},
-        deadlines=Deadlines(connect_s=5, canary_s=2),
-        boot_s=60.0,
-    )
-    error = fails(this)
-    assert error.status is None
-    assert error.cause.name in {"boot-timeout", "engine-died"}
-
-
 # Not ready ---------------------------------------------------------------------------------
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import wheelkit
+from static_server import served
 
 from sparkwright.publish import publish
 from sparkwright.wheel import AssemblyPlan, assemble, local_version
@@ -52,19 +50,11 @@ def published(folder: Path, builds: list[tuple[str, str]]) -> Path:
     return folder / "dist"
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture(scope="module")
 def address(dist: Path) -> Iterator[str]:
     """The index on a plain static server."""
-    handler = functools.partial(_Quiet, directory=str(dist))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-        server.shutdown()
+    with served(dist) as (root, _):
+        yield f"{root}/simple"
 
 
 def pip_download(index: str, wanted: str, target: Path, *options: str) -> list[str]:

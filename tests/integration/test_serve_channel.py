@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import wheelkit
 from channel_kit import ChannelWorld, now, pinned, small_wheel
+from static_server import served
 
 from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
-from sparkwright.publish.evidence import attach
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.store import Store
@@ -31,8 +24,7 @@ def world(tmp_path: Path) -> ChannelWorld:
     offered = [(version, MACHINE) for version in ("0.24.0+spark.1", NEWEST["0.24"], NEWEST["0.33"])]
     for version, machine in [*offered, ("0.33.0+spark.9", OTHER)]:
         wheel = small_wheel(made.dist, version, tag=f"py3-none-manylinux_2_28_{machine}")
-        attach(made.dist, "audit", wheelkit.sha256(wheel), {"checks": {}, "unchecked": []})
-        made.promote_file(wheel)
+        made.promote_file(made.audited(wheel))
     made.pin()
     return made
 
@@ -42,19 +34,6 @@ def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machi
     memory = SeenChannels(world.folder / "seen.json")
     wanted = (series,) if series else ()
     return open_channel(store, place, machine, *wanted, roots=[root], memory=memory, now=now()).wheel
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/channels/nightly"
-        server.shutdown()
 
 
 def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, store: Store) -> None:
@@ -70,7 +49,8 @@ def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, st
 
 
 def test_over_http_it_is_fetched_by_digest_and_kept(world: ChannelWorld, store: Store) -> None:
-    with served(world.published) as place:
+    with served(world.published) as (address, _):
+        place = f"{address}/channels/nightly"
         wheel = fetch(world, store, place)
         assert wheel.is_relative_to(store.home)
         original = world.dist / wheel.name
@@ -87,8 +67,8 @@ def test_other_bytes_than_were_signed_are_refused(world: ChannelWorld, store: St
     wheel.chmod(0o644)
     wheel.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     if http:
-        with served(world.published) as place, pytest.raises(DigestError):
-            fetch(world, store, place)
+        with served(world.published) as (address, _), pytest.raises(DigestError):
+            fetch(world, store, f"{address}/channels/nightly")
     else:
         with pytest.raises(TamperedError, match="not those that were signed"):
             fetch(world, store, str(world.published / "channels/nightly"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import companion_kit
 import pytest
 import wheelkit
-from channel_kit import POLICY, ChannelWorld, now, pinned
+from channel_kit import ChannelWorld, now, pinned
 
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
@@ -17,7 +17,7 @@ from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.environment import Environment, OfferedWheel, Sources, plan_environment
 from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.publish.companion_provenance import companion_statement
-from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
@@ -32,13 +32,8 @@ STRICT = ChannelPolicy(
 
 
 def small_vllm(folder: Path) -> Path:
-    info, tag = "vllm-0.33.0+spark.1.dist-info", f"py3-none-manylinux_2_28_{MACHINE}"
-    files = {
-        f"{info}/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 0.33.0+spark.1\n"
-        b"Requires-Dist: flashinfer-python==1.2.3\n\n",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n\n".encode(),
-    }
-    return wheelkit.pack(folder / f"vllm-0.33.0+spark.1-{tag}.whl", wheelkit.with_record(files, info))
+    tag = f"py3-none-manylinux_2_28_{MACHINE}"
+    return wheelkit.plain_wheel(folder, "vllm", "0.33.0+spark.1", "flashinfer-python==1.2.3", tag=tag)
 
 
 @dataclass
@@ -69,17 +64,10 @@ class Offered:
 @pytest.fixture
 def offered(tmp_path: Path, store: Store) -> Offered:
     world = ChannelWorld(tmp_path / "channel")
-    wheel = small_vllm(world.dist)
-    sha256 = wheelkit.sha256(wheel)
-    attach(world.dist, "audit", sha256, {"checks": {}, "unchecked": []})
-    runtime = (
-        f"vllm==0.33.0+spark.1 --hash=sha256:{sha256}\nflashinfer-python==1.2.3 --hash=sha256:{'0' * 64}\n"
-    )
-    found = require_evidence(wheel, sha256, "nightly", POLICY, world.dist / "evidence")
-    world.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime.encode())
+    wheel = world.audited(small_vllm(world.dist))
+    world.promote_file(wheel, requires=f"flashinfer-python==1.2.3 --hash=sha256:{'0' * 64}\n")
     module = companion_kit.module(store, companion_kit.library(tmp_path, "sampling"))
-    companion = write_companion(store, companion_kit.content([module]), world.dist).path
-    attach(world.dist, "audit", wheelkit.sha256(companion), {"checks": {}, "unchecked": []})
+    companion = world.audited(write_companion(store, companion_kit.content([module]), world.dist).path)
     evidence = require_evidence(
         companion, wheelkit.sha256(companion), "nightly", STRICT, world.dist / "evidence"
     )
@@ -139,8 +127,7 @@ def _copied(offered: Offered, world: ChannelWorld) -> Path:
     world.dist.mkdir(parents=True)
     wheel = world.dist / offered.wheel.name
     wheel.write_bytes(offered.wheel.read_bytes())
-    attach(world.dist, "audit", wheelkit.sha256(wheel), {"checks": {}, "unchecked": []})
-    return wheel
+    return world.audited(wheel)
 
 
 def test_a_companion_without_an_audit_is_not_promoted(offered: Offered, tmp_path: Path) -> None:

@@ -75,21 +75,6 @@ def test_a_chat_begins_with_a_role_and_goes_on_with_content(tmp_path: Path) -> N
     assert events[0]["object"] == "chat.completion.chunk"
 
 
-def test_thoughts_are_reasoning(tmp_path: Path) -> None:
-    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 160, "ignore_eos": True}
-    events = on(tmp_path, lambda server: server.events(ask, "/v1/chat/completions"), reasoning=True)
-    kinds = [next(iter(choice["delta"])) for choice in choices(events)[1:]]
-    assert kinds.count("reasoning") > 2
-    assert kinds == ["reasoning"] * kinds.count("reasoning") + ["content"] * kinds.count("content")
-
-
-def test_thoughts_can_be_switched_off(tmp_path: Path) -> None:
-    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 80, "ignore_eos": True}
-    ask["chat_template_kwargs"] = {"enable_thinking": False}
-    events = on(tmp_path, lambda server: server.events(ask, "/v1/chat/completions"), reasoning=True)
-    assert {next(iter(choice["delta"])) for choice in choices(events)[1:]} == {"content"}
-
-
 def test_what_a_prompt_states_is_answered(tmp_path: Path) -> None:
     question = "The code for Otter is 4711. The code for Elk is 815.\n\nWhat is the code for Elk? Be short."
 

@@ -18,6 +18,16 @@ if "UNTESTABLE" in text:
     sys.exit(125)
 sys.exit("value * 2" in text)
 """
+# A probe of the same.
+PROBE = """\
+from probekit import expect
+
+
+def probe():
+    from vllm.clamp import clamp
+
+    expect(clamp(4) == 4, "clamp(4) is not 4")
+"""
 DOUBLED = CLAMP.replace("return value", "return value * 2")
 
 

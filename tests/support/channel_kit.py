@@ -94,9 +94,11 @@ class ChannelWorld:
 
     def wheel(self, version: str) -> Path:
         """Return the wheel of *version* with one audit; asking again changes neither."""
-        path = small_wheel(self.dist, version)
+        return self.audited(small_wheel(self.dist, version))
+
+    def audited(self, path: Path) -> Path:
+        """Attach an audit to the wheel at *path*, once: an audit states when it was made, to the second."""
         sha256 = wheelkit.sha256(path)
-        # An audit states when it was made, to the second.
         if not (self.dist / "evidence" / sha256).exists():
             attach(self.dist, "audit", sha256, {"checks": {}, "unchecked": []})
         return path
@@ -108,12 +110,20 @@ class ChannelWorld:
         return self.promote_file(self.wheel(version), channel, publisher=publisher)
 
     def promote_file(
-        self, path: Path, channel: str = "nightly", *, publisher: ChannelPublisher | None = None
+        self,
+        path: Path,
+        channel: str = "nightly",
+        *,
+        publisher: ChannelPublisher | None = None,
+        requires: str | None = None,
     ) -> ChannelState:
-        """Promote the wheel at *path*."""
-        folder = self.dist / "evidence"
-        found = require_evidence(path, wheelkit.sha256(path), channel, POLICY, folder)
-        return (publisher or self.publisher()).promote(channel, path, found, POLICY, now())
+        """Promote the wheel at *path*; with *requires*, with a runtime of itself and these lines."""
+        sha256 = wheelkit.sha256(path)
+        found = require_evidence(path, sha256, channel, POLICY, self.dist / "evidence")
+        runtime = None
+        if requires is not None:
+            runtime = f"vllm=={path.name.split('-')[1]} --hash=sha256:{sha256}\n{requires}".encode()
+        return (publisher or self.publisher()).promote(channel, path, found, POLICY, now(), runtime=runtime)
 
     def pin(self, channel: str = "nightly") -> Path:
         """Pin the publisher's root of *channel* as it is now."""

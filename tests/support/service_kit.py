@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-import wheelkit
+from wheelkit import plain_wheel
 
 # A vLLM whose server is the simulator; releases differ in the faults that it gets.
 SERVER = """
@@ -24,15 +24,7 @@ def vllm_wheel(folder: Path, version: str, *faults: str, tag: str = "py3-none-an
 
 
 def _pack(folder: Path, version: str, tag: str, modules: dict[str, bytes]) -> Path:
-    info = f"vllm-{version}.dist-info"
-    files = {
-        "vllm/__init__.py": b"",
-        **modules,
-        f"{info}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n\n".encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n\n".encode(),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    return wheelkit.pack(folder / f"vllm-{version}-{tag}.whl", wheelkit.with_record(files, info))
+    return plain_wheel(folder, "vllm", version, tag=tag, modules={"vllm/__init__.py": b"", **modules})
 
 
 # ``vllm serve`` of such a wheel. The simulator runs in its process, so that no key is in arguments.

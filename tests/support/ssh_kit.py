@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import wheelkit
 from rehearsal_kit import SERVE, SOURCES
 from tiny_release import TinyRelease, make_tiny
+from wheelkit import plain_wheel
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.ports import free_port
@@ -168,12 +168,6 @@ def write_recipe(path: Path, *, speed: float = 60, requests: int = 4, tokens: in
 
 def torch_wheel(version: str = TORCH) -> tuple[str, bytes]:
     """Name and bytes of a torch with nothing in it, which the wheels require."""
-    info = f"torch-{version}.dist-info"
-    name = f"torch-{version}-py3-none-any.whl"
-    files = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n\n",
-    }
     with tempfile.TemporaryDirectory() as folder:
-        path = wheelkit.pack(Path(folder, name), wheelkit.with_record(files, info), executable=())
-        return name, path.read_bytes()
+        path = plain_wheel(Path(folder), "torch", version)
+        return path.name, path.read_bytes()

@@ -12,14 +12,12 @@ from typing import Any
 
 import checkpoint_kit
 import requests
-import wheelkit
-from channel_kit import POLICY, ChannelWorld, now
+from channel_kit import ChannelWorld
 from nspawn_kit import SHARED, Container
 from service_kit import served_wheel
 from world import wait_until
 
 from sparkwright.base.ports import free_port
-from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
 
 PROGRAM = Path(sys.prefix) / "bin" / "sparkwright"
@@ -48,12 +46,8 @@ class Offers:
     def offer(self, version: str, *faults: str) -> str:
         """Promote a wheel of *version* with *faults*; return its name."""
         tag = f"py3-none-manylinux_2_28_{platform.machine()}"
-        wheel = served_wheel(self.world.dist, version, *faults, tag=tag)
-        sha256 = wheelkit.sha256(wheel)
-        attach(self.world.dist, "audit", sha256, {"checks": {}, "unchecked": []})
-        found = require_evidence(wheel, sha256, "stable", POLICY, self.world.dist / "evidence")
-        runtime = f"vllm=={version} --hash=sha256:{sha256}\n".encode()
-        self.world.publisher().promote("stable", wheel, found, POLICY, now(), runtime=runtime)
+        wheel = self.world.audited(served_wheel(self.world.dist, version, *faults, tag=tag))
+        self.world.promote_file(wheel, "stable", requires="")
         return wheel.name
 
     @property

@@ -106,6 +106,26 @@ def pack(path: Path, files: dict[str, bytes], *, executable: Iterable[str] = ("v
     return path
 
 
+def plain_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    *requires: str,
+    tag: str = "py3-none-any",
+    modules: dict[str, bytes] | None = None,
+) -> Path:
+    """Return a wheel in *folder* that installers take, with nothing but *modules*."""
+    info = f"{name}-{version}.dist-info"
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    text += "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {
+        **(modules or {}),
+        f"{info}/METADATA": text.encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
+    }
+    return pack(folder / f"{name}-{version}-{tag}.whl", with_record(files, info), executable=())
+
+
 def upstream_wheel(
     folder: Path,
     machine: str = "aarch64",

@@ -6,26 +6,19 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bisect_kit import DOUBLED, commit, git, judge, patch_twice
+from bisect_kit import DOUBLED, PROBE, commit, git, judge, patch_twice
 from kit import UpstreamRepository
 from tiny_release import CLAMP, SOURCES, make_tiny
-from wheelkit import sha256, unpack
+from wheelkit import sha256, spoil, unpack
 from world import World, files_below
 
 from sparkwright.base.errors import BisectionError, ConfigError, NoCulpritError, ProcessError
 
-PROBE = """\
-from probekit import expect
-
-
-def probe():
-    from vllm.clamp import clamp
-
-    expect(clamp(4) == 4, "clamp(4) is not 4")
-"""
 LIMIT_PROBE = """\
 from probekit import expect
 
@@ -44,6 +37,24 @@ def patched(world: World) -> World:
 
 def culprits(ran) -> list[str]:
     return ran.json["changes"]
+
+
+def built(world: World) -> Path:
+    """Return the wheel of the present patchset."""
+    unproved = [f"--allow-unproved={name}" for name in world.listed()]
+    return Path(world.good("wheel", *unproved, "--json").json["path"])
+
+
+def changed_record(world: World, change: Callable[[list[dict[str, Any]]], object]) -> Path:
+    """Return the present wheel with another list of carries in its record."""
+
+    def spoil_record(files: dict[str, bytes]) -> None:
+        (member,) = (path for path in files if path.endswith("point.json"))
+        record = json.loads(files[member])
+        change(record["point"]["carries"])
+        files[member] = json.dumps(record).encode()
+
+    return spoil(built(world), world.folder / "changed", spoil_record, record=False)
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -89,26 +100,19 @@ def test_another_text_of_the_work_tree_is_another_search(patched: World) -> None
 
 
 def test_two_wheels_alone_name_the_carry_though_the_checkout_moved_on(patched: World) -> None:
-    wheels = []
-    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
-    patched.good("wheel", *unproved)
-    wheels += patched.wheels
+    bad = built(patched)
     git(patched, "checkout", "--quiet", "HEAD~1")
-    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
-    patched.good("wheel", *unproved)
-    good = next(wheel for wheel in patched.wheels if wheel not in wheels)
+    good = built(patched)
     for number in range(4):  # the contents that both wheels name are in the history only
         patched.carry(f"word-{number}", {f"vllm/word_{number}.py": "WORD = -1\n"}, listed=False)
     commit(patched, "aside")
     git(patched, "branch", "kept", "main")
-    ran = patched.good("bisect", good, wheels[0], "--judge", judge(patched), "--json")
+    ran = patched.good("bisect", good, bad, "--judge", judge(patched), "--json")
     assert culprits(ran) == ["doubled:added"]
 
 
 def test_a_content_that_nothing_here_has_is_named(patched: World) -> None:
-    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
-    patched.good("wheel", *unproved)
-    (bad,) = patched.wheels
+    bad = built(patched)
     git(patched, "update-ref", "-d", "refs/heads/main")
     shutil.rmtree(patched.root / ".git")
     patched.carry("doubled", {"vllm/clamp.py": CLAMP + "# other\n"}, listed=False)
@@ -122,38 +126,22 @@ def test_a_content_that_nothing_here_has_is_named(patched: World) -> None:
 
 
 def test_a_wheel_whose_record_was_changed_is_refused(patched: World) -> None:
-    from wheelkit import pack
-
-    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
-    patched.good("wheel", *unproved)
-    (bad,) = patched.wheels
-    files = unpack(bad)
-    (member,) = (path for path in files if path.endswith("point.json"))
-    record = json.loads(files[member])
-    record["point"]["carries"].pop()
-    files[member] = json.dumps(record).encode()
-    changed = pack(patched.folder / bad.name, files)
+    changed = changed_record(patched, list.pop)
     ran = patched.call("bisect", "--good", "HEAD~1", "--bad", changed, "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
-    assert bad.name in ran.json["error"]["what"]
+    assert changed.name in ran.json["error"]["what"]
 
 
 @pytest.mark.parametrize("name", ["../../../elsewhere", "{outside}/doubled", "-x", "a/../doubled"])
 def test_a_wheel_cannot_name_a_carry_elsewhere(patched: World, name: str) -> None:
-    from wheelkit import pack
-
     outside = patched.folder / "outside/doubled"
     shutil.copytree(patched.root / "carries/doubled", outside)
-    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
-    patched.good("wheel", *unproved)
-    (bad,) = patched.wheels
-    files = unpack(bad)
-    (member,) = (path for path in files if path.endswith("point.json"))
-    record = json.loads(files[member])
-    carry = next(one for one in record["point"]["carries"] if one["name"] == "doubled")
-    carry["name"] = name.format(outside=outside.parent)
-    files[member] = json.dumps(record).encode()
-    changed = pack(patched.folder / bad.name, files)
+
+    def rename(carries: list[dict[str, Any]]) -> None:
+        carry = next(one for one in carries if one["name"] == "doubled")
+        carry["name"] = name.format(outside=outside.parent)
+
+    changed = changed_record(patched, rename)
     ran = patched.call("bisect", "--good", "HEAD~1", "--bad", changed, "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
     assert "cannot be read" in ran.json["error"]["what"]

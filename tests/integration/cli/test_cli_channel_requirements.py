@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from platform import machine
 
 import pytest
-import wheelkit
-from channel_kit import POLICY, ChannelWorld, now, pinned, small_wheel
+from channel_kit import ChannelWorld, pinned, small_wheel
+from static_server import served
 from world import World
 
 from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
-from sparkwright.publish.evidence import attach, require_evidence
 
 TAG = f"py3-none-manylinux_2_17_{machine()}"
 
 
 def promoted(channel: ChannelWorld, version: str) -> Path:
     """Promote a wheel for this machine with a runtime of nothing but itself."""
-    wheel = small_wheel(channel.dist, version, tag=TAG)
-    sha256 = wheelkit.sha256(wheel)
-    attach(channel.dist, "audit", sha256, {"checks": {}, "unchecked": []})
-    found = require_evidence(wheel, sha256, "nightly", POLICY, channel.dist / "evidence")
-    runtime = f"vllm=={version} --hash=sha256:{sha256}\n".encode()
-    channel.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime)
+    wheel = channel.audited(small_wheel(channel.dist, version, tag=TAG))
+    channel.promote_file(wheel, requires="")
     return wheel
 
 
@@ -42,16 +32,6 @@ def published(tmp_path: Path) -> ChannelWorld:
     promoted(channel, "0.24.0+spark.1")
     channel.pin()
     return channel
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Give the address of *folder* on a plain static server."""
-    serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def installed(command: str, target: Path) -> subprocess.CompletedProcess[str]:
@@ -83,7 +63,7 @@ def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: Chann
 def test_what_was_verified_is_what_is_installed(world: World, published: ChannelWorld) -> None:
     file = world.folder / "wanted.txt"
     trust = ("--trust", published.folder / "pinned-nightly.json")
-    with served(published.published) as address:
+    with served(published.published) as (address, _):
         place = f"{address}/channels/nightly"
         command = printed(world.good("channel", "verify", place, *trust, "--requirements", file).out)
         good = installed(command, world.folder / "good")

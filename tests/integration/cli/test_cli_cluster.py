@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import kit
 import pytest
-from cluster_kit import Host, cluster, two_hosts
-from store_servers import nginx_store
+from cluster_kit import Host, cluster
 from world import PROBE, World
-
-from sparkwright.probe.environment import requirements
-from sparkwright.store import open_store
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
-    """Two machines with an environment for probes, and a store that they and the world share."""
-    with nginx_store(tmp_path / "nginx") as url, two_hosts(sshds, tmp_path, url, monkeypatch) as both:
-        for host in both:
-            kit.seed_environment(open_store(host.folder / "store"), requirements())
-        world.environment["SPARKWRIGHT_STORE_URL"] = url
-        yield both
+def hosts(probing_hosts: list[Host]) -> list[Host]:
+    return probing_hosts
 
 
 def proofs(world: World) -> dict[str, bytes]:

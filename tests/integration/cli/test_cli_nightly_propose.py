@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+from bisect_kit import git
 from tiny_release import ALIGN, CLAMP, make_tiny
 from world import World
 
@@ -22,14 +23,6 @@ WRONG = make_tiny("1.3.0", changes=(AWAY,))
 BOTH = make_tiny("1.3.0", changes=(DOWN, AWAY))
 NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal")
 BRANCH = "sparkwright/1.3.0"
-
-
-def git(world: World, *words: str) -> str:
-    settings = ("-c", "user.name=Person", "-c", "user.email=person@localhost")
-    done = subprocess.run(
-        ["git", *settings, *words], cwd=world.root, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import tomlkit
+from bisect_kit import git
 from tiny_release import CLAMP, make_tiny
 from world import World
 
@@ -46,14 +46,6 @@ def probe():
 
 def probe_of(module: str, name: str, claim: str) -> str:
     return VALUE_PROBE.format(module=module, name=name, claim=claim)
-
-
-def git(world: World, *words: str) -> str:
-    settings = ("-c", "user.name=Person", "-c", "user.email=person@localhost")
-    done = subprocess.run(
-        ["git", *settings, *words], cwd=world.root, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 def write_patchset(world: World, series: str, carries: list[str]) -> Path:

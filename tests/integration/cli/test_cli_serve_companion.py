@@ -38,14 +38,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "store"))
     monkeypatch.chdir(ROOT)
-    info = "vllm-0.33.0+spark.1.dist-info"
-    files = {
-        f"{info}/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 0.33.0+spark.1\n\n",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: py3-none-{TAG}\n\n".encode(),
-    }
-    return wheelkit.pack(
-        tmp_path / "dist" / f"vllm-0.33.0+spark.1-py3-none-{TAG}.whl", wheelkit.with_record(files, info)
-    )
+    return wheelkit.plain_wheel(tmp_path / "dist", "vllm", "0.33.0+spark.1", tag=f"py3-none-{TAG}")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from channel_kit import POLICY, ChannelWorld, now
 from service_kit import vllm_wheel
 
 from sparkwright.base.ports import free_port
-from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.change import canary_failure
 
@@ -28,8 +27,6 @@ SYSTEMCTL = """#!{python}
 import os, signal, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {build!r})
-from sparkwright.publish.evidence import attach, require_evidence
-from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.change import canary_failure
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
 with open({calls!r}, "a") as calls:
@@ -166,12 +163,8 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
     channel = ChannelWorld(tmp_path / "channel")
 
     def offer(version: str, *faults: str) -> str:
-        wheel = vllm_wheel(channel.dist, version, *faults, tag=tag)
-        sha256 = wheelkit.sha256(wheel)
-        attach(channel.dist, "audit", sha256, {"checks": {}, "unchecked": []})
-        found = require_evidence(wheel, sha256, "stable", POLICY, channel.dist / "evidence")
-        runtime = f"vllm=={version} --hash=sha256:{sha256}\n".encode()
-        channel.publisher().promote("stable", wheel, found, POLICY, now(), runtime=runtime)
+        wheel = channel.audited(vllm_wheel(channel.dist, version, *faults, tag=tag))
+        channel.promote_file(wheel, "stable", requires="")
         return wheel.name
 
     first = offer("1.0+spark.1")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,14 +19,13 @@ from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
+from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.serve.built import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
-METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\nRequires-Dist: no-such-distribution==9\n"
-FILES = ("METADATA", "WHEEL", "RECORD")
 KEY = "a key that nobody guesses"
 # A clock so slow that a busy machine does not read whole answers at once, which no verdict would stand.
 SLOWER = ("--demo", "--speed", "10", "--levels", "1,4", "--checks")
@@ -419,11 +417,7 @@ def listening(*, counters: bool) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_without_a_network_a_wheel_whose_requirements_are_not_cached_is_refused(tmp_path: Path) -> None:
-    wheel, info = tmp_path / "vllm-0.24.0-py3-none-any.whl", "vllm-0.24.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{info}/METADATA", METADATA)
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "".join(f"{info}/{name},,\n" for name in FILES))
+    wheel = plain_wheel(tmp_path, "vllm", "0.24.0", "no-such-distribution==9")
     done = verify(wheel, "--smoke", "--unlocked", "--offline", "--out", "run", cwd=tmp_path)
     assert done.returncode == 22
     assert "no-such-distribution" in done.stderr

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import Host, cluster, two_hosts
+from cluster_kit import Host, cluster
 from rehearsal_kit import cpu_wheel, rehearsed, seed_environment, stage
-from store_servers import nginx_store
 from world import World
 
 from sparkwright.base.errors import ClusterError, RehearsalError, VerdictError
@@ -32,14 +30,13 @@ def staged(world: World) -> World:
 
 
 @pytest.fixture
-def hosts(sshds, tmp_path, staged, monkeypatch) -> Iterator[list[Host]]:
+def hosts(hosts: list[Host], url: str, staged: World) -> list[Host]:
     """Two machines with an environment for rehearsals and no index, which share a store with the world."""
-    with nginx_store(tmp_path / "nginx") as url, two_hosts(sshds, tmp_path, url, monkeypatch) as both:
-        for host in both:
-            seed_environment(open_store(host.folder / "store"))
-            install(host)
-        staged.environment["SPARKWRIGHT_STORE_URL"] = url
-        yield both
+    for host in hosts:
+        seed_environment(open_store(host.folder / "store"))
+        install(host)
+    staged.environment["SPARKWRIGHT_STORE_URL"] = url
+    return hosts
 
 
 def install(host: Host, extra: str = "") -> None:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kit
 import pytest
-from bisect_kit import JUDGE, harmless, judge, patch_twice
+from bisect_kit import JUDGE, PROBE, harmless, judge, patch_twice
 from bisect_kit import commit as commit_work
-from cluster_kit import Host, cluster, two_hosts
+from cluster_kit import Host, cluster
 from rehearsal_kit import seed_environment, stage
-from store_servers import nginx_store
 from world import World
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.probe.environment import requirements
 from sparkwright.store import open_store
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
-PROBE = """\
-from probekit import expect
-
-
-def probe():
-    from vllm.clamp import clamp
-
-    expect(clamp(4) == 4, "clamp(4) is not 4")
-"""
 
 
 @pytest.fixture
@@ -39,13 +26,8 @@ def patched(world: World) -> World:
 
 
 @pytest.fixture
-def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
-    """Two machines with an environment for probes, which share a store with the world."""
-    with nginx_store(tmp_path / "nginx") as url, two_hosts(sshds, tmp_path, url, monkeypatch) as both:
-        for host in both:
-            kit.seed_environment(open_store(host.folder / "store"), requirements())
-        world.environment["SPARKWRIGHT_STORE_URL"] = url
-        yield both
+def hosts(probing_hosts: list[Host]) -> list[Host]:
+    return probing_hosts
 
 
 def search(judged: str) -> tuple[str, ...]:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_kit import Host, card, cluster, two_hosts
+from cluster_kit import Host, card, cluster
 from http_index import RunningIndex
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
-from store_servers import nginx_store
 from wheelkit import sha256
 from world import World, wait_until
 
@@ -23,20 +22,16 @@ QUICK = ("--demo", "--checks", "boot", "--categories", "code")
 
 
 @pytest.fixture
-def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
+def hosts(hosts: list[Host], url: str, world: World) -> Iterator[list[Host]]:
     """Two machines without a card, with an index of torch alone, which share a store with the world."""
-    with (
-        nginx_store(tmp_path / "nginx") as url,
-        RunningIndex() as index,
-        two_hosts(sshds, tmp_path, url, monkeypatch) as both,
-    ):
+    with RunningIndex() as index:
         index.json = True
         index.add(*torch_wheel())
-        for host in both:
+        for host in hosts:
             card(host, "")
             host.install(extra=f"os.environ['UV_DEFAULT_INDEX'] = {index.url!r}")
         world.environment["SPARKWRIGHT_STORE_URL"] = url
-        yield both
+        yield hosts
 
 
 def machine_of(run: Path) -> str:

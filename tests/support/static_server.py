@@ -1,0 +1,38 @@
+"""A folder on a plain static server in this process."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Answers with files, and notes what was asked for; tests derive servers that misbehave."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        self.answer()
+
+    def answer(self) -> None:
+        super().do_GET()
+
+
+@contextmanager
+def served(folder: Path, handler: type[Handler] = Handler) -> Iterator[tuple[str, list[str]]]:
+    """Give the address of *folder*, and the list of paths that it was asked for."""
+    serve = functools.partial(handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        server.asked = []
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", server.asked
+        server.shutdown()
