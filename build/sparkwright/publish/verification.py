@@ -115,8 +115,6 @@ def verify_channel(
     reading = _Reading(mirror, require_channel_name(channel), memory, now, options)
     read, root = reading.settled(roots)
     state = read.state
-    if isinstance(mirror, FolderMirror):
-        reading.nothing_else(mirror.folder, state)
     files = newest_first([file for file in state.files if file.yanked is None])
     chosen: Sequence[ListedWheel] = {"all": state.files, "newest": files[:1], "none": ()}[options.wheels]
     for file in state.files:
@@ -164,6 +162,8 @@ class _Reading:
             found = self.pointer(roots)
             try:
                 self.pages(found[0].state)
+                if isinstance(self.mirror, FolderMirror):
+                    self.nothing_else(self.mirror.folder, found[0].state)
             except (TamperedError, ReplayedChannelError):
                 if self.pointer(roots)[0].version == found[0].version:
                     raise
