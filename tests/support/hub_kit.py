@@ -58,11 +58,12 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
             token = self.headers.get("Authorization", "")
             state.asked.append((path, token))
             listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path)
-            tree = re.fullmatch(rf"/api/models/([^/]+/[^/]+)/tree/{COMMIT}", path)
+            tree = re.fullmatch(rf"/api/models/([^/]+/[^/]+)/tree/(?:main|{COMMIT})", path)
             held = re.fullmatch(rf"/([^/]+/[^/]+)/resolve/(?:main|{COMMIT})/(.+)", path)
             name = (listed or tree or held or [None, ""])[1]
             if name not in state.models or (listed and listed[2] not in {"main", "v2"}):
-                self._answer(404, b"Repository not found", {"X-Error-Code": "RepoNotFound"})
+                known = any(f"/{one}/" in path for one in state.models)
+                self._answer(404, b"not found", {"X-Error-Code": f"{'Entry' if known else 'Repo'}NotFound"})
             elif name in state.gated and held and token != f"Bearer {state.token}":
                 self._answer(403, b"gated", {"X-Error-Code": "GatedRepo"})
             elif listed:
@@ -75,7 +76,10 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
                 self.end_headers()
             else:
                 assert held
-                self._file(state.models[name] / held[2])
+                path = state.models[name] / held[2]
+                self._file(path) if path.is_file() else self._answer(
+                    404, b"Entry not found", {"X-Error-Code": "EntryNotFound"}
+                )
 
         do_HEAD = do_GET  # noqa: N815 - as http.server calls it
 

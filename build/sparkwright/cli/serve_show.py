@@ -80,7 +80,7 @@ def example(
         shell_key: the key is in a variable of the shell.
         thinks: the model thinks before it answers, unless its template is told not to.
     """
-    body: dict[str, Any] = {"model": model, "messages": [_QUESTION], "max_tokens": 512}
+    body: dict[str, Any] = {"model": model, "messages": [_QUESTION], "max_tokens": 512, "temperature": 0}
     if thinks:
         body["chat_template_kwargs"] = {"enable_thinking": False}
     text = shlex.quote(json.dumps(body))

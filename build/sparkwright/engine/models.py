@@ -133,8 +133,9 @@ def _wait(child: Running) -> None:
 async def _report(child: Running, log: Path, name: str, stored: Path) -> None:
     """Report the bytes that arrive until *child* ends."""
     with contextlib.ExitStack() as reporting:
-        progress, before, total = None, 0, 0
-        while child.poll() is None:
+        progress, before, total, ended = None, 0, 0, False
+        while not ended:
+            ended = child.poll() is not None  # what it wrote before is reported all the same
             if progress is None and (total := int(_line(log, "bytes").get("bytes", 0))):
                 before = _size(stored)
                 progress = reporting.enter_context(task(f"fetch {name}", total=total, unit="B"))
