@@ -34,7 +34,7 @@ _LINES = {
     "serve.wheel": "wheel    {name}: {why}",
 }
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0
-_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+_QUESTION = {"role": "user", "content": "Why is the sky blue?"}
 
 
 def show_plan(plan: Plan, *, as_json: bool) -> None:
