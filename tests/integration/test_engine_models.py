@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -123,6 +124,27 @@ def test_an_unknown_model_is_refused_and_a_cached_one_served_without_the_hub(
     assert "warning" in [event.kind for event in recorder.events]
     with pytest.raises(FetchError, match="org/n"):
         fetch(recipe("org/n"), gone, tmp_path)
+
+
+def test_a_full_disk_is_named_and_another_error_of_the_system_is_not(tmp_path: Path) -> None:
+    stand_in = tmp_path / "python" / "huggingface_hub"
+    stand_in.mkdir(parents=True)
+    (stand_in / "utils.py").write_text("disable_progress_bars = dict")
+    variables = {**os.environ, "PYTHONPATH": str(stand_in.parent), "HF_HOME": str(tmp_path / "home")}
+    for number, because, expected in (
+        (errno.ENOSPC, "OSError", "free some room in"),
+        (errno.EDQUOT, "RuntimeError", "free some room in"),
+        (errno.ECONNRESET, "OSError", "start again"),
+    ):
+        (stand_in / "__init__.py").write_text(
+            f"def HfApi():\n"
+            f"    try: raise OSError({number}, 'broken')\n"
+            f"    except OSError as error: raise {because}({number}, 'broken') from error\n"
+            f"hf_hub_download = snapshot_download = None\n"
+        )
+        with pytest.raises(FetchError, match="broken") as caught:
+            fetch(recipe("org/m"), variables, tmp_path)
+        assert expected in caught.value.next_step
 
 
 def test_folders_made_up_models_and_work_offline_ask_no_hub(

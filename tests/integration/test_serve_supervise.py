@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sparkwright.base.errors import ServerEndedError, ServerError
+from sparkwright.base.errors import FetchError, ServerEndedError, ServerError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.client import open_session
 from sparkwright.engine.server import ServerProcess, start_server
@@ -28,6 +28,7 @@ from sparkwright.serve.watchdog import WatchLimits
 
 SPEED = 20.0
 PATIENCE_S = 240.0
+NO_HUB = ("no-hub",)  # in place of faults: the model cannot be fetched
 LIMITS = WatchLimits(stall_s=60.0, warm_s=60.0, young_s=0.0)
 
 
@@ -64,6 +65,8 @@ class Watched:
         argv += [part for name in names for part in ("--fault", name)]
         server = start_server(argv, folder=self.folder / str(number), speed=SPEED, end_s=3.0, boot_s=3600.0)
         self.servers.append(server)
+        if names == NO_HUB:
+            raise FetchError("the hub is down")
         async with server, open_session(server.endpoint) as session:
             yield ServedEngine(server, session)
 
@@ -170,8 +173,9 @@ def test_a_stopped_server_is_replaced(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
-    crash = ("crash-at=1",)
-    watched = Watched(tmp_path, (("no-hits",), crash, crash), RestartPolicy(first_s=1.0, per_hour=2))
+    watched = Watched(
+        tmp_path, (("no-hits",), NO_HUB, ("crash-at=1",)), RestartPolicy(first_s=1.0, per_hour=2)
+    )
 
     async def run() -> None:
         async with watched.running() as task:

@@ -73,7 +73,7 @@ def test_the_download_is_told_and_only_headers_are_read(hub: HubServer) -> None:
 def test_files_that_vllm_does_not_fetch_are_not_counted(hub: HubServer) -> None:
     before = Hub({"HF_ENDPOINT": hub.url}).read("org/m").download
     folder = hub.models["org/m"]
-    for name in ("original/w.safetensors", "consolidated.safetensors", "m.gguf", "README.md"):
+    for name in ("original/w.safetensors", "sub/w.safetensors", "m.gguf", "README.md"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(bytes(1000))
     assert Hub({"HF_ENDPOINT": hub.url}).read("org/m").download == before

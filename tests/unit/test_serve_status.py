@@ -71,6 +71,16 @@ def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
     assert """printf 'Authorization: Bearer %s\\n' "$VLLM_API_KEY" | curl -s -H @- """ in shell
 
 
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_model_that_thinks_is_announced_with_a_request_that_gives_words(
+    capsys: pytest.CaptureFixture[str], *, thinks: bool
+) -> None:
+    ready = {"url": "u", "model": "m", "boot_s": 1.0, "warm_up_s": None, "warm_up_requests": 0}
+    with Screen(ServeOptions(), quiet=True).showing():
+        emit("serve.ready", **ready, thinks=thinks)
+    assert ("enable_thinking" in capsys.readouterr().out) is thinks
+
+
 def test_the_wheel_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with Screen(ServeOptions(), quiet=False).showing():
         emit("serve.wheel", name="vllm.whl", why="the highest revision of series 0.24")

@@ -20,23 +20,31 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 USE = click.option(
     "--use", default="", help="A use of the recipe, such as shared or many; single by default."
 )
-SET = click.option(
-    "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
-)
-NAMES = click.option(
-    "--served-model-name",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Name by which clients ask for the model, instead of the recipe's; may be repeated.",
-)
-HOST = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 SIDECARS = click.option(
     "--sidecars", "sidecars_gib", type=click.FloatRange(min=0), default=0.0, metavar="GIB",
     envvar="SPARKWRIGHT_SIDECARS",
     help="Memory that other programs will take beside the server.",
 )  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+_SERVED = (
+    USE,
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="FLAG=VALUE",
+        help="A flag of 'vllm serve'; may be repeated.",
+    ),
+    click.option(
+        "--served-model-name",
+        "names",
+        multiple=True,
+        metavar="NAME",
+        help="Name by which clients ask for the model, instead of the recipe's; may be repeated.",
+    ),
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at."),
+    SIDECARS,
+)
 _OFFERED = (
     click.option(
         "--wheel",
@@ -62,6 +70,13 @@ def stated_settings(asked: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the flags of ``--set``, and that of the names of ``--served-model-name``."""
     names = [f"{SERVED_NAMES}={json.dumps(asked['names'])}"] if asked["names"] else []
     return (*asked["settings"], *names)
+
+
+def serving_options(function: F) -> F:
+    """Add ``--use``, ``--set``, ``--served-model-name``, ``--host`` and ``--sidecars``."""
+    for option in reversed(_SERVED):
+        function = option(function)
+    return function
 
 
 def wheel_options(function: F) -> F:

@@ -18,12 +18,8 @@ from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.output import expect_json, unforeseen
 from sparkwright.cli.runtime import (
     FORCE,
-    HOST,
-    NAMES,
-    SET,
-    SIDECARS,
-    USE,
     offered_wheel,
+    serving_options,
     stated_settings,
     wheel_options,
 )
@@ -50,11 +46,7 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Serve with this interpreter's vLLM instead of a wheel.",
 )
-@USE
-@SET
-@NAMES
-@HOST
-@SIDECARS
+@serving_options
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
 )

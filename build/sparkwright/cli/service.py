@@ -17,13 +17,9 @@ from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
     FORCE,
-    HOST,
-    NAMES,
-    SET,
-    SIDECARS,
-    USE,
     F,
     offered_wheel,
+    serving_options,
     stated_settings,
     wheel_options,
 )
@@ -72,11 +68,7 @@ def command() -> None:
 @command.command("install")
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
-@USE
-@SET
-@NAMES
-@HOST
-@SIDECARS
+@serving_options
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")

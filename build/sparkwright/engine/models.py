@@ -30,7 +30,7 @@ _BLOCK = 512  # the unit of st_blocks; a file's length may be set before its byt
 _REMEDIES = {
     "GatedRepoError": "accept the licence on the model's page, then `hf auth login` or set HF_TOKEN",
     "RepositoryNotFoundError": "correct the model's name; a private one needs HF_TOKEN",
-    "OSError": "free some room in {cache}, or set HF_HOME to a larger disk; it continues from there",
+    "full": "free some room in {cache}, or set HF_HOME to a larger disk; it continues from there",
 }
 _REMEDY = "start again: it continues from what is in {cache}; or fetch it elsewhere and name the folder"
 
@@ -108,9 +108,11 @@ async def _fetch(
     try:
         await _report(child, log, name, stored)
     finally:
-        child.terminate()  # it deletes the parts that nothing could continue
-        await asyncio.to_thread(_wait, child)
-        ended = child.kill()
+        try:
+            child.terminate()  # it deletes the parts that nothing could continue
+            await asyncio.to_thread(_wait, child)
+        finally:
+            ended = child.kill()
     if ended.status == 0:
         return
     problem = _line(log, "error") or {"error": "", "text": f"it ended with status {ended.status}"}
@@ -133,8 +135,8 @@ def _wait(child: Running) -> None:
 async def _report(child: Running, log: Path, name: str, stored: Path) -> None:
     """Report the bytes that arrive until *child* ends."""
     with contextlib.ExitStack() as reporting:
-        progress, before, total, ended = None, 0, 0, False
-        while not ended:
+        progress, before, total = None, 0, 0
+        while True:
             ended = child.poll() is not None  # what it wrote before is reported all the same
             if progress is None and (total := int(_line(log, "bytes").get("bytes", 0))):
                 before = _size(stored)
@@ -142,6 +144,8 @@ async def _report(child: Running, log: Path, name: str, stored: Path) -> None:
             if progress is not None:
                 arrived = min(total, _size(stored) - before)
                 progress.advance(max(0, arrived - progress.done))
+            if ended:
+                return
             await asyncio.sleep(_POLL_S)
 
 

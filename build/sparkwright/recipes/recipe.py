@@ -149,7 +149,9 @@ class Recipe(Model, frozen=True):
         Raises:
             ConfigError: one of them is no word.
         """
-        stated = self.flags.get(SERVED_NAMES, self.name)
+        stated = self.flags.get(SERVED_NAMES)
+        if stated is None:
+            return (self.name,)
         names = stated if isinstance(stated, list) else [stated]
         for name in names or [""]:
             if isinstance(name, bool) or not re.fullmatch(r"(?!-)[!-~]+", str(name)):

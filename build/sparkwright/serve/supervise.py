@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkwright.base.errors import ServerEndedError, ServerError
+from sparkwright.base.errors import FetchError, ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.health import notify, write_state
@@ -78,6 +78,7 @@ async def supervise(
     Raises:
         ServerEndedError: it had to be started again too often, or ended in its first warm-up.
         ServerError: the first start failed, which another start would not cure.
+        FetchError: a model could not be fetched for the first start.
     """
     restarts: tuple[float, ...] = ()
     announced = False
@@ -90,7 +91,7 @@ async def supervise(
                     notify("READY=1\nSTATUS=serving")
                 announced = True
                 judgement = await watch(engine, options)
-        except (ServerError, ServerEndedError) as error:
+        except (ServerError, ServerEndedError, FetchError) as error:
             if not announced:
                 raise
             judgement = Judgement(WatchVerdict.DEAD, f"it could not be started: {error.what}")

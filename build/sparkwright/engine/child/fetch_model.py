@@ -9,6 +9,7 @@ its output are JSON: the files and bytes that are missing, and the reason for wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import json
 import os
@@ -97,9 +98,18 @@ def main() -> int:
         fetch(json.loads(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - each is the reason for which the model cannot be had
         text = next((line for line in str(error).splitlines() if line.strip()), "")
-        say(error=type(error).__name__, text=text.strip())
+        say(error="full" if no_room(error) else type(error).__name__, text=text.strip())
         return 1
     return 0
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Tell if *error*, or what caused it, is a full disk or a quota that is used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 if __name__ == "__main__":

@@ -72,21 +72,24 @@ def start_server(
     """
     folder = folder.absolute()
     port = port or free_port(host)
-    models: Callable[[Mapping[str, str], Path], Awaitable[int]] | None = None
+    models: Callable[[], Awaitable[int]] | None = None
+    whole = {**os.environ, **_DEFAULTS}
     if isinstance(what, Recipe):
         interpreter = (python or Path(sys.executable)).absolute()
         installed = read_installed(interpreter)
         check_compatible(what, installed.version, capability=card_capability(), carries=installed.carries)
         recipe = _with_models(what, folder)
         argv = (*vllm_command(interpreter), *serve_arguments(recipe, host=host, port=port))
-        variables = {**recipe.environment, **({"VLLM_API_KEY": api_key} if api_key else {})}
-        models = partial(fetch_models, recipe, interpreter)
+        whole |= recipe.environment
+        whole |= {"VLLM_API_KEY": api_key} if api_key else {}
+        whole |= environment or {}
+        whole |= jobs_variable(what, whole)
+        models = partial(fetch_models, recipe, interpreter, whole, folder)
         model, facts = recipe.served_names[0], _foreseen(recipe, installed.version)
     else:
         argv = _command([str(part) for part in what], host, port, folder)
-        variables, facts = {}, known or BootFacts()
-    whole = {**os.environ, **_DEFAULTS, **variables, **(environment or {})}
-    whole |= jobs_variable(what, whole) if isinstance(what, Recipe) else {}
+        whole |= environment or {}
+        facts = known or BootFacts()
     return ServerProcess(
         Launch(
             argv=argv,
@@ -102,7 +105,7 @@ def start_server(
             end_s=end_s,
             facts=facts,
             card=card,
-            models=partial(models, whole, folder) if models else None,
+            models=models,
         )
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sparkwright.base.errors import FetchError
+from sparkwright.engine.child.fetch_model import files_of
 from sparkwright.engine.models import is_offline, is_repository
 from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint, Shard, parse_shard
 from sparkwright.serve.preflight.files import missing_shards
@@ -31,7 +32,6 @@ _TIMEOUT_S = (5, 20)  # to connect, and between two bytes
 _AT_ONCE = 8
 _FIRST = 100_000  # bytes: most headers are shorter, which one request then has
 _MOST_JSON = 64 << 20  # an index of a thousand files has a few
-_SMALL = (".json", ".txt", ".jinja", ".model", ".py", ".tiktoken")  # that vLLM and transformers fetch besides
 _REFUSED = frozenset({401, 403})
 _ABSENT, _PART = 404, 206
 _ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
@@ -133,12 +133,11 @@ class _Source:
 
         config, index = load("config.json"), load(INDEX)
         named = {str(tensor): str(file) for tensor, file in index.get("weight_map", {}).items()}
-        weights = sorted({*named.values()} & sizes.keys() or {name for name in sizes if _is_weights(name)})
-        fetched = [*weights, *(name for name in sizes if name.endswith(_SMALL))]
+        fetched = files_of([*sizes], "auto", named)
+        # Tensors have other names in Mistral's own format, which may be what is fetched.
+        read = [file for file in files_of([*sizes], "hf", named) if file.endswith(".safetensors")]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            shards = tuple(
-                pool.map(shard, (file for file in weights if "/" not in file or file in named.values()))
-            )
+            shards = tuple(pool.map(shard, read))
         checkpoint = Checkpoint(
             name=self.name,
             folder=Path(self.name),
@@ -200,11 +199,6 @@ class _Head:
             self._data += self.source.part(self.address, len(self._data), missing)
         taken, self._at = self._data[self._at : end], end
         return taken
-
-
-def _is_weights(file: str) -> bool:
-    """Tell if vLLM fetches *file* as weights of a model without an index."""
-    return file.endswith(".safetensors") and not file.startswith("original/")
 
 
 def _token(environment: Mapping[str, str]) -> str:
