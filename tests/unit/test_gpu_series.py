@@ -1,4 +1,4 @@
-"""What the scripts for a GPU take from two series of vLLM: forms of draft_compare."""
+"""The scripts for a GPU call vLLM of two series: forms of draft_compare."""
 
 from __future__ import annotations
 

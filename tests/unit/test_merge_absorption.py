@@ -126,7 +126,7 @@ def test_patch_id_ignores_white_space_and_the_signal_does_not(
             ["Fix first (#7)", 'Revert "Fix first (#7)" (#8)', 'Revert "Revert "Fix first (#7)" (#8)" (#9)'],
             ["subject", "patch-id"],
         ),
-        (["Fix first (#7)", "Take it out (#8)", "Fix first, anew (#9)"], ["patch-id"]),
+        (["Fix first (#7)", "Take it out (#8)", "Fix first, second try (#9)"], ["patch-id"]),
     ],
     ids=["reverted", "reverted under another title", "reverted revert", "landed again"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparkwright.base.errors import ConfigError
@@ -52,6 +53,11 @@ class TestSettings:
         assert changed.served_names == words[first : words.index("--host")] == names
         assert words.count("--served-model-name") == 1
         assert cache_key("", changed, "") == cache_key("", RECIPE, "")
+
+    def test_a_recipes_own_name_need_not_be_a_word(self) -> None:
+        assert "My model" in serve_arguments(
+            msgspec.structs.replace(RECIPE, name="My model"), host="h", port=1
+        )
 
     @pytest.mark.parametrize("value", ["=-x", "=a b", '=["a", ""]', "=[]", "="])
     def test_what_no_client_could_ask_for_is_refused(self, value: str) -> None:

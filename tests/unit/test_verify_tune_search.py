@@ -42,7 +42,7 @@ def states(result: TuneResult) -> dict[tuple[int, int], State]:
 
 @pytest.fixture
 def known_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Known]:
-    """What a search on a surface finds; in a folder of its own where one is named."""
+    """Search a surface; in a folder of its own where one is named."""
 
     def search(surface: Surface, folder: str = "", /, *, ask: Any = None, **asked: Any) -> Known:
         more = {"ask": ask} if ask else {}

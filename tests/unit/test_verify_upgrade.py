@@ -75,7 +75,7 @@ def old(request: pytest.FixtureRequest) -> tuple[int, Run]:
 
 @functools.cache
 def equal(seed: int) -> dict[str, Finding]:
-    """What is said of an equal server."""
+    """Return the findings about an equal server."""
     return compared(finished(swept(seed)), finished(swept(seed + 1000)))
 
 

@@ -27,7 +27,7 @@ _MENDS = {
     Judgement.NOT_ABSORBED: "correct what the carry.toml of {} says of upstream: absorbs, [[superseded]]",
     Judgement.NOT_NEEDED: "declare {} superseded in its carry.toml, or drop it",
 }
-"""What mends a carry; any other judgement wants its change edited."""
+"""The step after each judgement; after any other, the carry's change is edited."""
 
 
 @click.command("nightly")

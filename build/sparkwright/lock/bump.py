@@ -267,11 +267,12 @@ def _series_notes(new: Lock) -> tuple[str, ...]:
     line = ".".join(new.release.version.split(".")[:2])
     if new.series in {"", line}:
         return ()
-    found = (
-        f"of a wheel of {new.release.version} is {line}, by its version: serve, lock runtime and companion"
+    version = new.release.version
+    make = f"sparkwright lock bump {version} --new-series {line}"
+    note = (
+        f"a wheel of {version} belongs to series {line}: serve, lock runtime and companion look for it there"
     )
-    make = f"sparkwright lock bump {new.release.version} --new-series {line}"
-    return (f"the series {found} do not find it in {new.series}; '{make}' makes one",)
+    return (f"{note}, not in {new.series}; '{make}' makes the series",)
 
 
 def _native_notes(new: Lock) -> tuple[str, ...]:

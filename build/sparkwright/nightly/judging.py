@@ -91,7 +91,7 @@ class Judge:
             why = reach_lost(at_target, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
                 return Judged(Judgement.REACH_LOST, why)
-        return Judged(judgement, self._told(proof))
+        return Judged(judgement, self._reason(proof))
 
     def _unmerged(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Judge a carry that is in no tree by its probe on the pristine one: the defect may be gone."""
@@ -102,12 +102,12 @@ class Judge:
         if proof.verdict is ProbeVerdict.NOT_NEEDED and trial.paths:
             return Judged(Judgement.NOT_NEEDED, "its probe passes on the pristine tree")
         if proof.verdict is ProbeVerdict.BROKEN:
-            return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {self._told(proof)}")
-        return Judged(Judgement.CONFLICT, f"the defect is still there: {told(proof)}")
+            return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {self._reason(proof)}")
+        return Judged(Judgement.CONFLICT, f"the defect is still there: {reason_of(proof)}")
 
-    def _told(self, proof: Proof) -> str:
+    def _reason(self, proof: Proof) -> str:
         """Return what *proof* rests on, after the place of a name that its probe cannot import any more."""
-        text = told(proof)
+        text = reason_of(proof)
         gone = _GONE.search(text) if proof.verdict is ProbeVerdict.BROKEN else None
         if gone is None or not (paths := self._target.defining(gone[1])):
             return text
@@ -118,7 +118,7 @@ class Judge:
         return trial.find() or trial.prove() if begun is None else begun()
 
 
-def told(proof: Proof) -> str:
+def reason_of(proof: Proof) -> str:
     """Return one line on what *proof* rests on: the error of a broken run is in its last line."""
     lines = proof.finding.strip().splitlines() or [""]
     return lines[-1 if proof.verdict is ProbeVerdict.BROKEN else 0]

@@ -1,4 +1,4 @@
-"""What the processes with an engine share: a look at its parts, requests, lines for the script, an end."""
+"""Shared by the two processes of a pair: read an engine's parts, send requests, print results, end."""
 
 from __future__ import annotations
 
