@@ -37,16 +37,17 @@ def list_(*, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    headings = tuple(rows[0])
-    show_table(headings, [tuple(_cell(row[heading]) for heading in headings) for row in rows])
-    click.echo("'sparkwright recipe show NAME' has reasons, sources and notes; docs/recipes.md the grades.")
+    headings = ("name", "drafts", "kv", "nodes", "evidence")  # the rest would not fit into 80 columns
+    show_table(headings, [tuple(str(row[heading]) for heading in headings) for row in rows])
+    click.echo("more: sparkwright recipe show NAME; what a grade means: docs/recipes.md")
 
 
 def _row(recipe: Recipe) -> dict[str, Any]:
     return {
         "name": recipe.name,
         "model": recipe.model,
-        "drafter": recipe.drafter or str(recipe.speculative.get("method", "")),
+        "drafter": recipe.drafter,
+        "drafts": str(recipe.speculative.get("method", "")),
         "kv": str(recipe.flags.get("kv-cache-dtype", "auto")),
         "nodes": recipe.nodes,
         "uses": list(recipe.uses),
@@ -54,10 +55,6 @@ def _row(recipe: Recipe) -> dict[str, Any]:
         "evidence": recipe.standing,
         "capability": recipe.capability,
     }
-
-
-def _cell(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 @command.command("show")

@@ -23,7 +23,9 @@ def test_list_has_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(rows) == set(recipes())
     assert rows[NAME]["evidence"] == "near A-"
     assert main(["recipe", "list"]) == 0
-    assert NAME in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in rows)
+    assert max(map(len, shown.splitlines())) <= 80, "a terminal of the usual width"
 
 
 def test_show_gives_the_reason_of_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
