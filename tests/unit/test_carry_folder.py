@@ -9,9 +9,8 @@ import pytest
 import tomlkit
 from kit import DIGEST, VERSION, make_carry, revision, spec, write_carry
 
-from sparkwright.base.errors import ConfigError, NewerFormatError, PatchError
+from sparkwright.base.errors import ConfigError, NewerFormatError, PatchError, unknown_name
 from sparkwright.carries import Carry, load_carries, load_carry
-from sparkwright.carries.folder import unknown_name
 from sparkwright.git import Repository
 
 PULL = {"repository": "https://host/x", "number": 7, "head": "1" * 40, "base": "2" * 40}

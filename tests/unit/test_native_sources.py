@@ -335,7 +335,7 @@ def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree)
 
 
 def test_names_and_tables_that_are_not_there(lock, access, tree):
-    with pytest.raises(UnknownNameError, match="no source that kernels are compiled from called 'duck'"):
+    with pytest.raises(UnknownNameError, match="no source that kernels are compiled from in the lock 'duck'"):
         gather_sources(pin(lock, tree), access, wanted=["duck"], environment=NOBODY)
     with pytest.raises(ConfigError):
         gather_sources(with_native(lock, None), access)

@@ -72,7 +72,7 @@ def test_unknown_names_are_refused_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="cash-fix") as caught:
         make_build_spec(tmp_path, LOCK, "spark")
     assert "'cache-fix'" in caught.value.next_step
-    with pytest.raises(UnknownNameError, match="patchset called 'spork'") as caught:
+    with pytest.raises(UnknownNameError, match="patchset 'spork'") as caught:
         make_build_spec(tmp_path, LOCK, "spork")
     assert "'spark'" in caught.value.next_step
 

@@ -78,9 +78,9 @@ def test_use_without_speculation(write):
 
 
 def test_unknown_use_is_named(write):
-    with pytest.raises(UnknownNameError, match="no use 'single'") as raised:
+    with pytest.raises(UnknownNameError, match=r"no use of the recipe .* 'single'") as raised:
         load_recipe(write(OLD + USES), "single")
-    assert raised.value.because == "its uses are many, shared"
+    assert raised.value.next_step == "known: many, shared"
 
 
 def test_use_cannot_take_reserved_flags(write):

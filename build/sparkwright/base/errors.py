@@ -6,6 +6,7 @@ reading text. A test compares ``docs/exit-codes.md`` with this file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -52,6 +53,19 @@ class UnknownNameError(ConfigError):
     """A carry, patchset or command argument names something that does not exist."""
 
     exit_code = 12
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str], next_step: str = "") -> UnknownNameError:
+    """Return an error for the *name* of a *kind* that suggests the nearest ones; *next_step* without any."""
+    import difflib  # not for --help, which is as fast as its imports
+
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    if close:
+        next_step = f"did you mean {' or '.join(map(repr, close))}?"
+    return UnknownNameError(
+        f"there is no {kind} {name!r}",
+        next_step=next_step or f"known: {', '.join(known) or 'none'}",
+    )
 
 
 class DependencyOrderError(ConfigError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.config import load_toml, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError
 from sparkwright.carries.model import CARRY_FORMAT, CarrySpec, ProbeSpec, Revision, Superseded
 from sparkwright.carries.patch import Patch, parse_patch
 
@@ -223,12 +222,3 @@ def load_carries(root: Path) -> dict[str, Carry]:
         for folder in sorted(root.iterdir())
         if (folder / "carry.toml").is_file()
     }
-
-
-def unknown_name(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """Return an error for an unknown *name* that suggests the nearest one."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return UnknownNameError(
-        f"there is no {kind} called {name!r}",
-        next_step=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}",
-    )

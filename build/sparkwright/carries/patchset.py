@@ -21,9 +21,8 @@ from msgspec import Meta
 
 from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ConfigError, DependencyOrderError
+from sparkwright.base.errors import ConfigError, DependencyOrderError, unknown_name
 from sparkwright.carries import Carry, load_carries
-from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.model import Name
 from sparkwright.lock import Lock
 from sparkwright.lock.model import SeriesName

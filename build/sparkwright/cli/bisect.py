@@ -172,7 +172,7 @@ def _folder(session: Session, problem: SearchProblem) -> Path:
 
 def _known(session: Session, identity: str) -> Path:
     """Return the folder of the bisection whose id begins with *identity*."""
-    from sparkwright.carries.folder import unknown_name
+    from sparkwright.base.errors import unknown_name
 
     known = sorted(path.name for path in _root(session).glob("*") if path.is_dir())
     found = [name for name in known if name.startswith(identity)]
@@ -194,7 +194,7 @@ def _list(session: Session, search: Search) -> None:
 
 def _try(session: Session, search: Search, attempted: str) -> None:
     """Judge one candidate, with the exit status of a command that ``git bisect run`` takes."""
-    from sparkwright.carries.folder import unknown_name
+    from sparkwright.base.errors import unknown_name
     from sparkwright.search.engine import evaluate
     from sparkwright.search.subsets import Changes
 

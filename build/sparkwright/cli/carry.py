@@ -35,8 +35,8 @@ command.add_command(test_upstream)
 
 
 def _find(session: Session, name: str) -> Carry:
+    from sparkwright.base.errors import unknown_name
     from sparkwright.carries import load_carries
-    from sparkwright.carries.folder import unknown_name
 
     known = load_carries(session.checkout.carries)
     if name not in known:

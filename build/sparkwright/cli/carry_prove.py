@@ -101,7 +101,7 @@ def _prove(
     job: Job, names: tuple[str, ...], onto: str | None
 ) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
     """Prove and record; return the proofs, and by name why others need none, or have none."""
-    from sparkwright.carries.folder import unknown_name
+    from sparkwright.base.errors import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.pipeline.checkout import pinned_by
     from sparkwright.pipeline.remote_proofs import prove_remotely

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from sparkwright.base.errors import EndpointError, UnknownNameError
+from sparkwright.base.errors import EndpointError, unknown_name
 
 VLLM: Final = "vllm"
 SPECULATION: Final = "speculation"
@@ -48,10 +48,7 @@ def require_known(names: Iterable[str]) -> None:
         UnknownNameError: one is none.
     """
     if unknown := [name for name in names if name not in CAPABILITIES]:
-        raise UnknownNameError(
-            f"there is no capability {unknown[0]!r}",
-            next_step=f"take some of {', '.join(CAPABILITIES)} for --require",
-        )
+        raise unknown_name("capability", unknown[0], list(CAPABILITIES))
 
 
 def refuse_lacking(lacks: Mapping[str, str], required: Iterable[str], where: str) -> None:

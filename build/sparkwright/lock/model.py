@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from sparkwright.base.config import Model, load_toml
-from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError, unknown_name
 from sparkwright.lock.native import NativePin, TreeId
 
 LOCK_NAME = "upstream.lock"
@@ -150,10 +150,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
         try:
             return self.wheels[platform]
         except KeyError:
-            raise UnknownNameError(
-                f"there is no wheel for platform {platform!r} in the lock",
-                next_step=f"choose one of: {', '.join(sorted(self.wheels))}",
-            ) from None
+            raise unknown_name("wheel in the lock for platform", platform, sorted(self.wheels)) from None
 
 
 def checkout_root(start: Path) -> Path | None:

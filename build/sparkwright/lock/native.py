@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from msgspec import Meta, field
 
 from sparkwright.base.config import Model
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import unknown_name
 
 T = TypeVar("T")
 
@@ -231,7 +231,4 @@ def named(table: Mapping[str, T], name: str, kind: str) -> T:
     try:
         return table[name]
     except KeyError:
-        raise UnknownNameError(
-            f"the lock has no {kind} called {name!r}",
-            next_step=f"choose one of: {', '.join(sorted(table))}" if table else "see docs/formats.md",
-        ) from None
+        raise unknown_name(f"{kind} in the lock", name, sorted(table)) from None

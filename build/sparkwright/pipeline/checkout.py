@@ -14,9 +14,8 @@ from pathlib import Path
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.base.errors import ConfigError, LockMismatchError
+from sparkwright.base.errors import ConfigError, LockMismatchError, unknown_name
 from sparkwright.carries import Carry
-from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
 from sparkwright.lock import Lock, read_lock
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS, checkout_root

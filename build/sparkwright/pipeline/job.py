@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.errors import FetchError, NotInStoreError
+from sparkwright.base.errors import FetchError, NotInStoreError, unknown_name
 from sparkwright.base.events import warn
 from sparkwright.carries import Revision
-from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import LINK, Repository, TreeEntry, open_repository

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
-from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError, unknown_name
 from sparkwright.recipes.evidence import EvalBound, Evidence, Grade, best_grade, require_usable_bounds
 from sparkwright.recipes.shared import reasons, shared_note, use_title
 
@@ -212,11 +212,8 @@ def recipe_path(name_or_path: str | Path) -> Path:
         return path
     shipped = {found.stem: found for found in sorted(_SHIPPED.glob("*.toml"))}
     if str(name_or_path) not in shipped:
-        raise UnknownNameError(
-            f"there is no recipe {str(name_or_path)!r}",
-            because=f"those that ship are {', '.join(shipped)}, and no such TOML file exists",
-            next_step="name one of these, or give the path of a TOML file",
-        )
+        step = "name one of 'sparkwright recipe list', or give the path of a TOML file that exists"
+        raise unknown_name("recipe", str(name_or_path), list(shipped), step)
     return shipped[str(name_or_path)]
 
 
@@ -289,11 +286,7 @@ def apply_use(recipe: Recipe, name: str) -> Recipe:
     """
     use = next((found for known, found in recipe.uses.items() if known == name), None)
     if use is None:
-        raise UnknownNameError(
-            f"the recipe {recipe.name} has no use {name!r}",
-            because=f"its uses are {', '.join(recipe.uses)}" if recipe.uses else "it has no uses",
-            next_step="name one of these, or none",
-        )
+        raise unknown_name(f"use of the recipe {recipe.name}", name, list(recipe.uses))
     return msgspec.structs.replace(
         recipe,
         title=f"{recipe.title}; {use.title}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import RehearsalError, ServerError, UnknownNameError
+from sparkwright.base.errors import RehearsalError, ServerError, unknown_name
 from sparkwright.base.events import emit, task
 from sparkwright.engine.outcomes import CheckOutcome, broken_server, error_line, outcomes_of
 from sparkwright.engine.verifier import CheckRequest, Verifier
@@ -71,9 +71,7 @@ def require_checks(options: RehearsalOptions) -> None:
         UnknownNameError: *options* name one.
     """
     if unknown := [name for name in options.checks if name not in DEFAULT]:
-        raise UnknownNameError(
-            f"there is no check {unknown[0]!r} of a rehearsal", next_step=f"take some of {', '.join(DEFAULT)}"
-        )
+        raise unknown_name("check of a rehearsal", unknown[0], list(DEFAULT))
 
 
 def onto_served(job: Job, report: MergeReport) -> MergeReport:

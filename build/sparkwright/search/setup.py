@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
-from sparkwright.carries.folder import unknown_name
+from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError, unknown_name
 from sparkwright.carries.patchset import closure
 from sparkwright.engine.verifier import Verifier
 from sparkwright.pipeline.checkout import Checkout, open_checkout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import unknown_name
 from sparkwright.git import Repository
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import make_job
@@ -62,11 +62,7 @@ def check_recipes(
     known = series_names(checkout.root)
     for name in [series] if series else [one for recipe in recipes for one in recipe.series]:
         if name not in known:
-            raise UnknownNameError(
-                f"there is no series {name!r}",
-                because=f"there are {', '.join(known)}",
-                next_step="name one of these",
-            )
+            raise unknown_name("series", name, known)
     found: list[CheckedRecipe] = []
     for name in [series] if series else known:
         cases = [

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.config import convert, to_builtins
-from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError, unknown_name
 from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION, TOOLS, require_known
 from sparkwright.engine.client import check_address
 from sparkwright.engine.observations import BootFacts
@@ -122,9 +122,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     """
     if base is None:
         if options.profile not in PROFILES:
-            raise UnknownNameError(
-                f"there is no profile {options.profile!r}", next_step=f"take one of {', '.join(PROFILES)}"
-            )
+            raise unknown_name("profile", options.profile, list(PROFILES))
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
     for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
@@ -174,9 +172,7 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
-            raise UnknownNameError(
-                f"there is no {what} {unknown[0]!r}", next_step=f"take some of {', '.join(known)}"
-            )
+            raise unknown_name(what, unknown[0], list(known))
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)

@@ -63,7 +63,7 @@ def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str])
     assert main(["recipe", "show", "no-such"]) != 0
     assert "there is no recipe 'no-such'" in capsys.readouterr().err
     assert main(["recipe", "show", "smoke", "--use", "many"]) != 0
-    assert "it has no uses" in capsys.readouterr().err
+    assert "known: none" in capsys.readouterr().err
 
 
 def test_verify_refuses_a_use_that_the_recipe_does_not_have(
@@ -71,7 +71,7 @@ def test_verify_refuses_a_use_that_the_recipe_does_not_have(
 ) -> None:
     words = ["verify", "--python", sys.executable, "--recipe", NAME, "--use", "weekend"]
     assert main([*words, "--out", str(tmp_path / "run")]) == UnknownNameError.exit_code
-    assert "its uses are single, shared, many" in capsys.readouterr().err
+    assert "known: single, shared, many" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import unknown_name
 from sparkwright.engine.cell import Prompt
 from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes
 from sparkwright.verify.corpus.tasks import write_task
@@ -75,10 +75,7 @@ class Corpus:
             UnknownNameError: no such category.
         """
         if category not in self.entries:
-            raise UnknownNameError(
-                f"there are no prompts of category {category!r}",
-                next_step=f"take one of {', '.join(self.entries)}",
-            )
+            raise unknown_name("category of prompts", category, list(self.entries))
         entries = self.entries[category]
         order = random.Random(f"{category} {seed} {salt}")  # noqa: S311 - an order, not a secret
         made: list[Prompt] = []

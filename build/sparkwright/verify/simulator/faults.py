@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def parse_faults(texts: Iterable[str]) -> Faults:
     for text in texts:
         name, _, rest = text.partition("=")
         if name not in FAULTS:
-            raise UnknownNameError(
-                f"there is no fault {name!r}", next_step="`sparkwright-simulator --list-faults` lists them"
+            raise unknown_name(
+                "fault", name, list(FAULTS), "'sparkwright-simulator --list-faults' lists them"
             )
         active[name] = {**FAULTS[name].parameters, **_parameters(FAULTS[name], rest)}
     return Faults(active)
