@@ -56,10 +56,13 @@ def edit_patch(root: Path, name: str, path: str = "", comment: str = "#") -> Non
     )[0]
     if ready.change is None:
         raise SystemExit(ready.refusal)
-    path = path or carry.patch(carry.spec.revision[0]).paths[0]
+    revision = carry.revision_for(lock.release.version)
+    if revision is None:
+        raise SystemExit(f"{name} has no patch")
+    path = path or carry.patch(revision).paths[0]
     data = repository.blob(repository.files(ready.change.theirs, [path])[path].blob)
     edited = FileEntry("100644", data + f"\n{comment} edited: {never_seen()}\n".encode())
     tree = patch_tree(repository, ready.change.theirs, {path: edited})
-    patch = carry.folder / carry.spec.revision[0].patch
+    patch = carry.folder / revision.patch
     patch.write_bytes(repository.diff(pristine, tree, context=0))
     repository.close()

@@ -21,10 +21,10 @@ from edits import copy_checkout, edit_patch
 
 from sparkwright.pipeline import open_checkout
 
-PYTHON_CARRY = "tie-weights"
+PYTHON_CARRY = "uma-clamp"
 NATIVE_CARRY = "native-sm121a"
 SOURCE_CARRY = "flash-attn-sm121a"
-KERNEL = "csrc/libtorch_stable/permute_cols.cu"
+KERNEL = "csrc/quantization/fp4/nvfp4_quant_entry.cu"
 
 
 @dataclass(frozen=True)

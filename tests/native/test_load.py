@@ -26,9 +26,11 @@ from sparkwright.upstream import Access, read_settings
 
 ROOT = Path(__file__).parents[2]
 EMULATOR = "qemu-aarch64-static"
+SUITE = "trixie"  # glibc 2.38 and more, which the compiler's own headers ask for; a Spark has 2.39
+PYTHON = "python3.13"
 PACKAGES = (
-    "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "libgcc-s1", "libstdc++6",
-    "zlib1g", "libexpat1", "libssl3", "libgomp1", "libffi8",
+    f"{PYTHON}-minimal", f"lib{PYTHON}-minimal", f"lib{PYTHON}-stdlib", "libc6", "libgcc-s1", "libstdc++6",
+    "zlib1g", "libexpat1", "libssl3t64", "libgomp1", "libffi8",
 )  # fmt: skip
 NOTHING = ("-x", "c", "/dev/null")
 # What a card's driver has, and CUDA's libraries: only their names are stood in for.
@@ -61,19 +63,27 @@ def system(tmp_path_factory):
     """An arm64 Python with its libraries, unpacked and not installed."""
     folder = tmp_path_factory.mktemp("arm64")
     (folder / "lists" / "partial").mkdir(parents=True)
+    mirrors = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Label: Debian")
+    mirror = mirrors.split()[0]
+    keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (folder / "sources.list").write_text(f"deb [signed-by={keys}] {mirror} {SUITE} main\n", encoding="utf-8")
     settings = ("APT::Architecture=arm64", "APT::Architectures=arm64", "Dir::State::status=/dev/null")
-    folders = (f"Dir::State::Lists={folder}/lists", f"Dir::Cache={folder}")
+    folders = (
+        f"Dir::State::Lists={folder}/lists", f"Dir::Cache={folder}",
+        f"Dir::Etc::sourcelist={folder}/sources.list", "Dir::Etc::sourceparts=/dev/null",
+    )  # fmt: skip
     options = [f"-o{setting}" for setting in (*settings, *folders)]
     run("apt-get", *options, "update")
     run("apt-get", *options, "download", *PACKAGES, cwd=folder)
     for package in folder.glob("*.deb"):
         run("dpkg", "-x", package, folder / "root")
+    (folder / "root" / "lib").symlink_to("usr/lib")  # of base-files, in a system that is installed
     return folder / "root"
 
 
 @pytest.fixture(scope="module")
 def toolchain():
-    lock, store = open_checkout(ROOT, "0.24").lock, open_store()
+    lock, store = open_checkout(ROOT).lock, open_store()
     access = Access(store, open_repository(store.git), read_settings())
     return prepare_toolchain(lock, Target("aarch64", lock.native.arch), access)
 
@@ -82,7 +92,7 @@ def toolchain():
 def extensions(made, tmp_path_factory):
     """The wheel's extensions that were compiled here, by name."""
     folder = tmp_path_factory.mktemp("extensions")
-    lock = open_checkout(ROOT, "0.24").lock
+    lock = open_checkout(ROOT).lock
     members = {name: lock.native.extensions[name].member for name in made.wheel["compiled"]}
     with zipfile.ZipFile(made.wheel["path"]) as archive:
         return {name: Path(archive.extract(member, folder)) for name, member in members.items()}
@@ -104,7 +114,7 @@ def load(system, toolchain, tmp_path_factory):
         places = ":".join(map(str, [*pinned, folder]))
         told = run(
             EMULATOR, "-L", system, "-E", f"LD_LIBRARY_PATH={places}",
-            system / "usr/bin/python3.11", "-c", LOAD, *libraries,
+            system / "usr/bin" / PYTHON, "-c", LOAD, *libraries,
         )  # fmt: skip
         return told, empty
 
