@@ -19,11 +19,10 @@ from pathlib import Path
 
 from edits import copy_checkout, edit_patch
 
+from sparkwright.base.errors import NativeInputsError
 from sparkwright.pipeline import open_checkout
 
-PYTHON_CARRY = "uma-clamp"
-NATIVE_CARRY = "native-sm121a"
-SOURCE_CARRY = "flash-attn-sm121a"
+CARRY = "uma-clamp"  # its patch is written for the default release, so that files can be added to it
 KERNEL = "csrc/quantization/fp4/nvfp4_quant_entry.cu"
 
 
@@ -36,7 +35,7 @@ class Outcome:
         units: names of the units that a compiler was started for.
         cpu_seconds: CPU time of those.
         peak_mib: most resident memory of all compilers together.
-        wheel: what the program says of the wheel.
+        wheel: what the program says of the wheel; of the error, where the wheel was refused.
     """
 
     seconds: float
@@ -51,8 +50,11 @@ def wheel(root: Path, *options: str) -> Outcome:
     command = [sys.executable, "-m", "sparkwright", "wheel", "--kernels", "native", "--json"]
     before = set(logs(root))
     started = time.perf_counter()
-    done = subprocess.run([*command, "--root", str(root), *options], check=True, stdout=subprocess.PIPE)
+    done = subprocess.run([*command, "--root", str(root), *options], check=False, stdout=subprocess.PIPE)
     seconds = time.perf_counter() - started
+    # With a changed kernel, a wheel that has binaries of upstream's beside compiled ones is refused.
+    if done.returncode not in {0, NativeInputsError.exit_code}:
+        raise SystemExit(f"it ended with status {done.returncode}")
     lines = [line for log in set(logs(root)) - before for line in log.read_text().splitlines()]
     events = [json.loads(line) for line in lines]
     compiled = [event for event in events if event["kind"] == "native.compiled"]
@@ -93,12 +95,10 @@ def main() -> None:
         copy_checkout(open_checkout(Path(__file__).parent).root, root)
         report("what the store lacks", wheel(root, *options))
         report("nothing changed", wheel(root, *options))
-        edit_patch(root, PYTHON_CARRY)
-        report("a Python file changed", wheel(root, *options, "--allow-unproved", PYTHON_CARRY))
-        edit_patch(root, NATIVE_CARRY, KERNEL, "//")
-        # Proofs of carries that configure both trees hang on the tree's CMake files: minutes of their own.
-        unproved = [f"--allow-unproved={name}" for name in (PYTHON_CARRY, NATIVE_CARRY, SOURCE_CARRY)]
-        report("one kernel changed", wheel(root, *options, *unproved))
+        edit_patch(root, CARRY)
+        report("a Python file changed", wheel(root, *options, "--allow-unproved", CARRY))
+        edit_patch(root, CARRY, KERNEL, "//")
+        report("one kernel changed", wheel(root, *options, "--allow-unproved", CARRY))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOpt
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.store.remote import RemoteSettings, RemoteTier
+from sparkwright.store.usage import oldest_run
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
 P = ParamSpec("P")
@@ -294,6 +295,12 @@ def _mended(session: Session, opened: int, error: Exception) -> bool:
     elif not _may_be_gits(error):
         return False
     elif why := unsoundness(session.repository):
+        if oldest_run(session.store.runs, but=session.run) is not None:
+            raise ProcessError(
+                "git's objects in the store are damaged",
+                because=f"{why}; other runs use them, so that the repository cannot be begun again",
+                next_step="when those have ended, start again: what it held is fetched or made again",
+            ) from error
         session.repository.close()
         with session.store.scratch() as trash:
             discard(session.repository, trash)

@@ -13,6 +13,7 @@ import pytest
 from wheelkit import sha256
 from world import Ran, World
 
+from sparkwright.base.errors import ProcessError
 from sparkwright.store import remove_tree
 
 
@@ -222,6 +223,20 @@ def test_damaged_git_objects_come_back(world: World, damage: Callable[[World], N
     world.good("wheel")
     world.good("store", "verify", "--remove")  # what is not needed may lie there still
     world.good("store", "verify")
+    requires(world, digest, world.good("wheel", "--json"))
+
+
+def test_the_repository_is_not_begun_again_under_other_runs(world: World) -> None:
+    digest = made(world)
+    remove_tree(world.store.records / "merge")
+    inode = world.store.git.stat().st_ino
+    objects_emptied(world)
+    with world.store.running():
+        ran = world.call("merge")
+    assert ran.status == ProcessError.exit_code, ran.said
+    assert "other runs use them" in ran.said
+    assert world.store.git.stat().st_ino == inode
+    world.good("merge")
     requires(world, digest, world.good("wheel", "--json"))
 
 
