@@ -31,6 +31,7 @@ _SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
 _LINES = {
     "serve.fetches": "fetches  {what}: {because}",
     "serve.incident": "evidence {folder}",
+    "serve.makes": "makes    {name} {why}",
     "serve.wheel": "wheel    {name}: {why}",
 }
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0

@@ -24,6 +24,11 @@ from sparkwright.wheel import parse_name
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
 
+
+class NoWheelError(ConfigError):
+    """A folder holds no wheel that could be served here."""
+
+
 PresentSpecs = Mapping[str, tuple[str, ...]]
 """By series, the default one first: digests of the build specs that a checkout describes now."""
 
@@ -61,7 +66,7 @@ def built_wheel(folder: Path, machine: str, series: Sequence[str], present: Pres
         present: the build specs of the checkout.
 
     Raises:
-        ConfigError: there is none.
+        NoWheelError: there is none.
     """
     wheels = {wheel: parse_name(wheel.name) for wheel in wheels_in(folder) if not is_companion(wheel.name)}
     fitting = {
@@ -95,14 +100,14 @@ def _ordered(version: str) -> Version:
     return Version(f"{parsed.public}+{'.'.join(filter(None, parts)) or '0'}")
 
 
-def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[str]) -> ConfigError:
+def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[str]) -> NoWheelError:
     wanted = f" SERIES={series[0]}" if series else ""
     of_series = f" of series {' or '.join(series)}" if series else ""
-    return ConfigError(
+    return NoWheelError(
         f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
-        next_step=f"make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes, or "
-        "give a wheel or --python",
+        next_step=f"in a clone, make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes; "
+        "or give a wheel, --channel or --python",
     )
 
 
