@@ -1,4 +1,4 @@
-"""Choose what to serve where no wheel is named: one by build spec and revision, or a checkout's Python."""
+"""The wheel that is served: the one that is named, a channel's, one in ``dist/``, or one made first."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from platform import machine
 
-import msgspec
 from packaging.version import Version
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.base.events import emit
+from sparkwright.cli.hints import keeping_series
 from sparkwright.companion.package import is_companion
-from sparkwright.engine.environment import Environment, OfferedWheel
-from sparkwright.merge import merge_patchset
-from sparkwright.pipeline import Job, open_checkout
+from sparkwright.engine.environment import OfferedWheel
+from sparkwright.pipeline import BuildOptions, apply, open_checkout, open_job
 from sparkwright.pipeline.checkout import series_names
 from sparkwright.pipeline.choose import choose_arch
-from sparkwright.publish import wheels_in
+from sparkwright.pipeline.state import require
+from sparkwright.publish import dist_folder, wheels_in
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.wheel import parse_name
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
@@ -40,7 +41,7 @@ def is_present(version: str, specs: PresentSpecs) -> bool:
     return any(digest.startswith(part) for part in parts for digest in known)
 
 
-def present_specs(start: Path, machine: str) -> PresentSpecs:
+def present_specs(start: Path, platform: str) -> PresentSpecs:
     """Return the build specs of the checkout around *start*, with upstream's kernels and with own."""
     found: dict[str, tuple[str, ...]] = {}
     names: Sequence[str] = ()
@@ -51,17 +52,17 @@ def present_specs(start: Path, machine: str) -> PresentSpecs:
             checkout = open_checkout(start, series)
             arches: list[str | None] = [None]
             with contextlib.suppress(SparkwrightError):
-                arches.append(choose_arch(checkout.lock, machine, kernels="native"))
+                arches.append(choose_arch(checkout.lock, platform, kernels="native"))
             found[series] = tuple(checkout.build_spec(arch=arch).digest for arch in arches)
     return found
 
 
-def built_wheel(folder: Path, machine: str, series: Sequence[str], present: PresentSpecs) -> OfferedWheel:
+def built_wheel(folder: Path, platform: str, series: Sequence[str], present: PresentSpecs) -> OfferedWheel:
     """Return the wheel in *folder* of the present build spec; else the one of the highest revision.
 
     Args:
         folder: a folder of wheels.
-        machine: the machine.
+        platform: the machine.
         series: those that are wanted; any if empty. The default one is preferred, and then the first.
         present: the build specs of the checkout.
 
@@ -72,12 +73,12 @@ def built_wheel(folder: Path, machine: str, series: Sequence[str], present: Pres
     fitting = {
         wheel: name.version
         for wheel, name in wheels.items()
-        if name.machine == machine and (not series or series_of(name.version) in series)
+        if name.machine == platform and (not series or series_of(name.version) in series)
     }
     order = [*(one for one in present if one in series or not series), *series]
     if not fitting:
         wanted = order if series else ()
-        raise _none(folder, machine, list(dict.fromkeys(wanted)), [wheel.name for wheel in wheels])
+        raise _none(folder, platform, list(dict.fromkeys(wanted)), [wheel.name for wheel in wheels])
     order += sorted({series_of(version) for version in fitting.values()}, key=Version, reverse=True)
     of_spec = {wheel: version for wheel, version in fitting.items() if is_present(version, present)}
     for candidates, why in ((of_spec, "the present build spec of"), (fitting, "the highest revision of")):
@@ -100,29 +101,87 @@ def _ordered(version: str) -> Version:
     return Version(f"{parsed.public}+{'.'.join(filter(None, parts)) or '0'}")
 
 
-def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[str]) -> NoWheelError:
+def _none(folder: Path, platform: str, series: Sequence[str], others: Collection[str]) -> NoWheelError:
     wanted = f" SERIES={series[0]}" if series else ""
     of_series = f" of series {' or '.join(series)}" if series else ""
     return NoWheelError(
-        f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
+        f"{folder} holds no wheel{of_series} for this machine, which is {platform}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
-        next_step=f"in a clone, make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes; "
-        "or give a wheel, --channel or --python",
+        next_step=f"in a clone make wheel PLATFORM={platform}{wanted} KERNELS=upstream, which takes minutes, "
+        "or anywhere give a wheel, --channel or --python",
     )
 
 
-def install_rehearsal(job: Job, recipe: Recipe) -> tuple[Environment, Recipe]:
-    """Return the merged Python of *job* installed for the CPU, and *recipe* with the model of rehearsals.
+def newest_wheel(series: Sequence[str]) -> OfferedWheel:
+    """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
+
+    Args:
+        series: those that are wanted; any if empty.
 
     Raises:
-        RehearsalError: wheel, model or environment cannot be had.
-        NotInStoreError: one of them is not in the store, and the network is off.
+        NoWheelError: there is none.
     """
-    from sparkwright.rehearsal import serve_nearest
+    return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
 
-    version = job.spec.lock.release.version
-    report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
-    tree = serve_nearest(job, report)
-    described = f"vllm {tree.version} for the CPU with the merged Python of {job.spec.patchset}"
-    model = load_recipe(tree.recipe).model
-    return Environment(tree.python, tree.key, described), msgspec.structs.replace(recipe, model=model)
+
+def offered_wheel(
+    wheel: Path | None, channel: str, series: Sequence[str], *, offline: bool = False, make: bool = True
+) -> OfferedWheel:
+    """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
+
+    Args:
+        wheel: the one that was named.
+        channel: folder or address of a channel.
+        series: those that are wanted; any if empty.
+        offline: use no network.
+        make: where there is none, make it of the checkout around the current folder.
+
+    Raises:
+        NoWheelError: there is none, and none is made.
+    """
+    if wheel is not None:
+        return OfferedWheel(wheel)
+    if channel:
+        from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.offer import open_channel
+        from sparkwright.publish.seen import default_memory
+        from sparkwright.store import open_store
+
+        offer = open_channel(
+            open_store(), channel, machine(), *series, roots=pinned_roots(None),
+            memory=default_memory(), now=now(), offline=offline,
+        )  # fmt: skip
+        return OfferedWheel(offer.wheel, offer)
+    try:
+        return newest_wheel(series)
+    except NoWheelError:
+        chosen = makeable_series(series) if make else ""
+        if not chosen:
+            raise
+        return _made_wheel(chosen, offline=offline)
+
+
+def makeable_series(series: Sequence[str]) -> str:
+    """Return which of the *series* a wheel for this machine can be made of here; empty outside of a checkout.
+
+    The default one is preferred; of no series, it is the one.
+    """
+    return next((one for one in present_specs(Path(), machine()) if one in series or not series), "")
+
+
+def _made_wheel(series: str, *, offline: bool) -> OfferedWheel:
+    """Return the present build spec's wheel of *series* with upstream's kernels, which is made first."""
+    options = BuildOptions(series=series, platform=machine(), offline=offline)
+    with open_job(Path(), options) as job, keeping_series(job.checkout):
+        emit("serve.makes", name=job.version, why=made_here(series))
+        return OfferedWheel(
+            require(apply(job).placed), why=f"made of the present build spec of series {series}"
+        )
+
+
+def made_here(series: str) -> str:
+    """Return how a wheel of *series* is made where there is none, and how it would be for the card."""
+    return (
+        f"with upstream's kernels, of the present build spec of series {series}; "
+        f"'make wheel SERIES={series} KERNELS=native' compiles them for the card instead, which takes hours"
+    )

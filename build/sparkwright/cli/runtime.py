@@ -1,17 +1,15 @@
-"""The wheel that is taken, where one is named and where none is; the options of what serves recipes."""
+"""The options of what serves recipes, and the command that installs a wheel."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from sparkwright.base.events import emit
-from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
 from sparkwright.recipes import SERVED_NAMES
 
@@ -85,100 +83,6 @@ def wheel_options(function: F) -> F:
     for option in reversed(_OFFERED):
         function = option(function)
     return function
-
-
-def newest_wheel(series: Sequence[str]) -> OfferedWheel:
-    """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
-
-    Args:
-        series: those that are wanted; any if empty.
-
-    Raises:
-        NoWheelError: there is none.
-    """
-    from platform import machine
-
-    from sparkwright.publish import dist_folder
-    from sparkwright.serve.built import built_wheel, present_specs
-
-    return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
-
-
-def offered_wheel(
-    wheel: Path | None, channel: str, series: Sequence[str], *, offline: bool = False, make: bool = True
-) -> OfferedWheel:
-    """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
-
-    Args:
-        wheel: the one that was named.
-        channel: folder or address of a channel.
-        series: those that are wanted; any if empty.
-        offline: use no network.
-        make: where there is none, make it of the checkout around the current folder.
-
-    Raises:
-        NoWheelError: there is none, and none is made.
-    """
-    from platform import machine
-
-    from sparkwright.serve.built import NoWheelError
-
-    if wheel is not None:
-        return OfferedWheel(wheel)
-    if channel:
-        from sparkwright.cli.channel_place import now, pinned_roots
-        from sparkwright.publish.offer import open_channel
-        from sparkwright.publish.seen import default_memory
-        from sparkwright.store import open_store
-
-        offer = open_channel(
-            open_store(), channel, machine(), *series, roots=pinned_roots(None),
-            memory=default_memory(), now=now(), offline=offline,
-        )  # fmt: skip
-        return OfferedWheel(offer.wheel, offer)
-    try:
-        return newest_wheel(series)
-    except NoWheelError:
-        chosen = makeable_series(series) if make else ""
-        if not chosen:
-            raise
-        return _made_wheel(chosen, offline=offline)
-
-
-def makeable_series(series: Sequence[str]) -> str:
-    """Return which of the *series* a wheel for this machine can be made of here; empty outside of a checkout.
-
-    The default one is preferred; of no series, it is the one.
-    """
-    from platform import machine
-
-    from sparkwright.serve.built import present_specs
-
-    return next((one for one in present_specs(Path(), machine()) if one in series or not series), "")
-
-
-def _made_wheel(series: str, *, offline: bool) -> OfferedWheel:
-    """Return the present build spec's wheel of *series* with upstream's kernels, which is made first."""
-    from platform import machine
-
-    from sparkwright.cli.hints import keeping_series
-    from sparkwright.pipeline import BuildOptions, apply, open_job
-    from sparkwright.pipeline.state import require
-
-    options = BuildOptions(series=series, platform=machine(), offline=offline)
-    with open_job(Path(), options) as job, keeping_series(job.checkout):
-        emit("serve.makes", name=job.version, why=made_here(series))
-        return OfferedWheel(
-            require(apply(job).placed), why=f"made of the present build spec of series {series}"
-        )
-
-
-def made_here(series: str) -> str:
-    """Return how a wheel of *series* is made where there is none, and how it would be for the card."""
-    return (
-        f"with upstream's kernels, of the present build spec of series {series}; "
-        f"'make wheel SERIES={series} KERNELS=native' compiles them for the card instead, which takes hours"
-    )
 
 
 def install_command(wheel: Path) -> str:

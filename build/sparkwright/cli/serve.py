@@ -11,20 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.cli.hints import keeping_series
+from sparkwright.cli.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import (
-    FORCE,
-    made_here,
-    makeable_series,
-    offered_wheel,
-    serving_options,
-    stated_settings,
-    wheel_options,
-)
+from sparkwright.cli.runtime import FORCE, serving_options, stated_settings, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
@@ -200,15 +194,23 @@ def _installed(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Reci
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Recipe]:
+    """Return the merged Python of the checkout installed for the CPU, and *recipe* with rehearsals' model."""
     from platform import machine
 
+    from sparkwright.merge import merge_patchset
     from sparkwright.pipeline import open_job
-    from sparkwright.serve.built import install_rehearsal
+    from sparkwright.recipes import load_recipe
+    from sparkwright.rehearsal import serve_nearest
 
     platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
     build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
     with open_job(Path(), build) as job, keeping_series(job.checkout):
-        return install_rehearsal(job, recipe)
+        version = job.spec.lock.release.version
+        report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
+        tree = serve_nearest(job, report)
+        described = f"vllm {tree.version} for the CPU with the merged Python of {job.spec.patchset}"
+        model = load_recipe(tree.recipe).model
+        return Environment(tree.python, tree.key, described), msgspec.structs.replace(recipe, model=model)
 
 
 def _series(recipe: Recipe, asked: dict[str, Any]) -> tuple[str, ...]:
@@ -285,7 +287,6 @@ def _request(
 
 def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_json: bool) -> None:
     from sparkwright.engine.environment import existing_environment, plan_environment, sources_here
-    from sparkwright.serve.built import NoWheelError
     from sparkwright.serve.plan import planned
     from sparkwright.store import open_store
 

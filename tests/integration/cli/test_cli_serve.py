@@ -297,7 +297,7 @@ def test_outside_of_a_clone_nothing_is_made(
     ran = world.call("serve", "smoke", "--force", "--port", "0")
     assert ran.status == ConfigError.exit_code
     assert "holds no wheel" in ran.said
-    assert "in a clone, make wheel" in ran.said
+    assert "in a clone make wheel" in ran.said
     assert "--channel" in ran.said
 
 

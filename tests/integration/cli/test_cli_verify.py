@@ -22,7 +22,7 @@ import pytest
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.serve.built import built_wheel
+from sparkwright.cli.offered import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
