@@ -119,7 +119,7 @@ def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(
 def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(
     dist: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(offered, "machine", lambda: "aarch64")
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(dist))
     monkeypatch.chdir(dist)
     asked = {"wheel": None, "series": ""}
