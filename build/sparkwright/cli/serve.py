@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, emit, subscribe
+from sparkwright.base.events import JsonlSink, emit, subscribe, task
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.cli.output import expect_json, unforeseen
@@ -236,8 +236,11 @@ def _look_first(store: Store, recipe: Recipe, options: ServeOptions, asked: dict
     rehearsal = _is_rehearsal(recipe)
     hub = None if options.offline or rehearsal else Hub({**os.environ, **recipe.environment})
     checks = OF_HOST if rehearsal else EARLY  # the model and the machine of rehearsals are given
-    found = [one for one in run_preflight(_request(recipe, options, hub, asked)) if one.check in checks]
-    found += () if asked["python"] else check_room(store.environments)
+    with task(
+        "look at this machine" if hub is None else "look at this machine, and for the models on the hub"
+    ):
+        found = [one for one in run_preflight(_request(recipe, options, hub, asked)) if one.check in checks]
+        found += () if asked["python"] else check_room(store.environments)
     for one in found:
         if one.check == "model-fetched":
             emit("serve.fetches", what=one.what, because=one.because)
