@@ -63,7 +63,7 @@ plan: $(VENV)/.ready ## Show what `make wheel` would do
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
 
-serve: $(VENV)/.ready-serve ## Serve the present build spec's wheel in DIST (else the highest revision) by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
+serve: $(VENV)/.ready-serve ## Serve by RECIPE with the present build spec's wheel in DIST, made if there is none; RECIPE=rehearsal-smollm2 needs no GPU
 	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
 verify: $(VENV)/.ready-verify $(FAR) ## Serve the same wheel by RECIPE, verify it and report

@@ -50,7 +50,7 @@ class Host:
     cached: float = 4.0
     swap: float = 0.0
     disk: float = 500.0
-    tools: tuple[str, ...] = ("g++", "ninja", "nvcc", "ptxas")
+    tools: tuple[str, ...] = ("gcc", "g++", "ninja", "nvcc", "ptxas")
     processes: tuple[str, ...] = ()
     total: float = 121.69
 
@@ -74,7 +74,7 @@ HOSTS = {
     "spark": Host(GB10),
     "busy spark": Host(GB10, available=61.5, cached=30.0, swap=12.0, processes=("4711, python3, 40960 MiB",)),
     "bare spark": Host(
-        _card("NVIDIA GB10", "12.1", "550.54.14", persistence_mode="Disabled"), disk=21.0, tools=()
+        _card("NVIDIA GB10", "12.1", "550.54.14", persistence_mode="Disabled"), disk=21.0, tools=("gcc",)
     ),
     "h200": H200,
     "small card": Host(_card("NVIDIA GeForce RTX 5090", "12.0", mib=32_607), "x86_64", 120.0, total=125.7),

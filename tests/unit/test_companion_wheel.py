@@ -20,6 +20,7 @@ import wheelkit
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
 from sparkwright.cli.main import main
+from sparkwright.cli.offered import built_wheel
 from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
@@ -27,7 +28,6 @@ from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.companion_provenance import BUILD_TYPE, provenance_of
 from sparkwright.publish.series import series_pages
-from sparkwright.serve.built import built_wheel
 from sparkwright.store import Store
 from sparkwright.wheel.names import parse_name
 

@@ -18,7 +18,7 @@ from sparkwright.base.errors import ArchiveError, ServerError
 from sparkwright.engine.installed import REGISTRY, files_digest, read_installed, read_wheel, runs_on
 from sparkwright.recipes import load_recipe
 from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
-from sparkwright.serve.preflight.machine import cache_folders, is_taken, parse_card, writable
+from sparkwright.serve.preflight.machine import check_room, is_taken, parse_card, writable
 
 
 @pytest.fixture
@@ -79,6 +79,11 @@ FAULTS = [
     ({"capability": "12.1"}, {"host": spark(card=None), "engine": ANY}, {"card": "refuse"}),
     ({}, {"host": spark(card=None), "engine": ANY}, {}),
     ({}, {"host": spark(unwritable={"Triton": "/x"})}, {"cache": "warn"}),
+    ({}, {"host": spark(glibc=(2, 31))}, {"glibc": "refuse"}),
+    ({}, {"host": spark(glibc=(2, 34))}, {}),
+    ({}, {"host": spark(lacks=("compiler",))}, {"compiler": "refuse"}),
+    ({}, {"host": spark(lacks=("headers",))}, {"headers": "refuse"}),
+    ({}, {"host": spark(card=None, lacks=("compiler", "headers")), "engine": ANY}, {}),
     # Models that are not here
     ({"model": "org/absent"}, {}, {"model-missing": "refuse"}),
     ({"model": "/nonexistent/absent"}, {"environment": {}}, {"model-missing": "refuse"}),
@@ -155,24 +160,32 @@ def test_caches_that_cannot_be_written(tmp_path):
     assert not writable(tmp_path / "file" / "below")
     assert writable(tmp_path / "new" / "below")
     facts = read_host({"HOME": str(tmp_path / "file")}, models=tmp_path)
-    assert set(facts.unwritable) == {"FlashInfer", "Triton", "vLLM"}
+    assert set(facts.unwritable) == {"FlashInfer", "Triton", "vLLM", "the driver"}
 
 
-def test_caches_are_where_their_variables_say():
-    folders = cache_folders(
-        {
-            "HOME": "/h",
-            "FLASHINFER_WORKSPACE_BASE": "/f",
-            "VLLM_CACHE_ROOT": "/v",
-            "TORCHINDUCTOR_CACHE_DIR": "/i",
-        }
-    )
-    assert {name: str(path) for name, path in folders.items()} == {
-        "FlashInfer": "/f/.cache/flashinfer",
-        "Triton": "/h/.triton/cache",
-        "vLLM": "/v",
-        "torch.compile": "/i",
-    }
+def test_what_triton_compiles_with_is_looked_for_as_it_does(tmp_path, monkeypatch):
+    def lacks(**environment):
+        return read_host({"HOME": str(tmp_path), **environment}, models=tmp_path).lacks
+
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    assert lacks(PATH="") == ("compiler", "headers")
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "clang").touch(mode=0o755)
+    assert lacks(PATH=str(tmp_path)) == ()
+    assert lacks(PATH=str(tmp_path), CC="other-cc") == ("compiler",)
+    assert lacks(PATH="", CC=str(tmp_path / "clang")) == ()
+
+
+def test_room_for_the_first_environment(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=5 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    (found,) = check_room(tmp_path / "not" / "there")
+    assert (found.check, found.level, found.liftable) == ("room", "refuse", True)
+    assert "5.0 are free" in found.because
+    (tmp_path / "made" / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
+    assert not list(check_room(tmp_path)), "one is there, and may be this one's"
+    usage = usage._replace(free=9 * GIB)
+    assert not list(check_room(tmp_path / "not" / "there"))
 
 
 def test_disk_for_the_rest_of_a_model(tmp_path):

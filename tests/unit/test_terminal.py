@@ -70,9 +70,28 @@ class TestLines:
             show(progress(second % 193, *NAMES))
             if capsys.readouterr().err.count("left"):
                 told.append(second)
-        assert told[:4] == [1, 6, 11, 16], "every five seconds in the first minute"
-        later = [second for second in told if second > 65]
-        assert {after - before for before, after in itertools.pairwise(later)} == {15}
+        assert told[0] == 1
+        assert {after - before for before, after in itertools.pairwise(told)} == {4}
+
+    def test_a_silent_task_is_told_of_as_well(
+        self, clock: list[float], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        show = terminal._PlainLines()
+        show(STARTED)
+        show(Event("task.started", 0.0, {"name": "install", "total": None, "unit": "", "done": 0}))
+        capsys.readouterr()
+        for _ in range(9):
+            clock[0] += 1
+            show.beat()
+        assert capsys.readouterr().err == "… install: 4.0 s\n… install: 8.0 s\n", "the one that began last"
+        show(Event("task.finished", 0.0, {"name": "install", "seconds": 9.0, "done": 0}))
+        clock[0] += 4
+        show.beat()
+        assert capsys.readouterr().err == "  install: 9.0 s\n… compile: 13 s\n"
+        show(Event("task.failed", 0.0, {"name": "compile", "seconds": 13.0, "error": ""}))
+        clock[0] += 9
+        show.beat()
+        assert not capsys.readouterr().err, "nothing runs"
 
     def test_what_a_task_does_not_say_is_guessed_or_left_out(
         self, clock: list[float], capsys: pytest.CaptureFixture[str]

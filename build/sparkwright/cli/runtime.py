@@ -1,16 +1,15 @@
-"""The wheel that is taken, where one is named and where none is; the options of what serves recipes."""
+"""The options of what serves recipes, and the command that installs a wheel."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from sparkwright.engine.environment import OfferedWheel
 from sparkwright.lock.runtime import beside
 from sparkwright.recipes import SERVED_NAMES
 
@@ -84,55 +83,6 @@ def wheel_options(function: F) -> F:
     for option in reversed(_OFFERED):
         function = option(function)
     return function
-
-
-def newest_wheel(series: Sequence[str]) -> OfferedWheel:
-    """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
-
-    Args:
-        series: those that are wanted; any if empty.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    from platform import machine
-
-    from sparkwright.publish import dist_folder
-    from sparkwright.serve.built import built_wheel, present_specs
-
-    return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
-
-
-def offered_wheel(
-    wheel: Path | None, channel: str, series: Sequence[str], *, offline: bool = False
-) -> OfferedWheel:
-    """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
-
-    Args:
-        wheel: the one that was named.
-        channel: folder or address of a channel.
-        series: those that are wanted; any if empty.
-        offline: use no network.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    from platform import machine
-
-    if wheel is not None:
-        return OfferedWheel(wheel)
-    if channel:
-        from sparkwright.cli.channel_place import now, pinned_roots
-        from sparkwright.publish.offer import open_channel
-        from sparkwright.publish.seen import default_memory
-        from sparkwright.store import open_store
-
-        offer = open_channel(
-            open_store(), channel, machine(), *series, roots=pinned_roots(None),
-            memory=default_memory(), now=now(), offline=offline,
-        )  # fmt: skip
-        return OfferedWheel(offer.wheel, offer)
-    return newest_wheel(series)
 
 
 def install_command(wheel: Path) -> str:

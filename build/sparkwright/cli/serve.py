@@ -11,18 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, emit, subscribe
+from sparkwright.base.events import JsonlSink, emit, subscribe, task
 from sparkwright.cli.hints import keeping_series
+from sparkwright.cli.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import (
-    FORCE,
-    offered_wheel,
-    serving_options,
-    stated_settings,
-    wheel_options,
-)
+from sparkwright.cli.runtime import FORCE, serving_options, stated_settings, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
@@ -116,7 +112,7 @@ def command(
     with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
-            hub = _look_first(chosen, options, asked)
+            hub = _look_first(store, chosen, options, asked)
             environment, chosen = _installed(chosen, asked)
             _preflight(store, environment, _request(chosen, options, hub, asked), asked)
             serving = Serving(chosen, environment, options, folder, caches_of(store))
@@ -198,37 +194,53 @@ def _installed(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Reci
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Recipe]:
+    """Return the merged Python of the checkout installed for the CPU, and *recipe* with rehearsals' model."""
     from platform import machine
 
+    from sparkwright.merge import merge_patchset
     from sparkwright.pipeline import open_job
-    from sparkwright.serve.built import install_rehearsal
+    from sparkwright.recipes import load_recipe
+    from sparkwright.rehearsal import serve_nearest
 
     platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
     build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
     with open_job(Path(), build) as job, keeping_series(job.checkout):
-        return install_rehearsal(job, recipe)
+        version = job.spec.lock.release.version
+        report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
+        tree = serve_nearest(job, report)
+        described = f"vllm {tree.version} for the CPU with the merged Python of {job.spec.patchset}"
+        model = load_recipe(tree.recipe).model
+        return Environment(tree.python, tree.key, described), msgspec.structs.replace(recipe, model=model)
 
 
-def _wheel(recipe: Recipe, asked: dict[str, Any]) -> OfferedWheel:
-    series = (asked["series"],) if asked["series"] else recipe.series
-    return offered_wheel(asked["wheel"], asked["channel"], series, offline=asked["offline"])
+def _series(recipe: Recipe, asked: dict[str, Any]) -> tuple[str, ...]:
+    return (asked["series"],) if asked["series"] else recipe.series
 
 
-def _look_first(recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) -> Hub | None:
+def _wheel(recipe: Recipe, asked: dict[str, Any], *, make: bool = True) -> OfferedWheel:
+    series, offline = _series(recipe, asked), asked["offline"]
+    return offered_wheel(asked["wheel"], asked["channel"], series, offline=offline, make=make)
+
+
+def _look_first(store: Store, recipe: Recipe, options: ServeOptions, asked: dict[str, Any]) -> Hub | None:
     """Refuse what cannot be served whatever vLLM is installed, and tell what is fetched, before anything is.
 
     Returns:
         The hub, with the models that were read; `None` if nothing is fetched.
 
     Raises:
-        PreflightError: the card, the memory, the disk or the model's licence forbids it.
+        PreflightError: the machine, its card, memory or disk, or the model's licence forbids it.
     """
-    from sparkwright.serve.preflight import EARLY, require_clear, run_preflight
+    from sparkwright.serve.preflight import EARLY, OF_HOST, check_room, require_clear, run_preflight
 
-    if _is_rehearsal(recipe):
-        return None
-    hub = None if options.offline else Hub({**os.environ, **recipe.environment})
-    found = [one for one in run_preflight(_request(recipe, options, hub, asked)) if one.check in EARLY]
+    rehearsal = _is_rehearsal(recipe)
+    hub = None if options.offline or rehearsal else Hub({**os.environ, **recipe.environment})
+    checks = OF_HOST if rehearsal else EARLY  # the model and the machine of rehearsals are given
+    with task(
+        "look at this machine" if hub is None else "look at this machine, and for the models on the hub"
+    ):
+        found = [one for one in run_preflight(_request(recipe, options, hub, asked)) if one.check in checks]
+        found += () if asked["python"] else check_room(store.environments)
     for one in found:
         if one.check == "model-fetched":
             emit("serve.fetches", what=one.what, because=one.because)
@@ -285,9 +297,16 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
     if asked["python"]:
         environment = existing_environment(asked["python"], recipe)
     elif not _is_rehearsal(recipe):
-        offered = _wheel(recipe, asked)
-        environment = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
-        wheel, chosen = environment.described, offered.why
+        try:
+            offered = _wheel(recipe, asked, make=False)
+        except NoWheelError:
+            series = makeable_series(_series(recipe, asked))
+            if not series:
+                raise
+            wheel, chosen = "none yet", f"made first {made_here(series)}"
+        else:
+            environment = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
+            wheel, chosen = environment.described, offered.why
     plan = planned(recipe, options, open_store(), environment, wheel=wheel, chosen=chosen)
     show_plan(plan, as_json=as_json)
 

@@ -18,7 +18,7 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.base.text import human_seconds
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.terminal import Sink, display
 from sparkwright.serve.plan import Plan
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.settings import KEY_VARIABLE
@@ -31,6 +31,7 @@ _SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
 _LINES = {
     "serve.fetches": "fetches  {what}: {because}",
     "serve.incident": "evidence {folder}",
+    "serve.makes": "makes    {name} {why}",
     "serve.wheel": "wheel    {name}: {why}",
 }
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0
@@ -132,7 +133,8 @@ class Screen:
 
     def __init__(self, options: ServeOptions, *, quiet: bool) -> None:
         self._options, self._quiet = options, quiet
-        self._starting = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()
+        self._sink: Sink | None = None
         self._spinner: Spinner | None = None
 
     @staticmethod
@@ -143,23 +145,25 @@ class Screen:
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
         """Show events inside the block."""
-        with subscribe(self._show), self._starting:
-            try:
-                with self._progress():
-                    yield
-            finally:
-                self._quieten()
+        try:
+            with subscribe(self._show):
+                self._starts(quiet=self._quiet)
+                yield
+        finally:
+            self._quieten()
+            self._open.close()
 
-    @contextlib.contextmanager
-    def _progress(self) -> Iterator[None]:
-        with showing_events(quiet=self._quiet or sys.stderr.isatty()):  # noqa: TID251
-            yield
+    def _starts(self, *, quiet: bool) -> None:
+        """Show the progress of a start; with *quiet*, warnings alone."""
+        self._quieten()
+        self._open.close()
+        self._sink = self._open.enter_context(display(quiet=quiet))
 
     def _show(self, event: Event) -> None:
         data = event.data
+        if self._sink is not None:
+            self._sink(event)
         match event.kind:
-            case "task.started":
-                self._wait_for(str(data["name"]))
             case "serve.starting":
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
                 self._say(f"as       {data['title']}")
@@ -171,7 +175,7 @@ class Screen:
             case kind if kind in _LINES:
                 self._say(_LINES[kind].format(**data))
             case "serve.restarting":
-                self._quieten()
+                self._starts(quiet=self._quiet)
                 self._say(
                     f"again    in {human_seconds(data['delay_s'])}: {data['verdict']}, {data['because']}"
                 )
@@ -185,7 +189,8 @@ class Screen:
                 pass
 
     def _ready(self, data: dict[str, Any]) -> None:
-        self._quieten()
+        # From here on the line that changes has the state.
+        self._starts(quiet=self._quiet or sys.stderr.isatty())  # noqa: TID251
         warm = ""
         if data["warm_up_s"] is not None:
             warm = f", warm-up {human_seconds(data['warm_up_s'])} ({data['warm_up_requests']} requests)"

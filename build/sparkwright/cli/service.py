@@ -14,11 +14,11 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
+from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
     FORCE,
     F,
-    offered_wheel,
     serving_options,
     stated_settings,
     wheel_options,

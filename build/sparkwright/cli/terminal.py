@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,12 +19,14 @@ from sparkwright.base.text import human_seconds, human_size
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-_QUIET_S = 2.0
-_EVERY_S = 5.0
+Sink = Callable[[Event], None]
+"""Receives each event."""
 
-# Longer tasks are reported less often.
-_LONG_S = 60.0
-_EVERY_LATER_S = 15.0
+_QUIET_S = 2.0
+
+# With the time between two looks, less than five seconds.
+_EVERY_S = 4.0
+_LOOK_S = 0.5
 
 _NAME_WIDTH = 40
 
@@ -34,15 +38,21 @@ _GUESS_AFTER_SHARE = 0.01
 @contextlib.contextmanager
 def showing_events(*, quiet: bool = False) -> Iterator[None]:
     """Show events on standard error inside the block."""
+    with display(quiet=quiet) as sink, subscribe(sink):
+        yield
+
+
+@contextlib.contextmanager
+def display(*, quiet: bool = False) -> Iterator[Sink]:
+    """Yield what shows each event that it is called with on standard error, until the block ends."""
     if quiet:
-        with subscribe(_warnings_only):
-            yield
+        yield _warnings_only
     elif sys.stderr.isatty():  # noqa: TID251
-        with _live() as sink, subscribe(sink):
-            yield
+        with _live() as sink:
+            yield sink
     else:
-        with subscribe(_PlainLines()):
-            yield
+        with _PlainLines().beating() as lines:
+            yield lines
 
 
 def _warnings_only(event: Event) -> None:
@@ -67,45 +77,88 @@ def _line(event: Event) -> str | None:
     return None
 
 
+@dataclass
+class _Running:
+    """A task that runs: when it began, with what done, when it was last told of, and its last progress."""
+
+    began: float
+    had: int
+    told: float
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
 class _PlainLines:
-    """Prints a line at the start of a task, one every few seconds while it runs, and one at its end."""
+    """Prints a line at the start of a task, one every few seconds while any runs, and one at its end."""
 
     def __init__(self) -> None:
-        self._started: dict[str, tuple[float, int]] = {}
-        self._told: dict[str, float] = {}
+        self._running: dict[str, _Running] = {}
+        self._said = 0.0
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[_PlainLines]:
+        """Yield this, and inside the block print a line also while a task says nothing of its progress."""
+        end = threading.Event()
+
+        def watch() -> None:
+            while not end.wait(_LOOK_S):
+                self.beat()
+
+        thread = threading.Thread(target=watch, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            end.set()
+            thread.join()
 
     def __call__(self, event: Event) -> None:
         if line := _line(event):
-            click.echo(line, err=True)
-        name = str(event.data.get("name"))
+            self._say(line)
+        name, now = str(event.data.get("name")), time.monotonic()
         if event.kind == "task.started":
-            self._started[name] = time.monotonic(), event.data["done"]
-            self._told[name] = time.monotonic() - _EVERY_S + _QUIET_S
-            click.echo(f"… {name}", err=True)
-        elif event.kind == "task.progress" and self._is_due(name):
-            self._told[name] = time.monotonic()
-            said = ", ".join([self._share(event.data, name), *_particulars(event.data)])
-            click.echo(f"… {name}: {said}", err=True)
-        elif event.kind == "task.finished" and event.data["seconds"] >= _QUIET_S:
-            click.echo(f"  {name}: {human_seconds(event.data['seconds'])}", err=True)
+            self._running[name] = _Running(now, event.data["done"], now - _EVERY_S + _QUIET_S)
+            self._say(f"… {name}")
+        elif event.kind == "task.progress" and name in self._running:
+            self._running[name].progress = event.data
+            if now - self._running[name].told >= _EVERY_S:
+                self._tell(name)
+        elif event.kind in {"task.finished", "task.failed"}:
+            self._running.pop(name, None)
+            if event.kind == "task.finished" and event.data["seconds"] >= _QUIET_S:
+                self._say(f"  {name}: {human_seconds(event.data['seconds'])}")
 
-    def _is_due(self, name: str) -> bool:
-        now = time.monotonic()
-        started, _ = self._started.get(name, (now, 0))
-        every = _EVERY_S if now - started < _LONG_S else _EVERY_LATER_S
-        return now - self._told.get(name, 0) >= every
+    def beat(self) -> None:
+        """Print how far the task is that began last, if nothing was printed for a while."""
+        running = list(self._running)
+        if running and time.monotonic() - self._said >= _EVERY_S:
+            self._tell(running[-1])
 
-    def _share(self, data: dict[str, Any], name: str) -> str:
-        done, total = data["done"], data["total"]
-        shown = human_size if data["unit"] == "B" else str
-        if not total:
-            return f"{shown(done)} {'' if data['unit'] == 'B' else data['unit']}".strip()
-        started, had = self._started[name]
-        left = data.get("left")
-        if left is None:
-            left = seconds_left(time.monotonic() - started, done - had, total - done, total)
-        amount = f"{shown(done)} of {shown(total)} ({done / total:.0%})"
-        return amount if left is None else f"{amount}, {human_seconds(left)} left"
+    def _tell(self, name: str) -> None:
+        running = self._running.get(name)
+        if running is None:  # it ended meanwhile
+            return
+        now, progress = time.monotonic(), running.progress
+        running.told = now
+        share = _share(progress, now - running.began, running.had) if progress else ""
+        said = ", ".join([share or human_seconds(now - running.began), *_particulars(progress)])
+        self._say(f"… {name}: {said}")
+
+    def _say(self, line: str) -> None:
+        self._said = time.monotonic()
+        click.echo(line, err=True)
+
+
+def _share(data: dict[str, Any], elapsed: float, had: int) -> str:
+    """Return the finished part of a task that had *had* done at its start, *elapsed* seconds ago."""
+    done, total = data["done"], data["total"]
+    shown = human_size if data["unit"] == "B" else str
+    if not total:
+        return f"{shown(done)} {'' if data['unit'] == 'B' else data['unit']}".strip()
+    left = data.get("left")
+    if left is None:
+        left = seconds_left(elapsed, done - had, total - done, total)
+    amount = f"{shown(done)} of {shown(total)} ({done / total:.0%})"
+    return amount if left is None else f"{amount}, {human_seconds(left)} left"
 
 
 def _amount(data: dict[str, Any]) -> str:
@@ -176,7 +229,9 @@ def _live() -> Iterator[Any]:
         TimeElapsedColumn(),
         _time_left_column(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    # What else is printed goes above the bars, but for what is not printed to a terminal.
+    above = sys.stdout.isatty()  # noqa: TID251
+    with Progress(*columns, console=console, transient=True, redirect_stdout=above) as progress:
         yield _LiveDisplay(progress)
 
 

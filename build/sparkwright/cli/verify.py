@@ -14,10 +14,10 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.cli.machines import counting_machines, opened_cluster
+from sparkwright.cli.offered import newest_wheel
 from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
-from sparkwright.cli.runtime import newest_wheel
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import JSON, OPTIONS, OUT, QUIET, RESUME, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan

@@ -190,7 +190,7 @@ def _by_recipe(plan: Plan, folder: Path, *, offline: bool) -> tuple[Plan, str, d
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         environment, served = (main, recipe) if arm == "main" else (baseline, baseline_recipe)
         return start_server(
-            served,
+            as_requested(served),
             folder=folder / "servers" / f"{arm}-{boot}",
             python=environment.python,
             environment={**environment.server_variables(served), **(OFFLINE if offline else {})},
@@ -199,6 +199,14 @@ def _by_recipe(plan: Plan, folder: Path, *, offline: bool) -> tuple[Plan, str, d
 
     arms = Arms({arm: partial(start, arm) for arm in ("main", "baseline")})
     return replace(plan, arms=arms), title, {**identity, "recipe": _digest(recipe)}
+
+
+def as_requested(recipe: Recipe) -> Recipe:
+    """Return *recipe* with sampling as requests ask for it, without defaults of the checkpoint.
+
+    What the recipe itself says of that stays.
+    """
+    return msgspec.structs.replace(recipe, flags={"generation-config": "vllm", **recipe.flags})
 
 
 def environment_of(

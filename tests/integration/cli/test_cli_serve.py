@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -268,10 +269,55 @@ def test_a_key_that_others_may_read_is_refused(staged: World, tmp_path: Path) ->
 
 def test_a_wheel_without_a_locked_runtime_is_refused(staged: World) -> None:
     staged.good("wheel", "--allow-unproved", "words", "--platform", "x86_64")
-    ran = staged.call("serve", "smoke", "--wheel", staged.wheels[0])
+    ran = staged.call("serve", "smoke", "--wheel", staged.wheels[0], "--port", "0")
     assert ran.status == ConfigError.exit_code
     assert "locked runtime" in ran.said
     assert "sparkwright lock runtime" in ran.said
+
+
+def test_without_a_wheel_the_present_build_specs_is_made(world: World) -> None:
+    world.list_carries([])
+    plan = world.good("serve", "smoke", "--dry-run", "--port", "0")
+    assert "wheel    none yet: made first with upstream's kernels, of the present build spec" in plan.out
+    assert not world.wheels, "a dry run makes nothing"
+    first = world.call("serve", "smoke", "--force", "--port", "0")
+    (made,) = world.wheels
+    assert f"makes    {made.name.split('-')[1]} with upstream's kernels" in first.out
+    assert "KERNELS=native' compiles them for the card instead" in first.out
+    assert "has no locked runtime" in first.said, "what is installed is never another than the locked one"
+    again = world.call("serve", "smoke", "--force", "--port", "0")
+    assert "makes " not in again.out
+    assert f"wheel    {made.name}: the present build spec of series" in again.out
+
+
+def test_outside_of_a_clone_nothing_is_made(
+    world: World, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "root", tmp_path_factory.mktemp("elsewhere"))
+    ran = world.call("serve", "smoke", "--force", "--port", "0")
+    assert ran.status == ConfigError.exit_code
+    assert "holds no wheel" in ran.said
+    assert "in a clone make wheel" in ran.said
+    assert "--channel" in ran.said
+
+
+def test_what_the_machine_lacks_is_found_before_a_wheel_is_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.list_carries([])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ran = world.call("serve", "smoke", "--port", str(listener.getsockname()[1]))
+    assert ran.status == PreflightError.exit_code, ran.said
+    assert not world.wheels
+    usage = shutil.disk_usage("/")._replace(free=1 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    ran = world.call("serve", "smoke", "--port", "0")
+    assert ran.status == PreflightError.exit_code, ran.said
+    assert "there is no room to install vLLM" in ran.said
+    assert "SPARKWRIGHT_HOME" in ran.said
+    assert not world.wheels
 
 
 def test_a_taken_port_is_found_before_anything_starts(staged: World) -> None:

@@ -22,7 +22,7 @@ import pytest
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.serve.built import built_wheel
+from sparkwright.cli.offered import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
@@ -324,7 +324,7 @@ def test_wheels_for_other_machines_are_named_and_not_taken(tmp_path: Path) -> No
     done = verify("--json", cwd=tmp_path)
     assert done.returncode == 10
     error = json.loads(done.stdout)["error"]
-    assert (error["kind"], found.name in error["because"]) == ("ConfigError", True)
+    assert (error["kind"], found.name in error["because"]) == ("NoWheelError", True)
     assert f"make wheel PLATFORM={machine()}" in error["next-step"]
 
 

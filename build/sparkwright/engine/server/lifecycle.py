@@ -31,6 +31,7 @@ from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, r
 from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.evidence import Incident, keep_evidence
 from sparkwright.engine.server.failures import Cause, diagnose, excerpt, tail
+from sparkwright.engine.server.stages import BootStages
 
 if TYPE_CHECKING:
     import aiohttp
@@ -283,14 +284,20 @@ class ServerProcess:
         return time.monotonic() - self._running.started
 
     async def _until_ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait for the first correct response.
+        """Wait for the first correct response, and report the stages that the log tells of.
 
         Raises:
             ServerFailedError: it ended, or time is up.
         """
-        launch, why = self.launch, "nothing listens at its port"
+        with BootStages() as stages:
+            await self._wait_for_answer(session, stages)
+
+    async def _wait_for_answer(self, session: aiohttp.ClientSession, stages: BootStages) -> None:
+        launch, why, seen = self.launch, "nothing listens at its port", 0
         end = self._within(self._boot_s)
         while self._age < end:
+            stages.read(self._read_log(seen))
+            seen = self.mark
             if self._build.look(self._age):
                 end = max(end, self._age + self._within(self._boot_s))
             if self.died is not None:

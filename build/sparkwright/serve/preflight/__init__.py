@@ -11,10 +11,11 @@ from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
-from sparkwright.serve.preflight.machine import CardFacts, HostFacts, read_host
+from sparkwright.serve.preflight.machine import CardFacts, HostFacts, check_room, read_host
 from sparkwright.serve.preflight.memory import BudgetRow
 from sparkwright.serve.preflight.run import (
     EARLY,
+    OF_HOST,
     PreflightReport,
     inspect_start,
     run_preflight,
@@ -23,6 +24,7 @@ from sparkwright.serve.preflight.run import (
 
 __all__ = [
     "EARLY",
+    "OF_HOST",
     "AskOptions",
     "BudgetRow",
     "CardFacts",
@@ -34,6 +36,7 @@ __all__ = [
     "PreflightReport",
     "PreflightRequest",
     "SysFs",
+    "check_room",
     "find_folder",
     "inspect_start",
     "read_host",

@@ -9,11 +9,13 @@ import platform
 import re
 import shutil
 import socket
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.base.card import card_fields
+from sparkwright.engine.server.compiling import cache_folders
 from sparkwright.native.doctor import parse_meminfo
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -25,6 +27,7 @@ one Spark go from 0.60 to 0.88; at 0.88 that is what is left."""
 
 _SMALLEST_RESERVE_GIB = 2.0
 _OLDEST_DRIVER = 580
+_OLDEST_GLIBC = (2, 34)  # of two packages of the locked runtimes; the wheel's own tag says 2.28
 _FIELDS = (
     "name",
     "compute_cap",
@@ -35,6 +38,7 @@ _FIELDS = (
     "persistence_mode",
 )
 _MIB = 1 << 20
+_ENVIRONMENT = 8 * GIB  # torch with CUDA's libraries, vLLM and the wheel's parts: 6 GiB and what is fetched
 _TOOLS = ("nvcc", "ptxas", "ninja", "g++")
 _SECONDS = 20.0
 
@@ -95,6 +99,8 @@ class HostFacts:
         tools: paths of compilers that just-in-time compilation uses, by name, as far as they are there.
         nvcc: release of nvcc, such as ``(13, 0)``; empty where it is not there or does not say.
         unwritable: cache folders that cannot be written to, by the cache's name.
+        glibc: version of the C library; empty where it is another one.
+        lacks: what Triton compiles with on each host and is not there: ``compiler``, ``headers``.
     """
 
     machine: str = ""
@@ -106,6 +112,8 @@ class HostFacts:
     tools: Mapping[str, str] = field(default_factory=dict)
     nvcc: tuple[int, ...] = ()
     unwritable: Mapping[str, str] = field(default_factory=dict)
+    glibc: tuple[int, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def unified(self) -> bool:
@@ -148,7 +156,19 @@ def read_host(
         unwritable={
             name: str(path) for name, path in cache_folders(environment).items() if not writable(path)
         },
+        glibc=tuple(int(part) for part in platform.libc_ver()[1].split(".") if part.isdecimal()),
+        lacks=tuple(_lacks(environment)),
     )
+
+
+def _lacks(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield what Triton's launchers are compiled with and is not there, as Triton looks for it."""
+    search = environment.get("PATH", "")
+    named = environment.get("CC")
+    if not any(shutil.which(name, path=search) for name in ([named] if named else ["gcc", "clang"])):
+        yield "compiler"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        yield "headers"
 
 
 def parse_card(fields: tuple[str, ...]) -> CardFacts | None:
@@ -217,20 +237,6 @@ def _tools(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: path for name, path in found.items() if path}
 
 
-def cache_folders(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Return the folders of the caches that a server writes, by their names, as their owners place them."""
-    home = Path(environment.get("HOME") or "~").expanduser()
-    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    base = environment.get("FLASHINFER_WORKSPACE_BASE")
-    inductor = environment.get("TORCHINDUCTOR_CACHE_DIR")
-    found = {
-        "FlashInfer": Path(base or home) / ".cache" / "flashinfer",
-        "Triton": Path(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
-        "vLLM": Path(environment.get("VLLM_CACHE_ROOT") or cache / "vllm"),
-    }
-    return {**found, "torch.compile": Path(inductor)} if inductor else found
-
-
 def writable(path: Path) -> bool:
     """Tell if a folder can be made at *path* and written to."""
     nearest = _nearest(path)
@@ -244,12 +250,14 @@ def check_machine(recipe: Recipe, host: HostFacts, address: str, port: int) -> I
         if recipe.capability:
             yield finding("card", capability=recipe.capability)
     else:
-        yield from _check_card(recipe, card, host.processes)
+        yield from _check_card(recipe, card, host)
     if port in host.taken:
         yield finding("port", port=port, address=address)
+    if host.glibc and host.glibc < _OLDEST_GLIBC:
+        yield finding("glibc", version=".".join(map(str, host.glibc)))
 
 
-def _check_card(recipe: Recipe, card: CardFacts, processes: tuple[str, ...]) -> Iterator[Finding]:
+def _check_card(recipe: Recipe, card: CardFacts, host: HostFacts) -> Iterator[Finding]:
     if recipe.capability and card.capability != recipe.capability:
         yield finding("capability", card=card.name, wanted=recipe.capability, capability=card.capability)
     major = re.match(r"\d+", card.driver)
@@ -257,12 +265,23 @@ def _check_card(recipe: Recipe, card: CardFacts, processes: tuple[str, ...]) -> 
         yield finding("driver", driver=card.driver, oldest=_OLDEST_DRIVER)
     if card.mode == "Prohibited":
         yield finding("compute-mode", mode=card.mode)
-    elif card.mode.startswith("Exclusive") and processes:
+    elif card.mode.startswith("Exclusive") and host.processes:
         yield finding("compute-mode/exclusive", mode=card.mode)
     if card.persistence == "Disabled":
         yield finding("persistence")
-    if processes:
-        yield finding("card-processes", processes="; ".join(processes[:4]))
+    for lacking in host.lacks:
+        yield finding(lacking)
+    if host.processes:
+        yield finding("card-processes", processes="; ".join(host.processes[:4]))
+
+
+def check_room(environments: Path) -> Iterator[Finding]:
+    """Yield a finding where the first environment with torch in *environments* finds no room on its disk."""
+    place = _nearest(environments)
+    free = shutil.disk_usage(place).free
+    if free < _ENVIRONMENT and not any(environments.glob("*/lib/*/site-packages/torch")):
+        sizes = {"needed": f"{_ENVIRONMENT / GIB:.0f}", "free": f"{free / GIB:.1f}"}
+        yield finding("room", folder=place, **sizes)
 
 
 def check_caches(host: HostFacts) -> Iterator[Finding]:

@@ -30,9 +30,12 @@ from sparkwright.serve.preflight.machine import check_caches, check_machine
 from sparkwright.serve.preflight.memory import Budget, BudgetRow, budget_rows, check_memory, make_budget
 from sparkwright.serve.preflight.shape import model_shape
 
-EARLY = frozenset(
-    {"card", "disk", "driver", "model-fetched", "model-missing", "model-refused", "port", "weights"}
-)
+OF_HOST = frozenset({"glibc", "port", "room"})
+"""Checks of the host alone, whatever is served."""
+EARLY = OF_HOST | {
+    "available", "card", "compiler", "compute-mode", "disk", "driver", "headers", "host-reserve",
+    "model-fetched", "model-missing", "model-refused", "weights",
+}  # fmt: skip
 """Checks that no vLLM has to be known for."""
 
 

@@ -20,7 +20,7 @@ from sparkwright.engine.servers import MeasuredServer
 from sparkwright.recipes import Recipe
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest
-from sparkwright.verify.setup import OFFLINE, environment_of
+from sparkwright.verify.setup import OFFLINE, as_requested, environment_of
 from sparkwright.verify.simulated import start_simulator
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import simulator_arguments
@@ -103,7 +103,7 @@ def _from(environment: Environment, options: TuneOptions, folder: Path, *, offli
 
     def start(configuration: Configuration, place: str) -> AbstractAsyncContextManager[MeasuredServer]:
         return start_server(
-            configuration.recipe,
+            as_requested(configuration.recipe),
             folder=folder / "servers" / place,
             python=environment.python,
             environment={

@@ -9,12 +9,12 @@ import pytest
 from channel_kit import small_wheel
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli import offered
+from sparkwright.cli.offered import built_wheel, is_present, present_specs
 from sparkwright.cli.service import _wheel
 from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.recipes import load_recipe
-from sparkwright.serve import built
-from sparkwright.serve.built import built_wheel, is_present, present_specs
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = {}
@@ -93,7 +93,7 @@ def test_a_series_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyP
             raise ConfigError("its patchset cannot be read", because="of an edit", next_step="mend it")
         return open_checkout(root, series)
 
-    monkeypatch.setattr(built, "open_checkout", broken)
+    monkeypatch.setattr(offered, "open_checkout", broken)
     known = present_specs(ROOT, "aarch64")
     assert "0.24" not in known
     assert "0.33" in known
@@ -119,7 +119,7 @@ def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(
 def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(
     dist: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(offered, "machine", lambda: "aarch64")
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(dist))
     monkeypatch.chdir(dist)
     asked = {"wheel": None, "series": ""}
