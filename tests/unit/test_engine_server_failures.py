@@ -1,6 +1,6 @@
 """The cause of a failed start is named by logs of real releases, and logs of healthy starts name none.
 
-`server_logs` holds both, each with its origin: paths, ports and process ids are made alike, and lines of tracebacks
+`server_logs` holds both, each with its origin: paths and process ids are made alike, and lines of tracebacks
 that name source files are left out.
 """
 
