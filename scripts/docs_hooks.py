@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.carries import load_carries
+from sparkwright.engine.server.failures import causes
 from sparkwright.recipes import GRADES, recipes
 from sparkwright.serve.container_env import variables
 from sparkwright.serve.preflight.finding import finding_rows
@@ -62,6 +63,12 @@ def _findings() -> Iterator[list[str]]:
         yield [f"`{name.partition('/')[0]}`", level, what, remedy]
 
 
+def _causes() -> Iterator[list[str]]:
+    """Yield the known causes of a server's failed start or end."""
+    for name, (cause, _) in causes().items():
+        yield [f"`{name}`", cause.because, cause.next_step]
+
+
 def _variables() -> Iterator[list[str]]:
     """Yield the variables of a container."""
     for first, one in variables().items():
@@ -99,6 +106,7 @@ def _checks() -> Iterator[list[str]]:
 TABLES = {
     "carries": (["carry", "what it does", "upstream", "shown on"], _carries),
     "findings": (["finding", "level", "what", "remedy"], _findings),
+    "causes": (["name", "cause", "remedy"], _causes),
     "variables": (["variable", "sets"], _variables),
     "recipes": (
         ["recipe", "model", "drafter", "KV cache", "machines", "uses", "series", "evidence"],

@@ -1,8 +1,7 @@
-"""What a server says while it starts is read from both dialects; errors are found and causes are named."""
+"""What a server says while it starts is read from both dialects; errors are found."""
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from msgspec import structs
 
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
-from sparkwright.engine.server.failures import CAUSES, diagnose, excerpt, tail
 
 BOTH = pytest.mark.parametrize("dialect", ["0.24", "0.33"])
 RUNNERS = pytest.mark.parametrize("runner", ["v1", "v2"])
@@ -156,7 +154,7 @@ def test_blocks_tell_the_capacity_where_nothing_else_does() -> None:
     assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), BootFacts()).kv_tokens == 1600
 
 
-# Errors and causes -------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------
 
 
 def test_a_healthy_boot_has_no_error_lines() -> None:
@@ -184,67 +182,3 @@ def test_error_lines_are_bounded() -> None:
     found = error_lines(("ERROR 07-01 10:00:00 [a.py:1] " + "x" * 1000 + "\n") * 300)
     assert len(found) == 200
     assert {len(line) for line in found} == {400}
-
-
-SAID = {
-    "port-in-use": "OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000)",
-    "not-installed": "Error while finding module specification (ModuleNotFoundError: No module named 'vllm')",
-    "no-card": "RuntimeError: Failed to infer device type, please set the environment variable",
-    "card-occupied": "ValueError: Free memory … is less than desired GPU memory utilization (0.9, 107 GiB).",
-    "cuda-out-of-memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-    "no-kv-memory": "ValueError: No available memory for the cache blocks. Try increasing",
-    "model-missing": "OSError: some/model is not a local folder and is not a valid model identifier",
-    "options-refused": "vllm: error: unrecognized arguments: --no-such-flag",
-    "kernel-fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
-    "engine-init": "RuntimeError: Engine core initialization failed. See root cause above.",
-    "engine-died": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
-}
-
-
-@pytest.mark.parametrize("name", [cause.name for cause in CAUSES])
-def test_each_known_cause_is_named(name: str) -> None:
-    cause = diagnose(f"{Boot().text}{SAID[name]}\n", 1)
-    assert cause.name == name
-    assert cause.next_step
-
-
-def test_the_root_cause_comes_before_what_followed_from_it() -> None:
-    said = (SAID["cuda-out-of-memory"], SAID["engine-init"])
-    cause = diagnose("\n".join(("(EngineCore pid=1) ERROR 07-01 10:00:00 [c.py:1] x", *said)), 1)
-    assert cause.name == "cuda-out-of-memory"
-    assert "Tried to allocate 2.00 GiB" in cause.because
-
-
-@pytest.mark.parametrize("status", [137, -signal.SIGKILL])
-def test_a_kill_that_left_no_word_is_named(status: int) -> None:
-    assert diagnose(Boot().text, status).name == "killed"
-    assert "137" in diagnose("", status).because
-
-
-def test_a_port_that_is_tried_anew_is_no_cause() -> None:
-    warning = "WARNING 07-01 10:00:00 [parallel.py:624] Address already in use. Retrying with a new port."
-    assert diagnose(warning, 3).name == "unknown"
-
-
-def test_an_unknown_end_says_how_it_ended() -> None:
-    assert "status 3" in diagnose("", 3).because
-    assert "SIGSEGV" in diagnose("", -signal.SIGSEGV).because
-    assert "SIGABRT" in diagnose("", 134).because
-    assert "status 255" in diagnose("", 255).because
-    assert "ValueError: no such thing" in diagnose("ValueError: no such thing", 1).because
-
-
-def test_the_tail_shows_the_end_of_progress_bars() -> None:
-    assert tail("a\nb 0%\rb 100%\n\x1b[1mc\x1b[0m\n", lines=2) == "b 100%\nc"
-
-
-def test_an_excerpt_ends_with_the_first_error_and_not_with_what_followed() -> None:
-    before = [f"INFO line {number}" for number in range(50)]
-    trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: the first one"]
-    after = ["During handling of the above exception", "RuntimeError: the last one", "goodbye"]
-    log = "\n".join([*before, *trace, *after])
-    assert diagnose(log, 1).because.endswith("(ValueError: the first one)")
-    shown = excerpt(log).split("\n")
-    assert shown[-3:] == trace
-    assert len(shown) == 6
-    assert excerpt("\n".join(before)).split("\n") == before[-12:]

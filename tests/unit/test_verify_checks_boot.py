@@ -55,8 +55,8 @@ NEVER = {"samples": (), "before": None, "after": None}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({**NEVER, "died": 137, "log": ("Loading weights",)}, "memory is used up"),
-        ({**NEVER, "died": 1, "log": ("torch.OutOfMemoryError: CUDA out of memory",)}, "memory was used up"),
+        ({**NEVER, "died": 137, "log": ("Loading weights",)}, "memory runs out"),
+        ({**NEVER, "died": 1, "log": ("torch.OutOfMemoryError: CUDA out of memory",)}, "CUDA out of memory"),
         (
             {**NEVER, "died": 1, "log": ("RuntimeError: Engine core initialization failed.",)},
             "did not come up",

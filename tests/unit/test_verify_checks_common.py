@@ -95,7 +95,7 @@ LINE = "RuntimeError: block_table must have shape [24, 512], got [17, 512]"
 def test_a_dead_server_is_named_with_its_batch_and_log(observations: list[Observation]) -> None:
     [first, *rest] = found(crash_from(observations, "code c=4", log=("INFO all is well", LINE)))
     assert first[0] == "fail"
-    for part in ("ended in code c=4", "in flight", "exit status 1", LINE, "padding"):
+    for part in ("ended in code c=4", "in flight", "ended with status 1", LINE, "padding"):
         assert part in first[1]
     assert ("inconclusive", "code c=8 was not measured: the server was gone since code c=4") in rest
 
@@ -144,14 +144,14 @@ DYING = ("EngineDeadError: EngineCore", "RuntimeError: CPU Generator does not us
         ({"canary": "form: Expected `array`, got `str`"}, "invalid", "after code c=4 cannot be used"),
         ({"log": ("CUDA error: an illegal memory access",)}, "fail", "in code c=4"),
         ({"log": DYING}, "fail", "a request with a seed whose prompt is read in several pieces"),
-        ({"log": DYING[:1]}, "fail", "the engine process has ended"),
-        ({"died": 137}, "fail", "memory is used up"),
+        ({"log": DYING[:1]}, "fail", "the engine ended by itself"),
+        ({"died": 137}, "fail", "memory runs out"),
         ({"died": -9}, "fail", "SIGKILL"),
-        ({"died": 139}, "fail", "segmentation fault"),
+        ({"died": 139}, "fail", "SIGSEGV"),
         (
             {"died": 1, "log": ("ERROR something", "Bus error")},
             "fail",
-            "exit status 1; its log ends with “Bus error”",
+            "status 1; its log ends with “Bus error”",
         ),
         ({"after": None}, "invalid", "could not be read after code c=4"),
         ({"after": None, "unread": "it goes on beyond 16 MiB"}, "invalid", "it goes on beyond 16 MiB"),

@@ -1,110 +1,76 @@
-"""Known causes of a server's failed start or end, by its log and its exit status."""
+"""The cause of a server's failed start or end, by its log and its exit status: rows of ``failures.toml``."""
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Literal
 
+from sparkwright.base.config import Model, parse_toml
 from sparkwright.engine.server.bootlog import plain
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A known cause.
+    """A cause of a failure.
 
     Attributes:
         name: short and unique.
-        sign: expression that matches the log; empty where the exit status shows the cause.
+        consequence: another error led to it.
     """
 
     name: str
     because: str
     next_step: str
-    sign: str = ""
+    consequence: bool = False
 
 
-# In this order: what happened first explains what followed from it.
-CAUSES: tuple[Cause, ...] = (
-    Cause(
-        "port-in-use",
-        "its port is taken",
-        "end what listens there, or let a free port be chosen",
-        r"\[Errno 98\]|address already in use(?!\. Retrying)",
-    ),
-    Cause(
-        "not-installed",
-        "vLLM is not installed in that environment",
-        "name the interpreter of the environment that vLLM is installed in",
-        r"No module named '?vllm\b",
-    ),
-    Cause(
-        "no-card",
-        "no CUDA device can be used",
-        "check that nvidia-smi lists the card for this user",
-        r"Failed to infer device type|no CUDA-capable device|libcuda\.so\.1: cannot open"
-        r"|No CUDA GPUs are available",
-    ),
-    Cause(
-        "card-occupied",
-        "other programs leave less memory on the card than the server may use",
-        "end them, or lower gpu-memory-utilization",
-        r"is less than desired GPU memory utilization",
-    ),
-    Cause(
-        "cuda-out-of-memory",
-        "CUDA out of memory",
-        "lower gpu-memory-utilization, max-num-seqs or max-num-batched-tokens; on unified memory the host's "
-        "programs count too",
-        r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory",
-    ),
-    Cause(
-        "no-kv-memory",
-        "too little memory is left for the KV cache",
-        "raise gpu-memory-utilization or lower max-model-len",
-        r"No available memory for the cache blocks|larger than the available KV cache memory",
-    ),
-    Cause(
-        "model-missing",
-        "the model or the drafter could not be found",
-        "check both names; offline, both must be in the cache or folders",
-        r"is not a valid model identifier|Repository Not Found|LocalEntryNotFoundError|OfflineModeIsEnabled"
-        r"|Can't load the configuration of|Invalid repository ID",
-    ),
-    Cause(
-        "options-refused",
-        "vLLM refused its options",
-        "correct the recipe by the log's message",
-        r"error: unrecognized arguments|error: argument |validation errors? for \w*Config",
-    ),
-    Cause(
-        "kernel-fault",
-        "a kernel accessed memory that is not its own, or was given shapes that it does not take",
-        "keep the evidence: this is a fault of the wheel's, or of what it was built for",
-        r"illegal memory access|device-side assert|block_table must have shape|batch_size must be equal"
-        r"|no kernel image is available",
-    ),
-    Cause(
-        "engine-init",
-        "the engine did not come up",
-        "the first error in the log is the root cause",
-        r"Engine core initialization failed|EngineCore failed to start",
-    ),
-    Cause(
-        "engine-died",
-        "the engine ended by itself",
-        "the first error in the log is the root cause",
-        r"EngineDeadError|EngineCore encountered",
-    ),
-)
-_KILLED = Cause(
-    "killed",
-    "it was killed (exit 137, SIGKILL), as the kernel does when memory runs out",
-    "look for 'Out of memory' in dmesg; lower gpu-memory-utilization, for unified memory is the host's too",
-)
+class _Row(Model, frozen=True):
+    sign: str
+    because: str
+    next: str
+    consequence: bool = False
+
+
+class _Table(Model, frozen=True):
+    format: Literal[1]
+    causes: dict[str, _Row]
+
+
+@functools.cache
+def causes() -> dict[str, tuple[Cause, re.Pattern[str]]]:
+    """Return every known cause by its name, with its sign in a log; see the head of ``failures.toml``."""
+    data = (resources.files("sparkwright.engine.server") / "failures.toml").read_bytes()
+    rows = parse_toml(data, _Table, newest_format=1, name="failures.toml").causes
+    return {
+        name: (
+            Cause(name, row.because, row.next, row.consequence),
+            re.compile(row.sign, re.IGNORECASE | re.MULTILINE),
+        )
+        for name, row in rows.items()
+    }
+
+
+# What vLLM puts before each line of its processes, and of a traceback.
+_PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:(?:ERROR|CRITICAL) [^\]\n]*\] ?)?", re.MULTILINE)
 _ROOT = re.compile(r"(?:^|\s)((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt): \S.*)$", re.MULTILINE)
 _KILLED_STATUS = {137, -signal.SIGKILL}
 _LEAST_SIGNAL = 128
+_LONGEST = 300
+
+
+def known_cause(log: str) -> tuple[Cause, str] | None:
+    """Return the known cause of a failure, and the line of the *log* that shows it."""
+    text = _PREFIX.sub("", plain(log))
+    for cause, sign in causes().values():
+        if found := sign.search(text):
+            end = text.find("\n", found.end())
+            line = text[text.rfind("\n", 0, found.start()) + 1 : end if end >= 0 else len(text)]
+            return cause, " ".join(line.split())[:_LONGEST]
+    return None
 
 
 def diagnose(log: str, status: int | None) -> Cause:
@@ -114,14 +80,13 @@ def diagnose(log: str, status: int | None) -> Cause:
         log: the server's log.
         status: its exit status, negative for a signal; `None` while it runs.
     """
-    text = plain(log)
-    for cause in CAUSES:
-        if re.search(cause.sign, text, re.IGNORECASE):
-            return Cause(cause.name, _with_root(cause.because, text), cause.next_step, cause.sign)
+    if (found := known_cause(log)) is not None:
+        cause, line = found
+        return replace(cause, because=_quoted(cause.because, _root(log) if cause.consequence else line))
     if status in _KILLED_STATUS:
-        return _KILLED
+        return causes()["killed"][0]
     how = "it does not answer" if status is None else f"it ended with {_named(status)}"
-    return Cause("unknown", _with_root(how, text), "see the end of the log")
+    return Cause("unknown", _quoted(how, _root(log)), "see the end of the log")
 
 
 def tail(log: str, *, lines: int = 40) -> str:
@@ -140,11 +105,14 @@ def excerpt(log: str, *, before: int = 6, lines: int = 12) -> str:
     return tail(text[: end if end >= 0 else len(text)], lines=before)
 
 
-def _with_root(because: str, text: str) -> str:
-    """Return *because* with the first Python error in the log."""
-    found = _ROOT.search(text)
-    root = found.group(1)[:300] if found else ""
-    return f"{because} ({root})" if root and root not in because else because
+def _root(log: str) -> str:
+    """Return the first Python error in the log."""
+    found = _ROOT.search(plain(log))
+    return found.group(1)[:_LONGEST] if found else ""
+
+
+def _quoted(because: str, line: str) -> str:
+    return f"{because} ({line})" if line and line not in because else because
 
 
 def _named(status: int) -> str:

@@ -16,7 +16,7 @@ from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, conclude
 from sparkwright.verify.checks.states import progress_finding
-from sparkwright.verify.checks.triage import SIGNATURES, CheckedCells
+from sparkwright.verify.checks.triage import CheckedCells
 
 LONGEST = 64
 """Output of a burst; long enough for several verify steps at its full size."""
@@ -27,7 +27,6 @@ DOCUMENT_TOKENS = (200, 700, 1500, 4000)
 """Lengths of prompts that are mixed in, so that prefills meet decodes."""
 RESERVE = 2000
 """Tokens for their output, and for documents that turn out longer than planned."""
-KNOWN = ", ".join(SIGNATURES)
 
 
 def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:

@@ -17,30 +17,8 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
 from sparkwright.engine.observations import FailureKind, Observation
+from sparkwright.engine.server import diagnose, known_cause
 from sparkwright.verify.check import Context
-
-SIGNATURES = {
-    "block_table must have shape": "attention was given a block table of another batch size than its query:"
-    " requests counted with padding in one place and without in another",
-    "batch_size must be equal": "attention was given tensors of different batch sizes",
-    "illegal memory access": "a kernel read or wrote outside its memory",
-    "CPU Generator does not use offset": "a request with a seed whose prompt is read in several pieces: vLLM"
-    " takes the random draw of each piece back, which generators for the CPU do not offer",
-    "CUDA out of memory": "the GPU's memory was used up",
-    "Engine core initialization failed": "the engine did not come up",
-    "EngineDeadError": "the engine process has ended",
-    "CUDA error": "a CUDA call failed",
-}
-"""Log lines of a broken engine, the most specific first: part of the line, meaning."""
-
-_EXITS = {
-    137: "killed by SIGKILL, as the kernel does when memory is used up",
-    -9: "killed by SIGKILL, as the kernel does when memory is used up",
-    139: "segmentation fault",
-    -11: "segmentation fault",
-    134: "aborted",
-    -6: "aborted",
-}
 
 _FAILS = {
     FailureKind.CONNECT: "found no connection",
@@ -166,10 +144,10 @@ def triage(
         gone = describe(cell) if observation.died is not None or observation.canary else ""
         of_this = troubles(observation, metered=METRICS not in context.lacks)
         found.extend(of_this)
-        notes += [  # error lines that match no signature
+        notes += [  # error lines that show no known cause
             f"{describe(cell)}: the log has {_short(line)}"
             for line in observation.log[:3]
-            if not _signatures((line,))
+            if known_cause(line) is None
         ]
         if not of_this:
             sound.append(observation)
@@ -231,25 +209,22 @@ def _unanswered(observation: Observation) -> Reason:
 
 def _engine(observation: Observation) -> list[Reason]:
     """Return the reason if the server ended, or if its log has a line of a broken engine."""
-    told, where = _signatures(observation.log), describe(observation.cell)
+    told, where = _known(observation.log), describe(observation.cell)
     if observation.died is None:
         return [(Verdict.FAIL, f"in {where} {told}")] if told else []
-    why, busy = _EXITS.get(observation.died, ""), in_flight(observation)
+    busy = in_flight(observation)
     cause = f"the server ended in {where}"
     cause += f" with {busy} request{'s' * (busy != 1)} in flight" if busy else ""
-    cause += f", exit status {observation.died}" + (f" ({why})" if why else "")
+    cause += f": {diagnose('', observation.died).because}"
     if not told and observation.log:
         told = f"its log ends with {_short(observation.log[-1])}"
     return [(Verdict.FAIL, f"{cause}; {told}" if told else cause)]
 
 
-def _signatures(log: Sequence[str]) -> str:
-    """Return the most specific line of a log with its meaning, or nothing."""
-    for part, meaning in SIGNATURES.items():
-        for line in log:
-            if part.casefold() in line.casefold():
-                return f"the log has {_short(line)}: {meaning}"
-    return ""
+def _known(log: Sequence[str]) -> str:
+    """Return the line of a log that shows a known cause of a failure, with that cause, or nothing."""
+    found = known_cause("\n".join(log))
+    return f"the log has {_short(found[1])}: {found[0].because}" if found else ""
 
 
 def _failures(observation: Observation) -> list[Reason]:

@@ -11,7 +11,6 @@ answers may differ where the settings change the arithmetic on purpose, such as 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -204,7 +203,6 @@ def _as_main(planned: Mapping[tuple[str, str], Cell], seen: Sequence[Observation
     return found
 
 
-_LONGEST = 300  # characters of a line of a log
 REFUSED, ASKED = "refused", "asked before any start"
 
 
@@ -414,10 +412,6 @@ class _Start:
 
 
 def _reason(error: SparkwrightError) -> str:
-    """Return the cause of a failed start, with the line of the log that shows it."""
-    if not isinstance(error, ServerFailedError):
-        return " ".join(error.because.split())
-    cause, lines = error.cause, error.log_excerpt.splitlines()
-    shown = [line for line in lines if cause.sign and re.search(cause.sign, line, re.IGNORECASE)]
-    told = " ".join(cause.because.split())
-    return told if not shown or "(" in told else f"{told} ({' '.join(shown[-1].split())[:_LONGEST]})"
+    """Return the cause of a failed start."""
+    told = error.cause.because if isinstance(error, ServerFailedError) else error.because
+    return " ".join(told.split())
