@@ -16,7 +16,6 @@ from sparkwright.carries.pull import ResolvedPull
 from sparkwright.lock import Lock
 from sparkwright.store import remove_tree, storing, write_atomically
 
-
 _PROBE_FILE = "probe.py"
 _PROBE = '''\
 """Show the defect that {name} repairs: fail on the pristine tree and pass on the merged one."""

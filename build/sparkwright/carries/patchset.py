@@ -256,7 +256,7 @@ def with_next_revision(text: str, point: BuildSpec) -> str:
 
 
 def with_carry(text: str, name: str, point: BuildSpec) -> str:
-    """Return the *text* of the patchset of *point* with the carry *name*, before those of kernels; comments stay."""
+    """Return the patchset's *text* with the carry *name* before those of kernels; comments stay."""
     names = [carry.name for carry in point.carries]
     kernels = (number for number, carry in enumerate(point.carries) if carry.spec.scope == "build")
     place = next(kernels, len(names))

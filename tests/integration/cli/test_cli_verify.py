@@ -22,6 +22,7 @@ import pytest
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import PreflightError
 from sparkwright.serve.built import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
@@ -225,6 +226,19 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert "interrupted" in said
     assert left_behind(run) == []
     assert verify("--resume", run, cwd=tmp_path).returncode == 0
+
+
+def test_the_usual_profile_sweeps_all_levels_in_20_minutes_and_says_so_first(tmp_path: Path) -> None:
+    plan = json.loads(verify("--python", sys.executable, "--plan", "--json", cwd=tmp_path).stdout)
+    assert plan["seconds"] <= 20 * 60
+    assert plan["checks"]["sweep"]["measurements"] == 2 * len((1, 2, 4, 8, 16, 32, 64))
+    full = json.loads(
+        verify("--python", sys.executable, "--plan", "--json", "--profile", "full", cwd=tmp_path).stdout
+    )
+    assert full["seconds"] > 10 * plan["seconds"]
+    done = verify("--python", sys.executable, cwd=tmp_path, PATH=str(tmp_path))  # no nvidia-smi: no card
+    told, refused = done.stderr.index("are expected"), done.stderr.index("card")
+    assert (done.returncode, told < refused) == (PreflightError.exit_code, True)
 
 
 REFUSED = {

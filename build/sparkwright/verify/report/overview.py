@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sparkwright.base.text import clean
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
+from sparkwright.verify.checks.acceptance import BROKEN
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.report.figures import CellFigures
@@ -130,19 +131,26 @@ def disturbed_levels(found: Sequence[Level]) -> list[str]:
 
 
 def consequences(run: Run) -> set[int]:
-    """Return the places of undecided findings that only follow from what failed or cannot be trusted.
+    """Return the places of findings that only follow from what failed or cannot be trusted.
 
-    One of their cells was not measured or was spoilt, and another finding tells why.
+    Undecided ones of which a cell was not measured or was spoilt, where another finding tells why; and all
+    that a broken drafter leads to but the first that tells of it.
     """
     told = any(one.verdict in {Verdict.FAIL, Verdict.INVALID} for one in run.findings)
     if not told:
         return set()
+    inert = [place for place, one in enumerate(run.findings) if one.cause.startswith(BROKEN)]
+    undrafted = {key for place in inert for key in run.findings[place].evidence}
     metered = METRICS not in run.lacks
     sound = {seen.cell.key for seen in run.observations if not troubles(seen, metered=metered)}
     return {
-        place
-        for place, one in enumerate(run.findings)
-        if one.verdict is Verdict.INCONCLUSIVE and any(key not in sound for key in one.evidence)
+        *inert[1:],
+        *(
+            place
+            for place, one in enumerate(run.findings)
+            if one.verdict is Verdict.INCONCLUSIVE
+            and any(key not in sound or key in undrafted for key in one.evidence)
+        ),
     }
 
 
