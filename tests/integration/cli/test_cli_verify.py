@@ -250,7 +250,7 @@ REFUSED = {
     "unknown category": (("--demo", "--categories", "poetry"), 12, "poetry"),
     "unknown profile": (("--demo", "--profile", "huge"), 12, "huge"),
     "unknown recipe": (("--python", sys.executable, "--recipe", "soup"), 12, "soup"),
-    "no vllm there": (("--python", sys.executable), 80, "vLLM"),
+    "no vllm there": (("--python", sys.executable, "--force"), 80, "vLLM"),
     "nobody answers": (("--url", "http://127.0.0.1:9"), 82, "127.0.0.1:9"),
     "no address": (("--url", "localhost"), 82, "localhost"),
     "no log": (("--url", "http://127.0.0.1:9", "--log", "gone"), 10, "gone"),

@@ -133,14 +133,14 @@ def disturbed_levels(found: Sequence[Level]) -> list[str]:
 def consequences(run: Run) -> set[int]:
     """Return the places of findings that only follow from what failed or cannot be trusted.
 
-    Undecided ones of which a cell was not measured or was spoilt, where another finding tells why; and all
-    that a broken drafter leads to but the first that tells of it.
+    Undecided ones of which a cell was not measured or was spoilt, where another finding tells why; and what
+    checks conclude from a broken drafter, but for the first that tells of it.
     """
     told = any(one.verdict in {Verdict.FAIL, Verdict.INVALID} for one in run.findings)
     if not told:
         return set()
     inert = [place for place, one in enumerate(run.findings) if one.cause.startswith(BROKEN)]
-    undrafted = {key for place in inert for key in run.findings[place].evidence}
+    undrafted = {run.findings[place].check for place in inert}
     metered = METRICS not in run.lacks
     sound = {seen.cell.key for seen in run.observations if not troubles(seen, metered=metered)}
     return {
@@ -149,7 +149,7 @@ def consequences(run: Run) -> set[int]:
             place
             for place, one in enumerate(run.findings)
             if one.verdict is Verdict.INCONCLUSIVE
-            and any(key not in sound or key in undrafted for key in one.evidence)
+            and (one.check in undrafted or any(key not in sound for key in one.evidence))
         ),
     }
 
