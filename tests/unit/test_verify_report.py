@@ -305,10 +305,10 @@ def test_a_broken_drafter_is_told_once() -> None:
     def told(check: str, cause: str, verdict: Verdict, key: str) -> Finding:
         return replace(report_kit.finding(check, "x", cause, verdict), evidence=(key,))
 
-    causes = [f"drafter inert: 0 tokens of {n}00 drafts were accepted" for n in (1, 2)]
+    causes = ["acceptance decays: from 6 min on", "drafter inert: 0 tokens of 200 drafts were accepted"]
     run = Run(
         findings=[
-            told("boot", causes[0], Verdict.FAIL, "a"),
+            told("soak", causes[0], Verdict.FAIL, "a"),
             told("sweep", causes[1], Verdict.FAIL, "b"),
             told("sweep", "it may be 0.5 to 2", Verdict.INCONCLUSIVE, "b"),
             told("crash", "2 requests failed", Verdict.FAIL, "c"),

@@ -74,15 +74,15 @@ def _run_bad(
     """Run the bad end, doubling the runs until it shows; return runs, and those that were bad."""
     wanted = 1 if problem.deterministic else min(_RUNS, problem.most_runs)
     most = 1 if problem.deterministic else problem.most_runs
-    tried = shown = hidden = 0
+    runs: list[SearchStep] = []
     while True:
-        while tried < wanted:
-            step = yield from bad()
-            tried += 1
-            shown += step.verdict is StepVerdict.BAD
-            hidden += step.verdict is StepVerdict.GOOD
+        while len(runs) < wanted:
+            runs.append((yield from bad()))
+        shown, hidden = (
+            sum(step.verdict is verdict for step in runs) for verdict in (StepVerdict.BAD, StepVerdict.GOOD)
+        )
         if not shown + hidden:
-            raise _unusable(problem, f"{bad_end} cannot be used as the bad end", step)
+            raise _unusable(problem, f"{bad_end} cannot be used as the bad end", runs[-1])
         enough = shown >= _ENOUGH_SHOWN or (shown and not hidden)
         if enough or wanted >= most:
             break

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sparkwright.base.text import clean
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.acceptance import BROKEN
+from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.report.figures import CellFigures
@@ -139,12 +139,12 @@ def consequences(run: Run) -> set[int]:
     told = any(one.verdict in {Verdict.FAIL, Verdict.INVALID} for one in run.findings)
     if not told:
         return set()
-    inert = [place for place, one in enumerate(run.findings) if one.cause.startswith(BROKEN)]
-    undrafted = {run.findings[place].check for place in inert}
+    broken = [place for place, one in enumerate(run.findings) if one.cause.startswith((INERT_CAUSE, DECAYS))]
+    undrafted = {run.findings[place].check for place in broken}
     metered = METRICS not in run.lacks
     sound = {seen.cell.key for seen in run.observations if not troubles(seen, metered=metered)}
     return {
-        *inert[1:],
+        *broken[1:],
         *(
             place
             for place, one in enumerate(run.findings)
