@@ -66,10 +66,10 @@ FAULT    ?=
 serve: $(VENV)/.ready-serve ## Serve by RECIPE with the present build spec's wheel in DIST, made if there is none; RECIPE=rehearsal-smollm2 needs no GPU
 	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
-verify: $(VENV)/.ready-verify $(FAR) ## Serve the same wheel by RECIPE, verify it and report
+verify: $(VENV)/.ready-verify $(FAR) ## Serve the same wheel by RECIPE, verify it and report, in 20 minutes; ARGS="--profile full" takes hours
 	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)
 
-verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
+verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in about two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
 rehearse: $(VENV)/.ready-verify $(FAR) ## Serve the merged Python on the CPU with a real model, and verify it

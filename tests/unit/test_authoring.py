@@ -213,7 +213,17 @@ class TestFiles:
             "carries",
             "carry.toml",
             "count",
+            "probe.py",
         ]
+        assert "import" not in (carry.folder / "probe.py").read_text().partition("probekit import expect")[2]
+
+    def test_the_probes_skeleton_imports_what_the_carry_changes(self, tmp_path: Path) -> None:
+        carry = create_pull(
+            tmp_path, DRAFT, PULL, ["vllm/b/__init__.py", "vllm/a.py", "vllm/c.pyi", "tests/c.py"]
+        )
+        assert carry.probe_path is not None
+        lines = carry.probe_path.read_text().splitlines()
+        assert [line.split()[1] for line in lines if line.startswith("import")] == ["vllm.a", "vllm.b"]
 
     def test_nothing_is_left_of_one_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(PatchError):
@@ -278,7 +288,7 @@ class TestFiles:
         assert "# After >=1.3,<1.4." in toml.read_text()
 
     def test_repinning_touches_the_pin_alone(self, tmp_path: Path) -> None:
-        carry = create_pull(tmp_path, DRAFT, PULL)
+        carry = create_pull(tmp_path, DRAFT, PULL, [])
         toml = carry.folder / "carry.toml"
         before = toml.read_text()
         moved = ResolvedPull(
@@ -429,7 +439,7 @@ class TestCarryEditor:
         assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
 
     def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
-        carry = create_pull(tmp_path, DRAFT, PULL)
+        carry = create_pull(tmp_path, DRAFT, PULL, [])
         editor = self.editor(repository, {"a.py": "a = 1\n"}, [])
         with pytest.raises(ConfigError, match="held as it is upstream"):
             editor.base_for(carry)

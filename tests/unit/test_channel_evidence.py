@@ -98,7 +98,10 @@ def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
     lines = caught.value.next_step.splitlines()
     assert lines[0] == f"sparkwright audit {path}"
     assert lines[1] == "sparkwright carry prove --series 1, then sparkwright wheel --series 1"
-    assert lines[2:] == [f"sparkwright rehearse {path}", f"sparkwright verify {path} on a card of 12.1"]
+    assert lines[2:] == [
+        f"sparkwright rehearse {path}",
+        f"sparkwright verify {path} --profile full on a card of 12.1",
+    ]
 
 
 @pytest.mark.parametrize(

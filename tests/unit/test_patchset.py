@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from kit import VERSION, write_carry
 
 from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
+from sparkwright.carries import Carry
 from sparkwright.carries.patchset import (
     BuildSpec,
     Patchset,
     load_patchset,
     make_build_spec,
+    with_carry,
     with_next_revision,
 )
 from sparkwright.lock import Artifact, Lock, Release
@@ -57,6 +59,27 @@ def point(root: Path, requires: dict[str, list[str]], order: list[str], lock: Lo
     carries(root, requires)
     write(root, carries=order)
     return make_build_spec(root, lock, "spark")
+
+
+def test_a_carry_is_added_before_those_of_kernels(tmp_path: Path) -> None:
+    found = point(tmp_path, {"a": [], "b": []}, ["a", "b"])
+    kernels = Carry(msgspec.structs.replace(found.carries[1].spec, scope="build"), found.carries[1].folder)
+    layouts = {
+        'carries = ["a", "b"]': ('carries = ["a", "c", "b"]', 'carries = ["a", "b", "c"]'),
+        'carries = [\n  "a",\n  # last\n  "b",\n]': (
+            'carries = [\n  "a",\n  "c",\n  # last\n  "b",\n]',
+            'carries = [\n  "a",\n  # last\n  "b",\n  "c",\n]',
+        ),
+    }
+    head = 'format = 1\nname = "a"  # not the carry\nsummary = "s"\n'
+    for before, afters in layouts.items():
+        for last, after in zip((kernels, found.carries[1]), afters, strict=True):
+            spec = replace_point(found, carries=(found.carries[0], last))
+            assert with_carry(head + before, "c", spec) == head + after
+    empty = with_carry(head + "carries = []", "c", replace_point(found, carries=()))
+    assert empty == head + 'carries = ["c",]'
+    with pytest.raises(ConfigError, match="unusual"):
+        with_carry(head + "\"carries\" = ['a', 'b']", "c", found)
 
 
 def test_a_point_has_its_carries_in_order(tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def test_added_removed_revised_and_reordered(shelf: Shelf) -> None:
     start, end = shelf.spec(a, b, c), shelf.spec(c, shelf.carry("b", "f"), d)
     found = difference(start, end)
     assert ids(found) == {"a:removed": (), "b:revised": (), "d:added": (), "reordered": ()}
+    assert [change.title.split(" (")[0] for change in found.changes[:3]] == [
+        "Removing a",
+        "Revising b",
+        "Change d",
+    ]
     assert names(found) == ["a", "b", "c"]
     assert names(found, *ids(found)) == ["c", "b", "d"]
     assert found.candidate(frozenset(ids(found))).carries == end.carries

@@ -274,8 +274,9 @@ def test_wrong_ends_are_refused(deterministic) -> None:
 @pytest.mark.parametrize("end", [0, 17])
 def test_an_end_that_cannot_be_judged_is_refused(end) -> None:
     judge = Judge(lambda applied: untestable() if len(applied) == end else bool(applied))
-    with pytest.raises(BisectionError):
+    with pytest.raises(BisectionError, match="untestable: conflict"):
         run(problem(), judge)
+    assert {len(applied) for applied, _ in judge.asked} <= {0, 17}, "nothing between the ends was judged"
 
 
 def test_requirements_that_cannot_be_met_are_refused() -> None:

@@ -89,6 +89,15 @@ def test_each_kind_of_answer_is_named_in_each_report(rule, kind, named) -> None:
     for text in (headline(asked, result), render_markdown(asked, result), render_html(asked, result)):
         assert all(name in text for name in named)
         assert "change 4" not in text
+    for render in (render_markdown, render_html):
+        assert ("confidence" in render(asked, result)) == (kind != "range")
+
+
+def test_many_changes_are_counted_in_the_headline_and_listed_below_it() -> None:
+    asked = problem(12)
+    result = run(asked, Judge(lambda applied: {f"c{n}" for n in range(1, 6)} <= applied))
+    assert headline(asked, result) == "5 changes together broke it"
+    assert "change 5" in render_html(asked, result)
 
 
 def test_reports_are_the_same_for_the_same_result() -> None:

@@ -70,10 +70,10 @@ def test_cells_that_take_longer_make_the_rest_longer() -> None:
 # Profiles ------------------------------------------------------------------------------------------------
 
 
-def test_quick_is_expected_to_take_five_minutes_at_the_most_beside_a_server_that_runs() -> None:
+def test_quick_is_expected_to_take_ten_minutes_at_the_most_beside_a_server_that_runs() -> None:
     found = plan_of(VerifyOptions(url="http://localhost:8000", profile="quick")).estimate()
-    assert found.seconds < 300
-    assert {share.check for share in found.shares} == {"boot", "coherence", "sweep", "crash", "context"}
+    assert found.seconds < 600
+    assert tuple(share.check for share in found.shares) == PROFILES["quick"].checks
     full = plan_of(VerifyOptions(url="http://localhost:8000")).estimate()
     assert full.seconds > 10 * found.seconds
     started = plan_of(

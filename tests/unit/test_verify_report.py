@@ -23,7 +23,7 @@ from page_kit import PageReader
 from report_kit import all_charts, shown
 
 from sparkwright.base.text import clean
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.report import render_csv, render_html, render_junit
 from sparkwright.verify.report.figures import cells
@@ -299,6 +299,37 @@ def test_failures_show_and_their_consequences_are_counted(unhealthy: Run) -> Non
     alone = Run(findings=[missing])  # nothing else tells why
     assert consequences(alone) == set()
     assert "wave 1 was not measured" in PageReader(render_html(alone)).shown
+
+
+def test_a_broken_drafter_is_told_once() -> None:
+    def told(check: str, cause: str, verdict: Verdict, key: str) -> Finding:
+        return replace(report_kit.finding(check, "x", cause, verdict), evidence=(key,))
+
+    causes = ["acceptance decays: from 6 min on", "drafter inert: 0 tokens of 200 drafts were accepted"]
+    run = Run(
+        findings=[
+            told("soak", causes[0], Verdict.FAIL, "a"),
+            told("sweep", causes[1], Verdict.FAIL, "b"),
+            told("sweep", "it may be 0.5 to 2", Verdict.INCONCLUSIVE, "b"),
+            told("crash", "2 requests failed", Verdict.FAIL, "c"),
+        ]
+    )
+    assert consequences(run) == {1, 2}
+    shown = PageReader(render_html(run)).shown
+    assert causes[0] in shown
+    assert "2 requests failed" in shown
+    assert causes[1] not in shown
+    assert "Because of these: 2 further conclusions" in shown
+
+
+def test_a_warning_is_one_click_from_the_verdict(healthy: Run) -> None:
+    first, *others = healthy.findings
+    html = render_html(dataclasses.replace(healthy, findings=[replace(first, warnings=("look",)), *others]))
+    assert '<a href="#finding-1">' in html.partition("</header>")[0]
+    assert "look" in PageReader(html).shown, "what holds it is open"
+    assert "Warnings:" not in render_html(
+        dataclasses.replace(healthy, findings=[replace(one, warnings=()) for one in healthy.findings])
+    )
 
 
 def test_a_comparison_names_both_sides_at_the_top() -> None:

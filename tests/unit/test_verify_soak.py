@@ -337,6 +337,11 @@ def test_memory_that_grows_is_a_warning():
     assert found.verdict is Verdict.PASS
     assert any("resident memory grew steadily" in warning for warning in found.warnings)
     assert soak(Lived())[SERVED].warnings == ()
+    shrinks = [
+        any("available" in one for one in soak(Lived(leak=10.0, speed=speed))[SERVED].warnings)
+        for speed in (1.0, 60.0)
+    ]
+    assert shrinks == [True, False], "beside a simulator it is this machine's memory"
 
 
 def test_preemptions_are_a_warning():

@@ -16,6 +16,17 @@ from sparkwright.carries.pull import ResolvedPull
 from sparkwright.lock import Lock
 from sparkwright.store import remove_tree, storing, write_atomically
 
+_PROBE_FILE = "probe.py"
+_PROBE = '''\
+"""Show the defect that {name} repairs: fail on the pristine tree and pass on the merged one."""
+
+from probekit import expect
+{imports}
+
+def probe() -> None:
+    expect(False, "this probe is a skeleton: state what healthy code does instead, and a control")
+'''
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -37,15 +48,16 @@ def create_own(root: Path, draft: Draft, lock: Lock, patch: bytes) -> Carry:
         ConfigError: a carry of that name exists, or the draft is not valid.
         PatchError: the patch is not one that we take.
     """
-    parse_patch(patch, name=draft.name)
+    changed = parse_patch(patch, name=draft.name).files
     release, sdist = lock.release.version, lock.required_sdist()
     revision = {"release": release, "sdist-sha256": sdist.sha256, "patch": f"{release}.patch"}
     tables = {**_common(draft, "own"), "revision": [revision]}
-    return _create(root, draft.name, tables, {revision["patch"]: patch})
+    kept = [file.path for file in changed if file.old and file.new]
+    return _create(root, draft.name, tables, kept, {revision["patch"]: patch})
 
 
-def create_pull(root: Path, draft: Draft, pull: ResolvedPull) -> Carry:
-    """Write a new carry that is a pull request, pinned by head and base.
+def create_pull(root: Path, draft: Draft, pull: ResolvedPull, paths: Sequence[str]) -> Carry:
+    """Write a new carry that is a pull request which changes *paths*, pinned by head and base.
 
     Raises:
         ConfigError: a carry of that name exists, or the draft is not valid.
@@ -64,7 +76,7 @@ def create_pull(root: Path, draft: Draft, pull: ResolvedPull) -> Carry:
         **({"branch": pull.pin.branch} if pull.pin.branch else {}),
     }
     tables = {**_common(draft, "pull"), "upstream": [upstream], "pull": pinned}
-    return _create(root, draft.name, tables, {})
+    return _create(root, draft.name, tables, paths, {})
 
 
 def _common(draft: Draft, kind: str) -> dict[str, Any]:
@@ -80,11 +92,14 @@ def _common(draft: Draft, kind: str) -> dict[str, Any]:
         "symptom": f"{draft.symptom.strip()}\n",
         "drop-when": f"{draft.drop_when.strip()}\n",
         "evidence": {"level": "claimed", "demonstrated": [], "claimed": ["Nothing was reproduced here yet."]},
+        "probe": {"file": _PROBE_FILE},
     }
 
 
-def _create(root: Path, name: str, tables: dict[str, Any], files: dict[str, bytes]) -> Carry:
-    """Write the folder of a carry; it appears whole and valid, or not at all."""
+def _create(
+    root: Path, name: str, tables: dict[str, Any], paths: Sequence[str], files: dict[str, bytes]
+) -> Carry:
+    """Write the folder of a carry with the skeleton of a probe; it appears whole and valid, or not at all."""
     import tomlkit
 
     if not re.match(NAME_PATTERN, name):
@@ -104,6 +119,10 @@ def _create(root: Path, name: str, tables: dict[str, Any], files: dict[str, byte
     for key, value in tables.items():
         multiline = isinstance(value, str) and value.endswith("\n")
         document[key] = tomlkit.string(value, multiline=True) if multiline else value
+    modules = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+               for path in paths if path.startswith("vllm/") and path.endswith(".py")]  # fmt: skip
+    imports = "".join(f"import {module}  # noqa: F401\n" for module in sorted(modules))
+    files |= {_PROBE_FILE: _PROBE.format(name=name, imports=imports).encode()}
     with storing(f"making carry {name}"):
         root.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=root))

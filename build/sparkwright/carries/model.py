@@ -145,8 +145,8 @@ class ProbeSpec(Model, frozen=True):
     """
 
     file: FileName
-    seconds: int
-    memory_mib: int
+    seconds: int = 600
+    memory_mib: int = 6144
     triton: Literal["off", "interpret"] = "off"
     needs: tuple[Literal["toolchain"], ...] = ()
     reads: tuple[Text, ...] = ()

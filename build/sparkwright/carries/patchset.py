@@ -11,6 +11,7 @@ all carries, and what differs from the newest one is a working state, which has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -250,6 +251,29 @@ def with_next_revision(text: str, point: BuildSpec) -> str:
     read = parse_toml(written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.file}.toml")
     if read.released != newest:
         raise ConfigError(f"{point.file}.toml could not be rewritten", because="its layout is unusual")
+    return written
+
+
+def with_carry(text: str, name: str, point: BuildSpec) -> str:
+    """Return the patchset's *text* with the carry *name* before those of kernels; comments stay."""
+    names = [carry.name for carry in point.carries]
+    kernels = (number for number, carry in enumerate(point.carries) if carry.spec.scope == "build")
+    place = next(kernels, len(names))
+    listed = re.search(r"^carries\s*=\s*\[", text, re.MULTILINE)
+    before = (
+        re.compile(rf'(\s*)"{names[place - 1]}"').search(text, listed.end()) if listed and place else None
+    )
+    if before is not None:
+        written = f'{text[: before.end()]},{before[1] or " "}"{name}"{text[before.end() :]}'
+    else:
+        written = re.sub(r"^(carries\s*=\s*\[)", rf'\1"{name}",', text, count=1, flags=re.MULTILINE)
+    read = parse_toml(written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.file}.toml")
+    if list(read.carries) != [*names[:place], name, *names[place:]]:
+        raise ConfigError(
+            f"{name} could not be added to {point.file}.toml",
+            because="its layout is unusual",
+            next_step="add it to the carries there by hand",
+        )
     return written
 
 

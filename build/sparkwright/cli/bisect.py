@@ -302,7 +302,7 @@ def _finish(
     else:
         show_machines(done or {})
         _show(folder, problem, result, headline(problem, result), list(pages))
-    if result.kind in {"range", "set"}:
+    if result.confidence is None:
         raise NoCulpritError(
             f"{len(result.changes)} changes are left",
             because="what lies between them could not be judged"
@@ -318,9 +318,10 @@ def _show(folder: Path, problem: SearchProblem, result: SearchResult, told: str,
     for name in result.changes:
         click.echo(printable(f"  {name}: {titles[name].title}"))
     seconds = sum(step.evaluation.seconds for step in result.steps)
+    confidence = "" if result.confidence is None else f"confidence {result.confidence:.1%}, "
     click.echo(
         f"{result.evaluations} evaluations ({result.searching} after the ends) in {human_seconds(seconds)}, "
-        f"confidence {result.confidence:.1%}, {len(result.untestable)} untestable or unstable"
+        f"{confidence}{len(result.untestable)} untestable or unstable"
     )
     for name in pages:
         path = folder / name

@@ -21,6 +21,7 @@ from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.store import write_atomically
 
 _SHOWN = 30
 
@@ -63,6 +64,7 @@ def _find(session: Session, name: str) -> Carry:
 )
 @click.option("--title", default="", help="One line about the change.")
 @click.option("--why", default="", help="The defect that it repairs.")
+@click.option("--add", is_flag=True, help="Add it to the patchset, before those that change kernels.")
 @tree_options
 @common_options
 @run_in_session
@@ -76,15 +78,20 @@ def new(
     base: str,
     title: str,
     why: str,
+    add: bool,
     target: TargetOptions,
 ) -> None:
     """Make a carry, from an upstream pull request or from a folder with an edited tree.
 
-    'sparkwright carry edit' writes a tree to edit. The carry is not added to a patchset.
+    'sparkwright carry edit' writes a tree to edit. The carry gets the skeleton of a probe, which fails until
+    it is written.
     """
     from sparkwright.carries.edited import diff_folder
     from sparkwright.carries.files import Draft, create_own
+    from sparkwright.carries.patchset import with_carry
 
+    patchset = session.checkout.patchset_path(target.patchset)
+    spec = session.checkout.build_spec(target.patchset) if add else None
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
     if pull is not None:
@@ -99,12 +106,17 @@ def new(
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
         carry = create_own(session.checkout.carries, Draft(name, title, why), session.checkout.lock, patch)
         _show_patch(session, patch)
+    if spec is not None:
+        write_atomically(patchset, with_carry(patchset.read_text("utf-8"), carry.name, spec).encode())
     if session.as_json:
         print_json(to_builtins(carry.spec))
         return
     click.echo(f"made     {carry.folder}")
-    click.echo(f"next     complete {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
-    click.echo(f"         and add {carry.name!r} to {session.checkout.patchset_path(target.patchset)}")
+    if spec is not None:
+        click.echo(f"added    {carry.name!r} to {patchset}")
+    click.echo(f"next     write {carry.probe_path} and complete {carry.folder / 'carry.toml'},")
+    listed = "" if spec else f"add {carry.name!r} to {patchset}, "
+    click.echo(f"         {listed}then: sparkwright carry prove {carry.name}")
 
 
 @dataclass(frozen=True)
@@ -146,10 +158,12 @@ def _new_pull(session: Session, asked: _Asked) -> Carry:
         why=asked.why or (listed if several else found.message) or "The pull request does not say.",
         drop_when=f"Upstream merges pull request {named.number}.",
     )
-    carry = create_pull(session.checkout.carries, draft, found)
+    counts = repository.line_counts(change.base, change.theirs)
+    kept = repository.files(change.base).keys() & repository.files(change.theirs).keys() & counts.keys()
+    carry = create_pull(session.checkout.carries, draft, found, sorted(kept))
     if not session.as_json:
         _show_commits(found)
-        _show_files(repository.line_counts(change.base, change.theirs))
+        _show_files(counts)
     return carry
 
 

@@ -81,7 +81,7 @@ def _refuse(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> None:
         raise ProofError(
             f"{', '.join(refuted)} refuted",
             because=f"the probe fails on the merged tree: {told}",
-            next_step="correct the carry, or remove it from the patchset",
+            next_step="correct the carry or its probe, or remove it from the patchset",
         )
     if there := [proof.carry for proof in proofs if proof.verdict == "not absorbed"]:
         raise AbsorptionError(
@@ -101,17 +101,14 @@ def _prove(
     job: Job, names: tuple[str, ...], onto: str | None
 ) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
     """Prove and record; return the proofs, and by name why others need none, or have none."""
-    from sparkwright.base.errors import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.pipeline.checkout import pinned_by
+    from sparkwright.pipeline.job import require_listed
     from sparkwright.pipeline.remote_proofs import prove_remotely
     from sparkwright.pipeline.trial import trial_of
     from sparkwright.probe import ProbeVerdict, write_proof
 
-    known = [carry.name for carry in job.spec.carries]
-    for name in names:
-        if name not in known:
-            raise unknown_name("carry in this patchset", name, known)
+    require_listed(job.checkout, job.spec, names)
     version = onto or job.spec.lock.release.version
     elsewhere = onto is not None and version != job.spec.lock.release.version
     pristine = job.source.release(version) if elsewhere else job.pristine

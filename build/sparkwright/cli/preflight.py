@@ -20,6 +20,8 @@ from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
 from sparkwright.verify.options import VerifyOptions
 
+_OF_THE_MACHINE = frozenset({"card", "driver", "port"})
+
 
 @click.command("preflight")
 @click.argument("recipe")
@@ -110,7 +112,8 @@ def _show_report(report: PreflightReport) -> None:
 def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -> None:
     """Refuse to verify by a recipe whose server would not start; what does not stop it becomes a warning.
 
-    Recipes with generated weights, and models that are not on this machine, are left to the server.
+    Of a model that is not on this machine, the machine alone is judged; recipes with generated weights are
+    left to the server. The port is any free one.
 
     Args:
         options: of the run.
@@ -140,16 +143,17 @@ def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
 
 
 def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: bool) -> Sequence[Finding]:
-    """Return what preflight finds; nothing for models that are generated or not on this machine."""
+    """Return what preflight finds: of a model that is not here, the machine alone; none of made-up ones."""
     from sparkwright.serve.preflight import PreflightRequest, find_folder, run_preflight
 
-    network = {"HF_HUB_OFFLINE": "1"} if offline else {}
-    environment = {**os.environ, **network}
-    if recipe.made_up or find_folder(recipe.model, environment) is None:
+    if recipe.made_up:
         return ()
-    return run_preflight(
+    environment = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    found = run_preflight(
         PreflightRequest(recipe=recipe, python=python, wheel=wheel, environment=environment, ask=_asking())
     )
+    here = find_folder(recipe.model, environment) is not None
+    return found if here else [one for one in found if one.check in _OF_THE_MACHINE]
 
 
 def _asking() -> AskOptions:

@@ -120,10 +120,10 @@ def command(
             return
         folder = resume or out or new_folder(options)
         log(folder)
-        if not cluster:
-            check_before_verify(options, offline=offline, force=force)
         if resume is None:
             tell_plan(plan)
+        if not cluster:
+            check_before_verify(options, offline=offline, force=force)
         with counting_machines() as done:
             if cluster:
                 from sparkwright.verify.remote import verify_remotely

@@ -74,7 +74,11 @@ OPTIONS = (
         metavar="RECIPE[:USE]",
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, quick, smoke, demo or cpu."),
+    click.option(
+        "--profile",
+        default="",
+        help="How much to measure: quick (20 minutes, the default), full (hours), smoke, demo or cpu.",
+    ),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
@@ -126,7 +130,9 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
         raise ConfigError("only a simulator can be broken", because="--fault was given without --demo")
     if not (asked["url"] or demo):
         given["recipe"] = "smoke" if smoke else asked["recipe"] or _DEFAULT_RECIPE
-    given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
+    compared = asked["against"] or asked["against_recipe"]
+    usual = "smoke" if smoke else "demo" if demo else "full" if compared else "quick"
+    given["profile"] = asked["profile"] or usual
     given |= {
         name: str(Path(given[name]).absolute())
         for name in ("log", "python", "against", "reference", "prompts")

@@ -91,10 +91,16 @@ def _raise_for(results: Results) -> None:
         UndecidedError: something could not be decided.
     """
     from sparkwright.engine.findings import Verdict
+    from sparkwright.verify.report.overview import consequences
 
     if results.verdict is Verdict.PASS:
         return
-    worst = [finding for finding in results.run.findings if finding.verdict is results.verdict]
+    run, followers = results.run, consequences(results.run)
+    worst = [
+        finding
+        for place, finding in enumerate(run.findings)
+        if finding.verdict is run.verdict and place not in followers
+    ]
     kind = VerdictError if results.verdict is Verdict.FAIL else UndecidedError
     what = (
         "the server does not serve as it should"

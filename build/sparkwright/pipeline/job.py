@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.errors import FetchError, NotInStoreError, unknown_name
+from sparkwright.base.errors import FetchError, NotInStoreError, UnknownNameError, unknown_name
 from sparkwright.base.events import warn
 from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec
@@ -242,6 +242,22 @@ class Job:
         return self.store.named_file(self.stock_wheel.sha256, self.stock_wheel.filename)
 
 
+def require_listed(checkout: Checkout, spec: BuildSpec, names: Iterable[str]) -> None:
+    """Do nothing if all of *names* are carries of the patchset of *spec*.
+
+    Raises:
+        UnknownNameError: one is not.
+    """
+    listed = [carry.name for carry in spec.carries]
+    path = checkout.patchset_path(spec.file)
+    for name in sorted(names):
+        if name in listed:
+            continue
+        if (checkout.carries / name / "carry.toml").is_file():
+            raise UnknownNameError(f"carry {name} is not in {path}", next_step="add it to the carries there")
+        raise unknown_name(f"carry in {path}", name, listed)
+
+
 def make_job(checkout: Checkout, store: Store, repository: Repository, options: BuildOptions) -> Job:
     """Return the job of building what *options* select from *checkout*.
 
@@ -254,10 +270,7 @@ def make_job(checkout: Checkout, store: Store, repository: Repository, options: 
     arch = choose_arch(lock, options.platform, kernels=options.kernels, arch=options.arch)
     spec = checkout.build_spec(options.patchset, arch=arch)
     access = Access(store, repository, read_settings(offline=options.offline))
-    names = [carry.name for carry in spec.carries]
-    for name in sorted(options.allow_unproved):
-        if name not in names:
-            raise unknown_name("carry in this patchset", name, names)
+    require_listed(checkout, spec, options.allow_unproved)
     toolchain = ToolchainResource(lock, options.platform, access, options.compiling.cuda)
     return Job(
         checkout=checkout,

@@ -39,7 +39,7 @@ _COMMANDS: dict[EvidenceKind, str] = {
     "proofs": "sparkwright carry prove --series {series}, then sparkwright wheel --series {series}",
     "rehearsal": "sparkwright rehearse {wheel}",
     "rehearsal-older": "sparkwright rehearse {wheel}",
-    "verify": "sparkwright verify {wheel}",
+    "verify": "sparkwright verify {wheel} --profile full",
 }
 _REHEARSALS = ("rehearsal", "rehearsal-older")
 _COMPANION_AUDIT = "sparkwright companion audit {wheel}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.search.model import Calibration, SearchProblem, StepVerdict
+from sparkwright.search.model import Calibration, SearchProblem, SearchStep, StepVerdict
 from sparkwright.search.posterior import Noise
 
 _RUNS = 3  # of the bad end at first, if the judge may say different things
@@ -21,8 +21,8 @@ ReplyT = TypeVar("ReplyT")
 
 def calibrate(
     problem: SearchProblem,
-    bad: Callable[[], Generator[AskT, ReplyT, StepVerdict]],
-    good: Callable[[], Generator[AskT, ReplyT, StepVerdict]],
+    bad: Callable[[], Generator[AskT, ReplyT, SearchStep]],
+    good: Callable[[], Generator[AskT, ReplyT, SearchStep]],
 ) -> Generator[AskT, ReplyT, tuple[Calibration, Noise]]:
     """Run both ends: the bad one until it shows, then the good one as often as a flake demands.
 
@@ -39,21 +39,27 @@ def calibrate(
     doubt = _doubt(runs, shown, deterministic=problem.deterministic)
     repetitions = _repetitions(problem, doubt, runs, shown)
     for _ in range(repetitions):
-        verdict = yield from good()
-        if verdict is StepVerdict.BAD:
+        step = yield from good()
+        if step.verdict is StepVerdict.BAD:
             raise BisectionError(
                 f"{good_end} is not good",
                 because=f"{problem.judge} finds it bad, like {bad_end}",
                 next_step="give an end that the judge finds good",
             )
-        if verdict is not StepVerdict.GOOD:
-            raise BisectionError(
-                f"{good_end} cannot be used as the good end",
-                because=f"{problem.judge} finds it {verdict}",
-                next_step="read its log, or give another end",
-            )
+        if step.verdict is not StepVerdict.GOOD:
+            raise _unusable(problem, f"{good_end} cannot be used as the good end", step)
     noise = Noise(doubt, shown, runs - shown, repetitions)
     return Calibration(runs=runs, shown=shown, repetitions=repetitions), noise
+
+
+def _unusable(problem: SearchProblem, what: str, step: SearchStep) -> BisectionError:
+    found = step.evaluation
+    verdict = "fails in another way" if found.verdict is StepVerdict.BAD else found.verdict
+    return BisectionError(
+        what,
+        because=f"{problem.judge} finds it {verdict}: {found.detail or found.signature}",
+        next_step=f"read {found.evidence or 'its log'}, or give another end or another judge",
+    )
 
 
 def ends(problem: SearchProblem) -> tuple[str, str]:
@@ -63,24 +69,20 @@ def ends(problem: SearchProblem) -> tuple[str, str]:
 
 
 def _run_bad(
-    problem: SearchProblem, bad_end: str, bad: Callable[[], Generator[AskT, ReplyT, StepVerdict]]
+    problem: SearchProblem, bad_end: str, bad: Callable[[], Generator[AskT, ReplyT, SearchStep]]
 ) -> Generator[AskT, ReplyT, tuple[int, int]]:
     """Run the bad end, doubling the runs until it shows; return runs, and those that were bad."""
     wanted = 1 if problem.deterministic else min(_RUNS, problem.most_runs)
     most = 1 if problem.deterministic else problem.most_runs
-    tried = shown = hidden = 0
+    runs: list[SearchStep] = []
     while True:
-        while tried < wanted:
-            verdict = yield from bad()
-            tried += 1
-            shown += verdict is StepVerdict.BAD
-            hidden += verdict is StepVerdict.GOOD
+        while len(runs) < wanted:
+            runs.append((yield from bad()))
+        shown, hidden = (
+            sum(step.verdict is verdict for step in runs) for verdict in (StepVerdict.BAD, StepVerdict.GOOD)
+        )
         if not shown + hidden:
-            raise BisectionError(
-                f"{bad_end} cannot be used as the bad end",
-                because=f"{problem.judge} cannot judge it, or finds another failure than the one asked for",
-                next_step="read its log, or give another end",
-            )
+            raise _unusable(problem, f"{bad_end} cannot be used as the bad end", runs[-1])
         enough = shown >= _ENOUGH_SHOWN or (shown and not hidden)
         if enough or wanted >= most:
             break

@@ -17,6 +17,11 @@ from sparkwright.search.specs import ResolvedSpec
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
 REORDERED = "reordered"
 KERNELS = "kernels"
+_TITLES = {
+    "added": "{title}",
+    "removed": "Removing {name} ({title})",
+    "revised": "Revising {name} ({title})",
+}
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ def _carries(start: ResolvedSpec, end: ResolvedSpec) -> Iterable[Change]:
         yield Change(
             id=f"{name}:{kind}",
             axis="carries",
-            title=carry.spec.title,
+            title=_TITLES[kind].format(name=name, title=carry.spec.title),
             requires=tuple(_needed(name, kinds, before, after)),
             files=_files(carry, (start if kind == "removed" else end).point.version),
         )

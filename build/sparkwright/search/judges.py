@@ -36,7 +36,6 @@ KINDS = (
     "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"
 )
 _PACKAGE = "vllm"
-_PROBE_SECONDS, _PROBE_MIB = 120, 4096
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
@@ -148,7 +147,9 @@ def _no_judge(text: str, because: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class ProbeJudge:
-    """Good if a probe passes on the candidate's merged tree; its message is the signature.
+    """Good if a probe passes on the candidate's merged tree, untestable where it cannot run.
+
+    The message of one that fails is the signature.
 
     Attributes:
         file: the probe.
@@ -165,7 +166,7 @@ class ProbeJudge:
 
     @cached_property
     def spec(self) -> ProbeSpec:
-        """The settings of the carry that the probe belongs to; modest ones for a probe of none."""
+        """The settings of the carry that the probe belongs to; the usual ones for a probe of none."""
         folder = self.file.parent
         if (folder / "carry.toml").is_file():
             carry = load_carry(folder)
@@ -173,7 +174,7 @@ class ProbeJudge:
             for one in (carry, *(carry.at(probe.release) for probe in later)):
                 if one.probe_path == self.file and one.spec.probe is not None:
                     return one.spec.probe
-        return ProbeSpec(file=self.file.name, seconds=_PROBE_SECONDS, memory_mib=_PROBE_MIB)
+        return ProbeSpec(file=self.file.name)
 
     def suspects(self, paths: Collection[str]) -> set[str]:
         """Return those of *paths* that the probe names in its imports."""
@@ -190,11 +191,11 @@ class ProbeJudge:
         if run.verdict == "passes":
             return Evaluation(verdict=StepVerdict.GOOD, detail=run.message, evidence=str(log))
         last = run.message.splitlines()[-1] if run.message else ""
+        if run.verdict == "error":
+            detail = f"the probe could not run: {last}"
+            return Evaluation(verdict=StepVerdict.UNTESTABLE, detail=detail, evidence=str(log))
         return Evaluation(
-            verdict=StepVerdict.BAD,
-            signature=f"{run.verdict}: {last}",
-            detail=run.message,
-            evidence=str(log),
+            verdict=StepVerdict.BAD, signature=f"fails: {last}", detail=run.message, evidence=str(log)
         )
 
     def _run(self, candidate: ResolvedSpec) -> ProbeRun:

@@ -149,7 +149,8 @@ class SearchResult(Model, frozen=True):
             neighbours in upstream's order with nothing testable between. "set": changes that could not be
             separated.
         changes: ids of the culprit, of the interacting changes, or of all that are left; in order.
-        confidence: probability that the difference lies there, in view of all observations.
+        confidence: probability that the difference lies there, in view of all observations; `None` of what is
+            left of a search without an answer, a range or a set.
         steps: evaluations in the order in which the search took them, those of the ends included.
         good: ids of the candidate next to the answer that is good, as in `SearchStep.applied`.
         bad: ids of its bad counterpart.
@@ -158,7 +159,7 @@ class SearchResult(Model, frozen=True):
 
     kind: Literal["culprit", "interaction", "range", "set"]
     changes: tuple[str, ...]
-    confidence: float
+    confidence: float | None
     calibration: Calibration
     steps: tuple[SearchStep, ...]
     good: tuple[str, ...]

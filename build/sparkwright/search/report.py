@@ -27,6 +27,7 @@ _TONES = {
     StepVerdict.UNTESTABLE: "invalid",
     StepVerdict.UNSTABLE: "inconclusive",
 }
+_NAMED = 3  # changes at most that a headline names
 _WIDTH = 1000.0  # of the picture's columns, in its own units
 
 
@@ -69,12 +70,13 @@ class Row:
 def headline(problem: SearchProblem, result: SearchResult) -> str:
     """Return the answer as one sentence."""
     named = _changes(problem, result)
-    names = " and ".join(change.title for change in named)
+    few = len(named) <= _NAMED
+    names = " and ".join(change.title for change in named) if few else f"{len(named)} changes"
     effect = {
         ("broke", "adds"): "broke it",
         ("fixed", "adds"): "fixed it",
-        ("broke", "removes"): "would mend it if removed",
-        ("fixed", "removes"): "would break it if removed",
+        ("broke", "removes"): "would mend it if undone",
+        ("fixed", "removes"): "would break it if undone",
     }[problem.direction, problem.question]
     if result.kind == "range":
         return clean(f"One of {len(named)} upstream changes {effect}: {named[0].title} to {named[-1].title}")

@@ -126,7 +126,7 @@ class _Search:
 
     def _run(
         self, applied: frozenset[str], role: Role, left: float = 1.0
-    ) -> Generator[Question, Evaluation, StepVerdict]:
+    ) -> Generator[Question, Evaluation, SearchStep]:
         """Judge a candidate once more; a failure with another signature is untestable."""
         past = self.verdicts.setdefault(applied, [])
         question = Question(applied, self.changes.heads(applied), len(past) + 1, left)
@@ -139,16 +139,15 @@ class _Search:
             if found != self.signature:
                 verdict = StepVerdict.UNTESTABLE
         past.append(verdict)
-        self.steps.append(
-            SearchStep(
-                applied=question.heads,
-                attempt=question.attempt,
-                role=role,
-                verdict=verdict,
-                evaluation=evaluation,
-            )
+        step = SearchStep(
+            applied=question.heads,
+            attempt=question.attempt,
+            role=role,
+            verdict=verdict,
+            evaluation=evaluation,
         )
-        return verdict
+        self.steps.append(step)
+        return step
 
     def _candidate(self, subset: frozenset[str]) -> frozenset[str]:
         """Return what is applied when *subset* is added to the start, or removed from the end; and back."""
@@ -166,9 +165,9 @@ class _Search:
         """Judge a candidate until it gives one verdict: true for bad; `None` if it cannot be tested."""
         applied = self._candidate(subset)
         for _ in range(self._tries()):
-            verdict = yield from self._run(applied, "search", left)
-            if verdict not in _UNTESTABLE:
-                return verdict is StepVerdict.BAD
+            step = yield from self._run(applied, "search", left)
+            if step.verdict not in _UNTESTABLE:
+                return step.verdict is StepVerdict.BAD
         return None
 
     def _shows(
@@ -290,7 +289,7 @@ class _Search:
         bad, good = pair if self.shows_bad else pair[::-1]
         if self.calibration.repetitions > 1:
             for _ in range(self.calibration.repetitions):
-                if (yield from self._run(good, "check")) is StepVerdict.BAD:
+                if (yield from self._run(good, "check")).verdict is StepVerdict.BAD:
                     self._refute(good)
         heads = self.changes.heads(bad), self.changes.heads(good)
         changes = [name for unit in units for name in unit]
@@ -305,7 +304,7 @@ class _Search:
         return SearchResult(
             kind=kind,
             changes=tuple(sorted(changes, key=place.__getitem__)),
-            confidence=confidence,
+            confidence=confidence if kind in {"culprit", "interaction"} else None,
             calibration=self.calibration,
             steps=tuple(self.steps),
             bad=heads[0],

@@ -98,13 +98,13 @@ _CPU = Profile(
     lossless_prompts=20,
 )
 
-# At most 15 minutes on a GB10 with a model of 27 billion parameters: two categories, so that they can be
-# compared, the lowest and the highest concurrency, the batch size of a known crash, one long prompt.
+# The usual profile: at most 20 minutes on a GB10 with a model of 27 billion parameters. Two categories, so
+# that they can be compared, every concurrency, the batch size of a known crash, one long prompt; nothing that
+# takes hours or another server, such as a soak or plain answers.
 _QUICK = Profile(
     name="quick",
-    checks=("boot", "coherence", "sweep", "crash", "context"),
+    checks=("boot", "coherence", "traffic", "sampling", "sweep", "crash", "context"),
     categories=("code", "prose"),
-    levels=(1, 64),
     requests_per_client=1,
     least_requests=12,
     max_tokens=32,

@@ -214,6 +214,28 @@ def test_failures_are_told_apart_unless_any_counts(world: World) -> None:
     assert culprits(world.good(*words, "--any-failure")) == ["1.4.0"]
 
 
+@pytest.mark.parametrize("end", ["good", "bad"])
+def test_an_end_whose_probe_cannot_run_is_refused_with_the_reason(world: World, end: str) -> None:
+    for number in range(3, 7):
+        text = CLAMP.replace("LIMIT = 10", f"LIMIT = {11 if number > 4 else 10}")
+        world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
+    probe = world.folder / "probe.py"
+    breaks = {"good": "LIMIT == 10", "bad": "LIMIT == 11"}[end]
+    broken = f"    if {breaks}:\n        raise AttributeError('moved')\n"
+    probe.write_text(LIMIT_PROBE.replace("    expect(", f"{broken}    expect("))
+    ran = world.call(
+        "bisect", "--good=spark@1.2.0", "--bad=spark@1.6.0", "--judge", f"probe {probe}", "--json"
+    )
+    assert ran.status == BisectionError.exit_code
+    assert f"cannot be used as the {end} end" in ran.json["error"]["what"]
+    assert "AttributeError: moved" in ran.json["error"]["because"]
+    (folder,) = (world.root / ".sparkwright" / "bisect").iterdir()
+    judged = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()[1:]]
+    assert {tuple(one["applied"]) for one in judged} <= {(), ("1.6.0",)}, (
+        "nothing between the ends was judged"
+    )
+
+
 def test_one_candidate_is_judged_by_hand(patched: World) -> None:
     words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge(patched))
     assert patched.call(*words, "--try=").status == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,17 @@ import tomlkit
 from tiny_release import CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World, files_below
 
-from sparkwright.base.errors import PatchError, UnprovedError
+from sparkwright.base.errors import PatchError, ProofError, UnknownNameError, UnprovedError
 from sparkwright.cli import session
 
+WORDS_PROBE = """\
+from probekit import expect
+from vllm.words import WORDS
+
+
+def probe():
+    expect(len(WORDS) == 2, "there are not two words")
+"""
 NEW = ("--title", "Count to two", "--why", "One is not enough.")
 
 
@@ -77,6 +87,38 @@ class TestNew:
     def test_too_little_said(self, world: World, tree: Path) -> None:
         for words in (["count", "--from", tree], ["count"], ["count", "--from", tree, "--pull", "7"]):
             assert world.call("carry", "new", *words).status == 2
+
+    def test_the_guide_is_followed(self, world: World) -> None:
+        """Each command of the page is run as it stands; what a person does between them is done here."""
+        page = (Path(__file__).parents[3] / "docs" / "adding-a-carry.md").read_text()
+        block = page.partition("## This project's own change")[2].split("```")[1]
+        tree, probe = world.folder / "vllm", world.root / "carries" / "my-fix" / "probe.py"
+        world.offer(make_tiny("1.3.0"))
+        done = []
+        for line in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
+            program, *words = shlex.split(line, comments=True)
+            words = [word.replace("/tmp/vllm", str(tree)).replace("0.26.0", "1.3.0") for word in words]
+            if program == "sparkwright":
+                ran = world.good(*words)
+                done.append(" ".join(words[:2]))
+            elif words[0].startswith(str(tree)):
+                (tree / "vllm" / "words.py").write_text("WORDS = ('one', 'two')\n")
+            else:
+                assert world.root / words[0] == probe
+                unwritten = world.call("carry", "prove", "my-fix")
+                assert (unwritten.status, "skeleton" in unwritten.err) == (ProofError.exit_code, True)
+                assert "import vllm.words" in probe.read_text()
+                probe.write_text(WORDS_PROBE)
+        assert done == ["carry edit", "carry new", "carry prove", "carry prove", "merge", "patchset bump"]
+        assert world.listed() == ["clamp", "align", "my-fix"]
+        assert "revision 1" in ran.out
+
+    def test_of_a_carry_that_is_in_no_patchset(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "old.py").unlink()
+        world.good("carry", "new", "count", "--from", tree, *NEW)
+        ran = world.call("carry", "prove", "count")
+        assert ran.status == UnknownNameError.exit_code
+        assert f"carry count is not in {world.root / 'patchsets' / 'spark.toml'}" in ran.err
 
 
 class TestEdit:

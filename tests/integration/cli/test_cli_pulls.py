@@ -45,11 +45,12 @@ def carry_toml(world: World, name: str = "pull-7") -> tomlkit.TOMLDocument:
 
 
 def add_probe(world: World, name: str = "pull-7") -> Path:
-    """What a person does after 'carry new': write a probe, list the carry, leave a comment."""
+    """What a person does after 'carry new': write the probe, list the carry, leave a comment."""
     folder = world.root / "carries" / name
+    assert "import vllm.clamp" in (folder / "probe.py").read_text()
     (folder / "probe.py").write_text(CLAMP_PROBE)
-    table = '\n# Takes no time.\n[probe]\nfile = "probe.py"\nseconds = 20\nmemory-mib = 2000\n'
-    (folder / "carry.toml").write_text((folder / "carry.toml").read_text() + table)
+    toml = folder / "carry.toml"
+    toml.write_text(toml.read_text().replace("[probe]", "# Takes no time.\n[probe]"))
     world.list_carries([name])
     return folder
 

@@ -41,9 +41,9 @@ class TestProofs:
         assert world.call("wheel").status == 41, "it is not taken for a proved one"
 
     def test_a_name_to_allow_has_to_be_in_the_patchset(self, world: World) -> None:
-        refused(world, 12, "--allow-unproved", "clam", says=("no carry in this patchset 'clam'", "'clamp'"))
+        refused(world, 12, "--allow-unproved", "clam", says=("spark.toml 'clam'", "'clamp'"))
         world.carry("words", {"vllm/words.py": "WORDS = ()\n"}, listed=False)
-        refused(world, 12, "--allow-unproved", "words", says=("no carry in this patchset 'words'",))
+        refused(world, 12, "--allow-unproved", "words", says=("carry words is not in",))
 
     def test_what_is_told_of_a_refuted_carry_is_found_on_the_tree_with_it(self, world: World) -> None:
         probe = CLAMP_PROBE.replace('"clamp(99) is not 10"', 'f"clamp(99) is {clamp(99)}"')

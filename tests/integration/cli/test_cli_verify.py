@@ -22,6 +22,7 @@ import pytest
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import PreflightError
 from sparkwright.cli.offered import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
@@ -227,6 +228,19 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert verify("--resume", run, cwd=tmp_path).returncode == 0
 
 
+def test_the_usual_profile_sweeps_all_levels_in_20_minutes_and_says_so_first(tmp_path: Path) -> None:
+    plan = json.loads(verify("--python", sys.executable, "--plan", "--json", cwd=tmp_path).stdout)
+    assert plan["seconds"] <= 20 * 60
+    assert plan["checks"]["sweep"]["measurements"] == 2 * len((1, 2, 4, 8, 16, 32, 64))
+    full = json.loads(
+        verify("--python", sys.executable, "--plan", "--json", "--profile", "full", cwd=tmp_path).stdout
+    )
+    assert full["seconds"] > 10 * plan["seconds"]
+    done = verify("--python", sys.executable, cwd=tmp_path, PATH=str(tmp_path))  # no nvidia-smi: no card
+    told, refused = done.stderr.index("are expected"), done.stderr.index("card")
+    assert (done.returncode, told < refused) == (PreflightError.exit_code, True)
+
+
 REFUSED = {
     "nothing": ((), 10, "holds no wheel for this machine"),
     "two servers": (("--demo", "--url", "http://localhost:1"), 10, "exclude each other"),
@@ -236,7 +250,7 @@ REFUSED = {
     "unknown category": (("--demo", "--categories", "poetry"), 12, "poetry"),
     "unknown profile": (("--demo", "--profile", "huge"), 12, "huge"),
     "unknown recipe": (("--python", sys.executable, "--recipe", "soup"), 12, "soup"),
-    "no vllm there": (("--python", sys.executable), 80, "vLLM"),
+    "no vllm there": (("--python", sys.executable, "--force"), 80, "vLLM"),
     "nobody answers": (("--url", "http://127.0.0.1:9"), 82, "127.0.0.1:9"),
     "no address": (("--url", "localhost"), 82, "localhost"),
     "no log": (("--url", "http://127.0.0.1:9", "--log", "gone"), 10, "gone"),

@@ -20,7 +20,8 @@ FEW_DRAFTS = 50
 INERT = 0.05
 """Accepted tokens a draft below which a drafter is inert. In published tables for GB10 the worst
 category of any model has 1.1; a drafter whose hidden states are wrong guesses a token in thousands."""
-
+INERT_CAUSE, DECAYS = "drafter inert", "acceptance decays"
+"""How the cause begins of every finding that fails for a broken drafter."""
 
 _LEAST_QUESTIONS = 4
 AT_TIMES = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -248,7 +249,7 @@ def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[Reaso
     """
     if not_speculating(facts):
         why = "the server should speculate, and its log says that it does not"
-        return [(Verdict.FAIL, f"drafter inert: {why}")]
+        return [(Verdict.FAIL, f"{INERT_CAUSE}: {why}")]
     pairs = [(o.before, o.after) for o in observations if o.before is not None and o.after is not None]
     if not pairs:
         return [(Verdict.INCONCLUSIVE, "no cell with counters was measured: there is no acceptance to judge")]
@@ -261,7 +262,7 @@ def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[Reaso
     if 0 < drafts < FEW_DRAFTS:
         return [(Verdict.INCONCLUSIVE, f"{drafts:.0f} drafts are too few to judge the drafter")]
     why = _inert(drafts, accepted, facts)
-    return [(Verdict.FAIL, f"drafter inert: {why}")] if why else []
+    return [(Verdict.FAIL, f"{INERT_CAUSE}: {why}")] if why else []
 
 
 def _inert(drafts: float, accepted: float, facts: BootFacts) -> str:

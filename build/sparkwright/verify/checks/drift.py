@@ -206,14 +206,18 @@ def longest_life(made: Sequence[Observation], speed: float) -> float:
 
 
 def memory_trends(made: Sequence[Observation], speed: float) -> tuple[dict[str, float | str], list[str]]:
-    """Return changes of memory over a soak by robust slopes, in MiB, and warnings on steady growth."""
+    """Return changes of memory over a soak by robust slopes, in MiB, and warnings on steady growth.
+
+    A clock that runs faster is a simulator's, whose memory is not this machine's.
+    """
     figures: dict[str, float | str] = {}
     warnings = []
     begun = elapsed(made, speed)
-    for name, field, sign, shown in (
+    watched = (
         ("server RSS", "server_rss_mib", 1, "the server's resident memory grew"),
         ("available memory", "memory_available_mib", -1, "the machine's available memory shrank"),
-    ):
+    )
+    for name, field, sign, shown in watched if speed == 1 else watched[:1]:
         pairs = [
             (begun[o.cell.name] + (sample.at - o.before.at) * speed / 1e9, getattr(sample, field))
             for o in made

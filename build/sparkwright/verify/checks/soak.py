@@ -15,7 +15,7 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import drafter, not_speculating, paired_ratio
+from sparkwright.verify.checks.acceptance import DECAYS, drafter, not_speculating, paired_ratio
 from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.drift import (
     TimedValue,
@@ -166,7 +166,7 @@ def _holds(
         if cause:
             onset = find_onset(points)
             since = f"; in the traffic {onset}" if onset is not None else ""
-            against.append((Verdict.FAIL, f"acceptance decays: {cause}{since}"))
+            against.append((Verdict.FAIL, f"{DECAYS}: {cause}{since}"))
             measured |= {"onset s": round(onset.at_s, 1)} if onset is not None else {}
         elif fall is None or probes.rounds < LEAST_ROUNDS:
             few = f"{len(points)} windows and {probes.rounds} probes are too few"

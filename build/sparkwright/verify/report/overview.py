@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sparkwright.base.text import clean
 from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
+from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.report.figures import CellFigures
@@ -130,19 +131,26 @@ def disturbed_levels(found: Sequence[Level]) -> list[str]:
 
 
 def consequences(run: Run) -> set[int]:
-    """Return the places of undecided findings that only follow from what failed or cannot be trusted.
+    """Return the places of findings that only follow from what failed or cannot be trusted.
 
-    One of their cells was not measured or was spoilt, and another finding tells why.
+    Undecided ones of which a cell was not measured or was spoilt, where another finding tells why; and what
+    checks conclude from a broken drafter, but for the first that tells of it.
     """
     told = any(one.verdict in {Verdict.FAIL, Verdict.INVALID} for one in run.findings)
     if not told:
         return set()
+    broken = [place for place, one in enumerate(run.findings) if one.cause.startswith((INERT_CAUSE, DECAYS))]
+    undrafted = {run.findings[place].check for place in broken}
     metered = METRICS not in run.lacks
     sound = {seen.cell.key for seen in run.observations if not troubles(seen, metered=metered)}
     return {
-        place
-        for place, one in enumerate(run.findings)
-        if one.verdict is Verdict.INCONCLUSIVE and any(key not in sound for key in one.evidence)
+        *broken[1:],
+        *(
+            place
+            for place, one in enumerate(run.findings)
+            if one.verdict is Verdict.INCONCLUSIVE
+            and (one.check in undrafted or any(key not in sound for key in one.evidence))
+        ),
     }
 
 

@@ -87,8 +87,8 @@ def _causes(findings: Sequence[Finding], followers: Sequence[Finding]) -> Iterat
         for warning in finding.warnings:
             yield f"warning: {_one_line(warning)}"
     if counted:
-        because = "measurements that failed or were left out"
-        yield f"{counted[0].verdict.value}: {plural(len(counted), 'conclusion')} for {because}"
+        because = "the same cause, or measurements that failed or were left out"
+        yield f"{worst(counted).value}: {plural(len(counted), 'conclusion')} for {because}"
 
 
 def _first(findings: Sequence[Finding]) -> str:
