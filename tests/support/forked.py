@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -27,7 +27,7 @@ def fork_simulators() -> None:
 
 
 def _start(
-    argv: list[str], command: tuple[str, ...], cwd: Path, env: Mapping[str, str], output: IO[bytes]
+    argv: Sequence[str], command: tuple[str, ...], cwd: Path, env: Mapping[str, str], output: IO[bytes]
 ) -> Any:
     if command[1:3] != _SIMULATOR:
         return _start_session(argv, command, cwd, env, output)
