@@ -117,10 +117,10 @@ def test_no_machine_is_left(tmp_path, url, hosts, here):
 
 def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts, here):
     """The worker lives on: it is the task's own process that is killed."""
-    hosts[0].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    hosts[0].install(compiling="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
     home = make_home(tmp_path / "home", url, hosts)
     assert build(home.builder, home.inputs)[0].sha256 == here
-    hosts[1].install(extra="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    hosts[1].install(compiling="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
     again = make_home(tmp_path / "again", url, hosts)
     with pytest.raises(TaskLostError, match="did not arrive") as error:
         build(again.builder, again.inputs)
@@ -175,7 +175,7 @@ def test_what_a_lying_machine_sends_is_compiled_again_elsewhere_and_then_is_an_e
     tmp_path, url, hosts, lie
 ):
     for host in hosts:
-        host.install(extra=_LYING.format(lie=lie))
+        host.install(compiling=_LYING.format(lie=lie))
     home = make_home(tmp_path / "home", url, hosts)
     with pytest.raises(TaskLostError):
         build(home.builder, home.inputs)
@@ -221,7 +221,7 @@ build(home.builder, home.inputs)
 @pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
-        host.install(extra="import time; remote_units.compile_units = lambda *_: time.sleep(600)")
+        host.install(compiling="import time; remote_units.compile_units = lambda *_: time.sleep(600)")
     # A process of its own: forks of this one, which has threads of Dask, may stand still.
     search = os.pathsep.join([str(SUPPORT), str(SOURCE_ROOT)])
     words = [sys.executable, "-c", _BUILD, tmp_path / "home", url, *(host.sshd.host for host in hosts)]
@@ -255,7 +255,7 @@ remote_units.record_object = full
 
 
 def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts, here):
-    hosts[0].install(extra=_FULL, prefix=small_disk(hosts[0].folder / "store", "1m"))
+    hosts[0].install(compiling=_FULL, prefix=small_disk(hosts[0].folder / "store", "1m"))
     home = make_home(tmp_path / "home", url, hosts)
     with pytest.raises(StorageError, match="no space left") as error:
         build(home.builder, home.inputs)
@@ -267,7 +267,7 @@ def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts, here):
 def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts, here):
     """Its connection of ssh is neither closed nor does anything come over it."""
     for host in hosts:
-        host.install(extra=_SLOW)
+        host.install(compiling=_SLOW)
     home = make_home(tmp_path / "home", url, hosts)
     stopped: list[psutil.Process] = []
 
@@ -373,11 +373,11 @@ def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_pa
     heard = Recorder()
     with StallingProxy((place.hostname, place.port)) as proxy:
         hosts[0].url = f"http://127.0.0.1:{proxy.port}"
-        hosts[0].install(extra=_SLOW)
+        hosts[0].install(compiling=_SLOW)
         config = hosts[0].folder / "config" / "sparkwright"
         config.mkdir(parents=True)
         (config / "store.toml").write_text("stall-s = 5.0\n")
-        hosts[1].install(extra=_SLOW)
+        hosts[1].install(compiling=_SLOW)
         home: Home = make_home(tmp_path / "home", url, hosts)
 
         def stall(event: Event) -> None:

@@ -30,19 +30,21 @@ from sparkwright.store import open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
 
 SUPPORT = Path(__file__).parent
-# The lock's toolchain is a hundred packages: here a worker takes the small one, and all else as it is.
+# The lock's toolchain is a hundred packages: what compiles takes the small one here, and all else as it is.
 _WORKER = """\
 import os, sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {support!r})
-from unit_kit import make_toolchain
-from sparkwright.distributed import worker
-from sparkwright.pipeline import remote_units
-chain = replace(make_toolchain(Path({folder!r}, str(os.getpid()))), key={key!r})
-remote_units.prepare_toolchain = lambda *_, **__: chain
-{extra}
 from sparkwright.cli.main import main
+from sparkwright.distributed import worker
+{extra}
+if sys.argv[1:3] == ["task", "units"]:
+    from unit_kit import make_toolchain
+    from sparkwright.pipeline import remote_units
+    chain = replace(make_toolchain(Path({folder!r}, str(os.getpid()))), key={key!r})
+    remote_units.prepare_toolchain = lambda *_, **__: chain
+    exec({compiling!r})
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -62,12 +64,19 @@ class Host:
     url: str
 
     def install(
-        self, *, key: str = "toolchain", extra: str = "", slots: int = 2, prefix: tuple[str, ...] = ()
+        self, *, key: str = "toolchain", extra: str = "", compiling: str = "", prefix: tuple[str, ...] = ()
     ) -> None:
-        """Put the program on its PATH; *extra* is Python run before it starts, *prefix* words before it."""
+        """Put the program on its PATH.
+
+        *extra* is Python run before it starts, *compiling* the same where it compiles, *prefix* words before
+        it.
+        """
         self.folder.mkdir(exist_ok=True)
         script = self.folder / "worker.py"
-        script.write_text(_WORKER.format(support=str(SUPPORT), folder=str(self.folder), key=key, extra=extra))
+        text = _WORKER.format(
+            support=str(SUPPORT), folder=str(self.folder), key=key, extra=extra, compiling=compiling
+        )
+        script.write_text(text)
         settings = {
             "PYTHONPATH": str(SOURCE_ROOT),
             "HOME": str(self.folder),
@@ -78,7 +87,7 @@ class Host:
         }
         exports = "".join(f"export {name}='{value}'\n" for name, value in settings.items())
         program = shlex.join([*prefix, sys.executable, str(script)])
-        self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs {slots}\n')
+        self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs 2\n')
 
     @property
     def shown(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from forked import fork_simulators
 
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.deadlines import Deadlines
@@ -165,7 +166,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> dict[str, Outcome]:
     Four run at a time, since each waits for its simulator's clock most of its time; the longest begin.
     """
     first = sorted(cases, key=lambda case: _LONGEST.get(case.check, len(_LONGEST)))
-    with ProcessPoolExecutor(4) as pool:
+    with ProcessPoolExecutor(4, initializer=fork_simulators) as pool:
         found = pool.map(run_case, first, [folder / f"{number}" for number in range(len(first))])
         outcomes = {case.name: outcome for case, outcome in zip(first, found, strict=True)}
     return {case.name: outcomes[case.name] for case in cases}
