@@ -125,6 +125,25 @@ def test_an_unknown_model_is_refused_and_a_cached_one_served_without_the_hub(
         fetch(recipe("org/n"), gone, tmp_path)
 
 
+def test_a_model_of_which_a_part_is_cached_is_not_served_without_the_hub(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    fetch(recipe("org/m"), variables, tmp_path)
+    [weights] = tmp_path.glob("home/hub/models--org--m/snapshots/*/b.safetensors")
+    weights.unlink()
+    gone = {**variables, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    with pytest.raises(FetchError, match="org/m"):
+        fetch(recipe("org/m"), gone, tmp_path)
+
+
+def test_an_index_that_cannot_be_read_is_the_reason_for_which_nothing_is_served(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    (hub.models["org/m"] / INDEX).write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(FetchError, match="org/m"):
+        fetch(recipe("org/m"), variables, tmp_path)
+
+
 def test_folders_made_up_models_and_work_offline_ask_no_hub(
     hub: HubServer, variables: dict[str, str], tmp_path: Path
 ) -> None:

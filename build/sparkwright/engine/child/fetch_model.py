@@ -61,6 +61,24 @@ def discard_dead_parts(folder: Path) -> None:
                 path.unlink()
 
 
+def is_cached(request: dict[str, Any]) -> bool:
+    """Tell if the cache has a snapshot of the revision with all weights that its index names."""
+    stored = Path(request["cache"], "models--" + request["name"].replace("/", "--"))
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        reference = stored / "refs" / request["revision"]
+        commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else request["revision"]
+        snapshot = stored / "snapshots" / commit
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+        weights = [name for name in names if name.endswith((".safetensors", ".bin", ".pt"))]
+        index = snapshot / _INDEX
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
+        return bool(weights) and (
+            any(Path(name).match("consolidated*.safetensors") for name in weights)
+            or set(listed.values()) <= set(names)
+        )
+    return False
+
+
 def fetch(request: dict[str, Any]) -> None:
     """Fetch the model, and print what is missing before."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
@@ -97,7 +115,7 @@ def main() -> int:
         fetch(json.loads(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - each is the reason for which the model cannot be had
         text = next((line for line in str(error).splitlines() if line.strip()), "")
-        say(error=type(error).__name__, text=text.strip())
+        say(error=type(error).__name__, text=text.strip(), cached=is_cached(json.loads(sys.argv[1])))
         return 1
     return 0
 
