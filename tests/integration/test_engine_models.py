@@ -147,6 +147,33 @@ def test_a_full_disk_is_named_and_another_error_of_the_system_is_not(tmp_path: P
         assert expected in caught.value.next_step
 
 
+def test_a_model_of_which_a_part_is_cached_is_not_served_without_the_hub(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    fetch(recipe("org/m"), variables, tmp_path)
+    [weights] = tmp_path.glob("home/hub/models--org--m/snapshots/*/b.safetensors")
+    weights.unlink()
+    gone = {**variables, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    with pytest.raises(FetchError, match="org/m"):
+        fetch(recipe("org/m"), gone, tmp_path)
+
+
+def test_a_repository_without_a_file_of_its_index_is_refused(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    (hub.models["org/m"] / "b.safetensors").unlink()
+    with pytest.raises(FetchError, match=r"names b\.safetensors, which"):
+        fetch(recipe("org/m"), variables, tmp_path)
+
+
+def test_an_index_that_cannot_be_read_is_the_reason_for_which_nothing_is_served(
+    hub: HubServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    (hub.models["org/m"] / INDEX).write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(FetchError, match="org/m"):
+        fetch(recipe("org/m"), variables, tmp_path)
+
+
 def test_folders_made_up_models_and_work_offline_ask_no_hub(
     hub: HubServer, variables: dict[str, str], tmp_path: Path
 ) -> None:

@@ -62,6 +62,24 @@ def discard_dead_parts(folder: Path) -> None:
                 path.unlink()
 
 
+def is_cached(request: dict[str, Any]) -> bool:
+    """Tell if the cache has a snapshot of the revision with all weights that its index names."""
+    stored = Path(request["cache"], "models--" + request["name"].replace("/", "--"))
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        reference = stored / "refs" / request["revision"]
+        commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else request["revision"]
+        snapshot = stored / "snapshots" / commit
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+        weights = [name for name in names if name.endswith((".safetensors", ".bin", ".pt"))]
+        index = snapshot / _INDEX
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
+        return bool(weights) and (
+            any(Path(name).match("consolidated*.safetensors") for name in weights)
+            or set(listed.values()) <= set(names)
+        )
+    return False
+
+
 def fetch(request: dict[str, Any]) -> None:
     """Fetch the model, and print what is missing before."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
@@ -77,8 +95,12 @@ def fetch(request: dict[str, Any]) -> None:
     if _INDEX in names:
         index = Path(hf_hub_download(filename=_INDEX, **place))
         weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+    patterns = files_of(names, request["format"], weight_map)
+    lacking = sorted(set(weight_map.values()) - set(names))
+    if lacking and not fnmatch.filter(patterns, "consolidated*.safetensors"):
+        raise FileNotFoundError(f"its index names {lacking[0]}, which the repository does not have")
     # Names are patterns for huggingface_hub; a bracket of a name must not be one.
-    patterns = [name.replace("[", "[[]") for name in files_of(names, request["format"], weight_map)]
+    patterns = [name.replace("[", "[[]") for name in patterns]
     planned = snapshot_download(**place, allow_patterns=patterns, dry_run=True)
     missing = [one.file_size for one in planned if one.will_download]
     say(files=len(missing), bytes=sum(missing))
@@ -98,7 +120,8 @@ def main() -> int:
         fetch(json.loads(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - each is the reason for which the model cannot be had
         text = next((line for line in str(error).splitlines() if line.strip()), "")
-        say(error="full" if no_room(error) else type(error).__name__, text=text.strip())
+        problem = "full" if no_room(error) else type(error).__name__
+        say(error=problem, text=text.strip(), cached=is_cached(json.loads(sys.argv[1])))
         return 1
     return 0
 
