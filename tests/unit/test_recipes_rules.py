@@ -381,4 +381,4 @@ def test_a_newer_format_and_an_unknown_name_say_so(tmp_path: Path) -> None:
         load_recipe(path)
     with pytest.raises(UnknownNameError, match="no recipe 'nothing'") as caught:
         load_recipe("nothing")
-    assert "smoke" in caught.value.because
+    assert "recipe list" in caught.value.next_step

@@ -327,7 +327,7 @@ def test_a_warning_is_one_click_from_the_verdict(healthy: Run) -> None:
     html = render_html(dataclasses.replace(healthy, findings=[replace(first, warnings=("look",)), *others]))
     assert '<a href="#finding-1">' in html.partition("</header>")[0]
     assert "look" in PageReader(html).shown, "what holds it is open"
-    assert "Warnings:" not in render_html(
+    assert "warnings of" not in render_html(
         dataclasses.replace(healthy, findings=[replace(one, warnings=()) for one in healthy.findings])
     )
 

@@ -81,7 +81,7 @@ def test_a_wheel_without_evidence_is_refused_with_the_commands_that_make_it(buil
     refused = built.call("channel", "promote", wheel, "--to", "stable")
     assert refused.status == 63
     assert f"sparkwright rehearse {wheel}\n" in refused.err
-    assert f"sparkwright verify {wheel} on a card of 12.1" in refused.err
+    assert f"sparkwright verify {wheel} --profile full on a card of 12.1" in refused.err
     shutil.rmtree(built.dist / "evidence")
     assert built.call("channel", "promote", wheel, "--to", "nightly").status == 63
     assert not (built.dist / "published").exists()
