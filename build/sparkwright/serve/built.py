@@ -79,7 +79,9 @@ def built_wheel(folder: Path, machine: str, series: Sequence[str], present: Pres
         for one in dict.fromkeys(order):
             if chosen := _highest({w: v for w, v in candidates.items() if series_of(v) == one}):
                 missing = one in present and candidates is fitting
-                remedy = f"; 'make wheel SERIES={one}' builds the present build spec" if missing else ""
+                remedy = (
+                    f"; 'sparkwright wheel --series {one}' builds the present build spec" if missing else ""
+                )
                 return OfferedWheel(chosen, why=f"{why} series {one}{remedy}")
     raise AssertionError(order)  # pragma: no cover - each wheel's series is in it
 
@@ -96,13 +98,13 @@ def _ordered(version: str) -> Version:
 
 
 def _none(folder: Path, machine: str, series: Sequence[str], others: Collection[str]) -> ConfigError:
-    wanted = f" SERIES={series[0]}" if series else ""
+    wanted = f" --series {series[0]}" if series else ""
     of_series = f" of series {' or '.join(series)}" if series else ""
     return ConfigError(
         f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
-        next_step=f"make wheel PLATFORM={machine}{wanted} KERNELS=upstream, which takes minutes, or "
-        "give a wheel or --python",
+        next_step=f"sparkwright wheel --platform {machine}{wanted} --kernels upstream, which takes minutes, "
+        "or give a wheel or --python",
     )
 
 

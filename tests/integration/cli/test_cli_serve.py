@@ -220,6 +220,8 @@ def test_a_dry_run_starts_nothing_and_gives_reasons(staged: World, tmp_path: Pat
 
 def test_a_dry_run_has_the_key_of_the_shell_and_the_command_takes_it_from_there(staged: World) -> None:
     shown = staged.run("serve", RECIPE, "--dry-run", VLLM_API_KEY=SECRET)
+    assert "\nkeys " not in shown.out
+    assert "\ncode " not in shown.out
     assert 'VLLM_API_KEY="$VLLM_API_KEY"' in shown.said
     assert SECRET not in shown.said
     plan = staged.run("serve", RECIPE, "--dry-run", "--json", VLLM_API_KEY=SECRET).json
