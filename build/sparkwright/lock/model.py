@@ -162,8 +162,8 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
 def project_root(start: Path) -> Path | None:
     """Return the folder from *start* up that holds ``upstream.lock``.
 
-    Outside of a checkout, the current folder has the package's own, `SHIPPED`, if there is one; another folder
-    has `None`.
+    Outside of a checkout, the current folder has the package's own, `SHIPPED`, if there is one. Another
+    folder has `None`.
     """
     folders = (start.absolute(), *start.absolute().parents, *([SHIPPED] if start == Path() else []))
     return next((folder for folder in folders if (folder / LOCK_NAME).is_file()), None)
