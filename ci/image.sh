@@ -1,6 +1,8 @@
 #!/bin/bash
 # Build the image of a wheel and start it once: ci/image.sh WHEEL [TAG]
-# ENGINE (podman, buildah's `buildah`, or docker with buildx) and BASE may be set.
+# The companion beside the wheel, with FlashInfer's kernels, is part of it: the base has no compiler for them.
+# ENGINE (podman, buildah's `buildah`, or docker with buildx) and BASE may be set; COMPANION names another one, or
+# is "none" for a BASE with nvcc, where kernels are compiled while serving.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(readlink -f "$1")
@@ -12,10 +14,23 @@ machine=$(sed -E 's/.*_(aarch64|x86_64)\.whl$/\1/' <<<"$name")
 runtime=${RUNTIME:-patchsets/$series-$machine.requirements.txt}
 [ -f "$runtime" ] || { echo "there is no locked runtime for $name: $runtime" >&2; exit 1; }
 version=${name#vllm-}
+flashinfer=$(sed -nE 's/^flashinfer-python==([^ ]+).*/\1/p' "$runtime")
+if [ -n "$flashinfer" ] && [ -z "${COMPANION:-}" ]; then
+    # The youngest for the version that is locked: FlashInfer refuses another one's kernels.
+    COMPANION=$(ls -t "$(dirname "$wheel")"/flashinfer_jit_cache-"$flashinfer"+*_"$machine".whl 2>/dev/null | head -n 1 || true)
+    [ -n "$COMPANION" ] || {
+        echo "there is no companion for $name: no flashinfer_jit_cache-$flashinfer+…_$machine.whl beside it" >&2
+        echo "  recipes with NVFP4 compile kernels with nvcc at their first start, which the image has not" >&2
+        echo "  next: sparkwright companion build --series $series --platform $machine --arch 12.1a" >&2
+        exit 1
+    }
+fi
+companion=${COMPANION:-none}
 arguments=(
     --file ci/Containerfile --tag "$tag"
     --build-context "dist=$(dirname "$wheel")" --build-context "runtime=$(dirname "$runtime")"
     --build-arg "WHEEL=$name" --build-arg "RUNTIME=$(basename "$runtime")"
+    --build-arg "COMPANION=$([ "$companion" = none ] || basename "$companion")"
     --build-arg "VERSION=${version%%-*}"
     --build-arg "REVISION=$(git rev-parse HEAD)"
     --build-arg "CREATED=$(git log -1 --format=%cI)"

@@ -74,6 +74,9 @@ esac
 """
 
 
+COMPANION = "flashinfer_jit_cache-0.6.12+cu130.sm121a.k3f0c2a91-py3-none-manylinux_2_28_aarch64.whl"
+
+
 @pytest.mark.parametrize(
     ("status", "uid", "good"), [("10", "10001", True), ("0", "10001", False), ("10", "0", False)]
 )
@@ -83,6 +86,7 @@ def test_the_script_builds_with_the_wheel_s_runtime_and_tries_the_image(tmp_path
     engine.chmod(0o755)
     wheel = tmp_path / "vllm-0.24.0+spark.5-cp38-abi3-manylinux_2_28_aarch64.whl"
     wheel.write_bytes(b"")
+    (tmp_path / COMPANION).write_bytes(b"")
     calls = tmp_path / "calls"
     environment = {**os.environ, "ENGINE": str(engine), "CALLS": str(calls), "STATUS": status, "USER_ID": uid}
     done = subprocess.run(
@@ -93,6 +97,32 @@ def test_the_script_builds_with_the_wheel_s_runtime_and_tries_the_image(tmp_path
     assert f"WHEEL={wheel.name}" in build
     assert "RUNTIME=0.24-aarch64.requirements.txt" in build
     assert "VERSION=0.24.0+spark.5" in build
+    assert f"COMPANION={COMPANION} " in build
+
+
+@pytest.mark.parametrize(
+    "beside", ["", COMPANION.replace("0.6.12", "0.6.11"), COMPANION.replace("aarch", "x_")]
+)
+def test_the_script_refuses_a_wheel_without_its_companion(tmp_path, beside):
+    wheel = tmp_path / "vllm-0.24.0+spark.5-cp38-abi3-manylinux_2_28_aarch64.whl"
+    wheel.write_bytes(b"")
+    if beside:
+        (tmp_path / beside).write_bytes(b"")
+    engine = tmp_path / "podman"
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    calls = tmp_path / "calls"
+    known = {"ENGINE": str(engine), "CALLS": str(calls), "STATUS": "10", "USER_ID": "10001"}
+    script = [ROOT / "ci" / "image.sh", wheel]
+    done = subprocess.run(script, check=False, capture_output=True, text=True, env={**os.environ, **known})
+    assert done.returncode == 1
+    assert "no flashinfer_jit_cache-0.6.12+…_aarch64.whl beside it" in done.stderr
+    assert "companion build --series 0.24 --platform aarch64 --arch 12.1a" in done.stderr
+    assert not calls.exists()
+    without = {**os.environ, **known, "COMPANION": "none"}
+    done = subprocess.run(script, check=False, capture_output=True, text=True, env=without)
+    assert done.returncode == 0, done.stderr
+    assert "--build-arg COMPANION= " in calls.read_text()
 
 
 def test_the_script_refuses_a_wheel_without_a_locked_runtime(tmp_path):

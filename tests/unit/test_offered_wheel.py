@@ -47,7 +47,7 @@ def test_the_present_build_spec_comes_before_a_higher_revision_and_a_younger_fil
 def test_without_it_the_highest_revision_comes_before_a_younger_file(dist: Path) -> None:
     chosen = built_wheel(dist, "aarch64", ("0.24",), {"0.24": ("f" * 64,)})
     assert "spark.12.dddddddd" in chosen.wheel.name
-    assert chosen.why.startswith("the highest revision of series 0.24; 'make wheel SERIES=0.24'")
+    assert chosen.why.startswith("the highest revision of series 0.24; 'sparkwright wheel --series 0.24'")
     assert built_wheel(dist, "aarch64", ("0.24",), NOWHERE).why == "the highest revision of series 0.24"
     assert "x86_64" in built_wheel(dist, "x86_64", (), NOWHERE).wheel.name
 
@@ -104,16 +104,16 @@ def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> No
         ConfigError, match=r"no wheel of series 0\.33 for this machine, which is x86_64"
     ) as caught:
         built_wheel(dist, "x86_64", ("0.33",), NOWHERE)
-    assert "make wheel PLATFORM=x86_64 SERIES=0.33 KERNELS=upstream" in caught.value.next_step
+    assert "sparkwright wheel --platform x86_64 --series 0.33 --kernels upstream" in caught.value.next_step
     assert "--url" not in caught.value.next_step, "serve and service have none"
 
 
 def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(tmp_path: Path) -> None:
     specs = {"1.3": ("f" * 64,), "1.2": ("f" * 64,)}
-    for wanted, named in ((("1.2", "1.3"), " SERIES=1.3"), (("1.2",), " SERIES=1.2"), ((), "")):
+    for wanted, named in ((("1.2", "1.3"), " --series 1.3"), (("1.2",), " --series 1.2"), ((), "")):
         with pytest.raises(ConfigError) as caught:
             built_wheel(tmp_path, "aarch64", wanted, specs)
-        assert f"make wheel PLATFORM=aarch64{named} KERNELS" in caught.value.next_step
+        assert f"sparkwright wheel --platform aarch64{named} --kernels upstream" in caught.value.next_step
 
 
 def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(

@@ -307,7 +307,7 @@ def test_the_generated_pair_of_the_smoke_recipe():
 
 def test_a_remedy_names_machine_and_series(model):
     (found,) = run_preflight(start(recipe(model), **by(machine="x86_64", version="0.33.0+spark.2")))
-    assert "make wheel PLATFORM=aarch64 SERIES=0.33" in found.next_step
+    assert "sparkwright wheel --platform aarch64 --series 0.33" in found.next_step
 
 
 @pytest.mark.parametrize(

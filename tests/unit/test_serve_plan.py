@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sparkwright.recipes import Recipe, recipes, serve_arguments
 from sparkwright.serve.caches import CACHES, cache_key, cache_variables, compiled_results
-from sparkwright.serve.plan import explain_flags, explain_variables
+from sparkwright.serve.plan import RECIPE_KEY, explain_flags, explain_variables
 
 RECIPE = Recipe(
     format=1,
@@ -43,7 +43,9 @@ def test_the_recipes_own_reason_comes_first() -> None:
 
 def test_values_that_are_secrets_are_not_shown() -> None:
     found = {one.name: (one.value, one.why) for one in explain_variables(RECIPE, RECIPE.environment)}
-    assert found["SOME_TOKEN"][0] == "***"
+    assert found["SOME_TOKEN"] == ("***", RECIPE_KEY)
+    (own,) = explain_variables(replace(RECIPE, environment={}), {"VLLM_API_KEY": ""})
+    assert own.why == "the key that clients must send, out of --api-key-file or this shell"
     assert found["OTHER"] == ("1", "because")
 
 

@@ -67,7 +67,7 @@ def command(
     if session.as_json:
         print_json([report.to_json() for report in reports])
     for report in reports:
-        attach_audit(dist_folder(session.checkout.root).absolute(), report)
+        attach_audit(dist_folder(session.checkout.folder).absolute(), report)
     for report in reports:
         report.require()
         if report.unchecked and not allow_skipped:

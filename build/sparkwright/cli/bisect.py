@@ -163,7 +163,7 @@ def _repeated(arguments: dict[str, Any]) -> Iterator[str]:
 
 
 def _root(session: Session) -> Path:
-    return session.checkout.root / WORK / "bisect"
+    return session.checkout.folder / WORK / "bisect"
 
 
 def _folder(session: Session, problem: SearchProblem) -> Path:

@@ -17,7 +17,7 @@ from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.carry_test_upstream import test_upstream
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, common_options, run_in_clone, run_in_session
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.pipeline import Job, TargetOptions
@@ -67,7 +67,7 @@ def _find(session: Session, name: str) -> Carry:
 @click.option("--add", is_flag=True, help="Add it to the patchset, before those that change kernels.")
 @tree_options
 @common_options
-@run_in_session
+@run_in_clone
 def new(
     session: Session,
     *,
@@ -290,7 +290,7 @@ def _show_spec(carry: Carry) -> None:
 @click.option("--carry", "name", help="Start from the pinned tree with this carry's change in it.")
 @tree_options
 @common_options
-@run_in_session
+@run_in_clone
 def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
     from sparkwright.carries.edited import write_tree
@@ -336,7 +336,7 @@ def _editor(job: Job) -> CarryEditor:
 )
 @tree_options
 @common_options
-@run_in_session
+@run_in_clone
 def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> None:
     """Update a carry: a pull request to its present head, another one to the pin."""
     carry = _find(session, name)

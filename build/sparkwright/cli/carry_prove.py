@@ -12,7 +12,7 @@ from sparkwright.cli.machines import counting_machines, machines_summary, show_m
 from sparkwright.cli.options import cluster_option, job_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.remote import remote_report, remote_summary, show_remote
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, common_options, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import Outcome
 from sparkwright.pipeline import Job, TargetOptions
@@ -29,7 +29,7 @@ from sparkwright.probe import Proof
 @cluster_option
 @job_options
 @common_options
-@run_in_session
+@run_in_clone
 def prove(
     session: Session,
     *,

@@ -46,7 +46,7 @@ for one in (key, channel_read.list_command, channel_read.log, channel_read.diff,
 @run_read_only
 def promote(session: Session, *, wheel: Path, channel: str, evidence: Path | None, **options: Any) -> None:
     """List WHEEL in a channel, if it has the evidence that the channel's policy requires."""
-    publisher = make_publisher(session.checkout.root, **options)
+    publisher = make_publisher(session.checkout.folder, **options)
     before = publisher.read(channel)
     state = promote_wheel(session, publisher, wheel.absolute(), channel, evidence)
     if before and before.state == state and not session.as_json:
@@ -63,7 +63,7 @@ def promote(session: Session, *, wheel: Path, channel: str, evidence: Path | Non
 @run_read_only
 def rollback(session: Session, *, channel: str, to: int | None, reason: str, **options: Any) -> None:
     """Take the content of an earlier generation of NAME as a new one, and yank what it lacks."""
-    publisher = make_publisher(session.checkout.root, **options)
+    publisher = make_publisher(session.checkout.folder, **options)
     policy = policy_of(session, channel)
     reason = reason or f"taken back from {channel}"
     show_change(
@@ -78,7 +78,7 @@ def rollback(session: Session, *, channel: str, to: int | None, reason: str, **o
 @run_read_only
 def renew(session: Session, *, channel: str, **options: Any) -> None:
     """Sign NAME again, with the same wheels, by the present key and with a new expiry."""
-    publisher = make_publisher(session.checkout.root, **options)
+    publisher = make_publisher(session.checkout.folder, **options)
     show_change(
         publisher, publisher.renew(channel, policy_of(session, channel), now()), as_json=session.as_json
     )
@@ -101,13 +101,13 @@ def status(
 ) -> None:
     """Show the present generation of NAME, or set its status."""
     if status is not None:
-        publisher = make_publisher(session.checkout.root, **options)
+        publisher = make_publisher(session.checkout.folder, **options)
         policy = policy_of(session, channel)
         show_change(
             publisher, publisher.set_status(channel, status, reason, policy, now()), as_json=session.as_json
         )
         return
-    target = open_place(session.checkout.root, options["target"])
+    target = open_place(session.checkout.folder, options["target"])
     state = channel_read.present_state(target, channel)
     if session.as_json:
         print_json(described_state(state))

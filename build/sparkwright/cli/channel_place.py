@@ -184,7 +184,7 @@ def promote_wheel(
     from sparkwright.publish.runtimes import promoted_runtime
 
     policy, sha256 = policy_of(session, channel), sha256_file(wheel)
-    folder = evidence or dist_folder(session.checkout.root).absolute() / FOLDER
+    folder = evidence or dist_folder(session.checkout.folder).absolute() / FOLDER
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
     provenance = _of_wheel(written, sha256) if written.is_file() else provenance_of(wheel, sha256=sha256)

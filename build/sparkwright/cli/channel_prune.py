@@ -35,7 +35,7 @@ def prune(session: Session, *, grace: int, dry_run: bool, **options: Any) -> Non
     from sparkwright.publish.policy import POLICY_FILE, load_policies
     from sparkwright.publish.prune import Pruner
 
-    publisher = make_publisher(session.checkout.root, **options)
+    publisher = make_publisher(session.checkout.folder, **options)
     policies = load_policies(session.checkout.patchsets / POLICY_FILE)
     report = Pruner(publisher, policies, now(), timedelta(hours=grace), dry_run).prune()
     if session.as_json:

@@ -97,12 +97,12 @@ def build(
         target=target,
         modules=chosen,
         python=python.absolute() if python else _generators(session),
-        logs=session.checkout.root / WORK / "companion",
+        logs=session.checkout.folder / WORK / "companion",
         jobs=jobs,
         keep_going=keep_going,
         cuda=cuda,
     )
-    folder = dist_folder(session.checkout.root, out).absolute()
+    folder = dist_folder(session.checkout.folder, out).absolute()
     made = make_companion(job, folder)
     _attach(folder, made.audit)
     index = publish(wheels_in(folder), folder)
@@ -165,7 +165,7 @@ def audit(session: Session, *, wheel: Path) -> None:
     else:
         _show_audit(report)
     report.require()
-    _attach(dist_folder(session.checkout.root).absolute(), report)
+    _attach(dist_folder(session.checkout.folder).absolute(), report)
 
 
 @command.command("check")

@@ -14,7 +14,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.cli.lock_runtime import command as runtime_command
 from sparkwright.cli.options import series_option, tree_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, common_options, run_in_clone, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import Bumped, require_native
 from sparkwright.lock.bump import rewrite
@@ -115,7 +115,7 @@ def check_command(session: Session, *, source: str) -> None:
 )
 @series_option
 @common_options
-@run_in_session
+@run_in_clone
 def pin(
     session: Session, *, target: str, write: bool, source: str, new_series: str, machines: tuple[str, ...]
 ) -> None:
@@ -166,7 +166,7 @@ def _show_changes(bumped: Bumped) -> None:
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @tree_options
 @common_options
-@run_in_session
+@run_in_clone
 def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> None:
     """Write [native.binaries] and [native.costs] of the lock, from what was compiled for it.
 
@@ -201,7 +201,7 @@ def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> 
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
 @common_options
-@run_in_session
+@run_in_clone
 def bump(session: Session, *, version: str, copies: tuple[str, ...], new_series: str, dry_run: bool) -> None:
     """Move the lock to VERSION, [native] included; comments and order stay.
 

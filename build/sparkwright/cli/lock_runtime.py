@@ -8,7 +8,7 @@ import click
 
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, common_options, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.lock.runtime import LockedRuntime
 from sparkwright.store import write_atomically
@@ -40,7 +40,7 @@ from sparkwright.store import write_atomically
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
 @common_options
-@run_in_session
+@run_in_clone
 def command(
     session: Session,
     *,

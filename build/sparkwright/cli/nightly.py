@@ -10,7 +10,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import WORK, Session, common_options, run_in_session
+from sparkwright.cli.session import WORK, Session, common_options, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.verifier import Verifier
@@ -66,7 +66,7 @@ _MENDS = {
 @click.option("--open-pr", is_flag=True, help="Push them, and open or update their pull requests with gh.")
 @job_options
 @common_options
-@run_in_session
+@run_in_clone
 def command(
     session: Session,
     *,
@@ -110,7 +110,7 @@ def command(
 
         verifier = VERIFIER
     job = session.job(target)
-    work = session.checkout.root / WORK
+    work = session.checkout.folder / WORK
     path = state or work / "nightly.sqlite"
     address = job.spec.lock.release.git if history is None else history
     options = NightOptions(

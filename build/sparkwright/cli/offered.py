@@ -85,7 +85,9 @@ def built_wheel(folder: Path, platform: str, series: Sequence[str], present: Pre
         for one in dict.fromkeys(order):
             if chosen := _highest({w: v for w, v in candidates.items() if series_of(v) == one}):
                 missing = one in present and candidates is fitting
-                remedy = f"; 'make wheel SERIES={one}' builds the present build spec" if missing else ""
+                remedy = (
+                    f"; 'sparkwright wheel --series {one}' builds the present build spec" if missing else ""
+                )
                 return OfferedWheel(chosen, why=f"{why} series {one}{remedy}")
     raise AssertionError(order)  # pragma: no cover - each wheel's series is in it
 
@@ -102,12 +104,12 @@ def _ordered(version: str) -> Version:
 
 
 def _none(folder: Path, platform: str, series: Sequence[str], others: Collection[str]) -> NoWheelError:
-    wanted = f" SERIES={series[0]}" if series else ""
+    wanted = f" --series {series[0]}" if series else ""
     of_series = f" of series {' or '.join(series)}" if series else ""
     return NoWheelError(
         f"{folder} holds no wheel{of_series} for this machine, which is {platform}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
-        next_step=f"in a clone make wheel PLATFORM={platform}{wanted} KERNELS=upstream, which takes minutes, "
+        next_step=f"sparkwright wheel --platform {platform}{wanted} --kernels upstream, which takes minutes, "
         "or anywhere give a wheel, --channel or --python",
     )
 
@@ -182,6 +184,6 @@ def _made_wheel(series: str, *, offline: bool) -> OfferedWheel:
 def made_here(series: str) -> str:
     """Return how a wheel of *series* is made where there is none, and how it would be for the card."""
     return (
-        f"with upstream's kernels, of the present build spec of series {series}; "
-        f"'make wheel SERIES={series} KERNELS=native' compiles them for the card instead, which takes hours"
+        f"with upstream's kernels, of the present build spec of series {series}; 'sparkwright wheel "
+        f"--series {series} --kernels native' compiles them for the card instead, which takes hours"
     )

@@ -7,7 +7,7 @@ import click
 from sparkwright.carries.patchset import BuildSpec, with_next_revision
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.cli.session import Session, common_options, run_in_clone
 from sparkwright.store import write_atomically
 
 BUMP = "sparkwright patchset bump"
@@ -22,7 +22,7 @@ def command() -> None:
 @click.argument("patchset", metavar="[NAME]", default="")
 @series_option
 @common_options
-@run_read_only
+@run_in_clone
 def bump(session: Session, *, patchset: str) -> None:
     """Give NAME, or the series' own, its next revision if the pin or a carry changed; comments stay."""
     path, name = session.checkout.patchset_path(patchset), patchset or session.checkout.patchset_path().stem

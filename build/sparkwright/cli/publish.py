@@ -34,18 +34,20 @@ def command(session: Session, *, folder: Path | None, channel: str, dry_run: boo
     The index is plain files in FOLDER/simple: copy FOLDER to any web server, or use it in place. The options
     for keys and targets are those of 'sparkwright channel promote'. Companions are listed, and in no channel.
     """
-    where = dist_folder(session.checkout.root, folder).absolute()
+    where = dist_folder(session.checkout.folder, folder).absolute()
     wheels = wheels_in(where) if where.is_dir() else ()
     if not wheels:
         raise PublishError(
-            f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
+            f"there is nothing to publish in {where}",
+            because="it holds no wheel",
+            next_step="sparkwright wheel",
         )
     runtimes = runtimes_in(session.checkout.patchsets)
     index = publish(wheels, where, runtimes=runtimes, dry_run=dry_run)
     if not channel or (dry_run and not session.as_json):
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
-        publisher = make_publisher(session.checkout.root, dry_run=dry_run, **options)
+        publisher = make_publisher(session.checkout.folder, dry_run=dry_run, **options)
         names = [file.filename for file in index.files if not is_companion(file.filename)]
         states = [
             promote_wheel(session, publisher, where / name, channel, where / EVIDENCE) for name in names

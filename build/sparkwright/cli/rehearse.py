@@ -153,7 +153,7 @@ def _attach(
         "statements": list(result.statements),
     }
     files = {Path(file.path).name: file.sha256 for file in result.files}
-    return attach_rehearsal(dist_folder(session.checkout.root).absolute(), tree, detail, files, given)
+    return attach_rehearsal(dist_folder(session.checkout.folder).absolute(), tree, detail, files, given)
 
 
 def _show(result: RehearsalResult) -> None:

@@ -19,7 +19,7 @@ from sparkwright.base.text import human_seconds
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import Sink, display
-from sparkwright.serve.plan import Plan
+from sparkwright.serve.plan import RECIPE_KEY, Plan
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.settings import KEY_VARIABLE
 
@@ -34,6 +34,11 @@ _LINES = {
     "serve.makes": "makes    {name} {why}",
     "serve.wheel": "wheel    {name}: {why}",
 }
+# Flags that have the engine run Python of others than vLLM's.
+_CODE = frozenset({
+    "--logits-processors", "--middleware", "--reasoning-parser-plugin", "--scheduler-cls",
+    "--tool-parser-plugin", "--trust-remote-code", "--worker-cls", "--worker-extension-cls",
+})  # fmt: skip
 _TERMINAL_S, _PLAIN_S = 2.0, 30.0
 _QUESTION = {"role": "user", "content": "Why is the sky blue?"}
 
@@ -55,9 +60,12 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     show_table(("variable", "value", "why"), [(one.name, one.value, one.why) for one in plan.variables])
     for note in plan.notes:
         click.echo(f"note     {printable(note)}")
+    if code := [one.name for one in plan.flags if one.name in _CODE]:
+        click.echo(f"code     {', '.join(code)}: Python of the checkpoint or of others runs as you")
+    if keys := [one.name for one in plan.variables if one.why == RECIPE_KEY]:
+        click.echo(f"keys     {', '.join(keys)}: {RECIPE_KEY}")
     assigned = " ".join(_assigned(one.name, one.value, plan.key_file) for one in plan.variables)
-    click.echo(f"\nenv {assigned} \\")
-    click.echo(f"  {plan.command}")
+    click.echo(printable(f"\nenv {assigned} \\\n  {plan.command}"))
     click.echo("\na dry run: nothing was started")
 
 
@@ -214,7 +222,7 @@ class Screen:
 
     def _say(self, line: str) -> None:
         if not self._quiet:
-            click.echo(line)
+            click.echo(printable(line))
 
     def _wait_for(self, text: str) -> None:
         """Show *text* in the line that changes, on a terminal."""

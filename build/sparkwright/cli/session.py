@@ -31,7 +31,7 @@ from sparkwright.cli.output import unforeseen
 from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, discard, open_repository, unsoundness
-from sparkwright.pipeline.checkout import Checkout, open_checkout
+from sparkwright.pipeline.checkout import Checkout, open_checkout, require_clone
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing
@@ -47,7 +47,7 @@ WORK = ".sparkwright"
 # The errors that damaged objects in the store's repository can cause.
 _GIT_ERRORS = (FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError)
 _LOGS_KEPT_DAYS = 30.0
-_WRITABLE = "work in a writable clone: each run writes its event log there"
+_WRITABLE = "work in a writable folder: each run writes its event log there"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Session:
     """One run of a command.
 
     Attributes:
-        checkout: the clone of the project.
+        checkout: the clone of the project, or outside of one the package's copy.
         repository: the store's git repository.
         offline: use no network.
         as_json: print results as JSON.
@@ -73,8 +73,8 @@ class Session:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Event logs, compilers' output and tracebacks of runs in this checkout."""
-        return _logs(self.checkout.root / WORK)
+        """Event logs, compilers' output and tracebacks of runs here."""
+        return _logs(self.checkout.folder / WORK)
 
     @property
     def access(self) -> Access:
@@ -172,10 +172,13 @@ def _open_session(
     as_json: bool,
     quiet: bool,
     read_only: bool,
+    clone: bool,
     store_url: str,
 ) -> Iterator[Session]:
     checkout = open_checkout(root, series, patchset)
-    work = checkout.root / WORK
+    if clone:
+        require_clone(checkout)
+    work = checkout.folder / WORK
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The outermost handler: errors of lower layers about a full or read-only disk are clearer and come first.
     with (
@@ -183,7 +186,7 @@ def _open_session(
         _crashes_kept(work),
         storing(f"'{click.get_current_context().command_path}'"),
     ):
-        with storing(f"writing to the checkout {checkout.root}", instead=_WRITABLE):
+        with storing(f"writing to {checkout.folder}", instead=_WRITABLE):
             log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
             prune_logs(_logs(work), _LOGS_KEPT_DAYS)
@@ -227,7 +230,7 @@ def common_options(function: Callable[P, R]) -> Callable[P, R]:
             "--root",
             type=click.Path(path_type=Path, exists=True, file_okay=False),
             default=Path(),
-            help="A clone of the project; by default the one that the current folder is in.",
+            help="A clone of the project; by default that of the current folder, or else the package's data.",
         ),
         click.option(
             "--store",
@@ -251,19 +254,24 @@ def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
     return _in_session(function, read_only=False)
 
 
+def run_in_clone(function: Callable[..., R]) -> Callable[..., R]:
+    """Like `run_in_session`, for commands that write to the clone, and are refused outside of one."""
+    return _in_session(function, read_only=False, clone=True)
+
+
 def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
     """Like `run_in_session`, for commands that only read: the store's repository is not created for them."""
     return _in_session(function, read_only=True)
 
 
-def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[..., R]:
+def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = False) -> Callable[..., R]:
     @functools.wraps(function)
     def wrapper(
         *, root: Path, store_url: str, offline: bool, quiet: bool, as_json: bool, **arguments: Any
     ) -> R:
         with _open_session(
             root, *_chosen(arguments), offline=offline, as_json=as_json, quiet=quiet, read_only=read_only,
-            store_url=store_url,
+            clone=clone, store_url=store_url,
         ) as session:  # fmt: skip
             if read_only:
                 return function(session, **arguments)

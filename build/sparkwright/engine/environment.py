@@ -27,7 +27,7 @@ from sparkwright.engine.flashinfer import cubin_variables, environment_path, ins
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements
 from sparkwright.engine.server.environment import prepare_wheel
-from sparkwright.lock.model import PATCHSETS, checkout_root
+from sparkwright.lock.model import PATCHSETS, project_root
 from sparkwright.lock.runtime import beside
 from sparkwright.publish import dist_folder
 from sparkwright.publish.offer import ChannelOffer
@@ -56,7 +56,7 @@ class Sources:
 
     Attributes:
         store: holds the environments that all commands share.
-        patchsets: the folder of patchsets of a checkout, with runtimes and lists of kernels; `None` outside.
+        patchsets: the folder of patchsets, with runtimes and lists of kernels; `None` where there is none.
         companions: folders with companions, beside the wheel's own.
         folder: holds environments instead of the store, such as those of a service; `None` for the store.
     """
@@ -68,12 +68,12 @@ class Sources:
 
 
 def sources_here(folder: Path | None = None) -> Sources:
-    """Return the store, and the checkout around the current folder with its ``dist``.
+    """Return the store, the project's data for the current folder, and its ``dist``.
 
     Args:
         folder: holds environments instead of the store; `None` for the store.
     """
-    root = checkout_root(Path())
+    root = project_root(Path())
     patchsets = root / PATCHSETS if root is not None else None
     return Sources(open_store(), patchsets, (dist_folder(Path()),), folder)
 

@@ -15,6 +15,9 @@ LOCK_NAME = "upstream.lock"
 PATCHSETS = "patchsets"
 """Names of the lock, and of the folder of patchsets beside it."""
 
+SHIPPED = Path(__file__).parents[1] / "project"
+"""The lock, patchsets and carries that an installed wheel contains; a clone's package has none."""
+
 LOCK_FORMAT = 1
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
@@ -153,9 +156,13 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
             raise unknown_name("wheel in the lock for platform", platform, sorted(self.wheels)) from None
 
 
-def checkout_root(start: Path) -> Path | None:
-    """Return the folder from *start* up that holds ``upstream.lock``; `None` outside of a checkout."""
-    folders = (start.absolute(), *start.absolute().parents)
+def project_root(start: Path) -> Path | None:
+    """Return the folder from *start* up that holds ``upstream.lock``.
+
+    Outside of a checkout, the current folder has the package's own, `SHIPPED`, if there is one. Another
+    folder has `None`.
+    """
+    folders = (start.absolute(), *start.absolute().parents, *([SHIPPED] if start == Path() else []))
     return next((folder for folder in folders if (folder / LOCK_NAME).is_file()), None)
 
 

@@ -1,4 +1,4 @@
-"""A checkout of this project, with the lock of one series, the patchsets and the carries.
+"""A checkout of this project, or the package's copy of it: the lock of one series, patchsets and carries.
 
 The lock at the top, ``upstream.lock``, names the default series. The lock of every other series lies beside
 its patchset, as ``patchsets/SERIES.lock``.
@@ -18,10 +18,11 @@ from sparkwright.base.errors import ConfigError, LockMismatchError, unknown_name
 from sparkwright.carries import Carry
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
 from sparkwright.lock import Lock, read_lock
-from sparkwright.lock.model import LOCK_NAME, PATCHSETS, checkout_root
+from sparkwright.lock.model import LOCK_NAME, PATCHSETS, SHIPPED, project_root
 
 # The one patchset of a checkout whose lock names no series yet.
 _BEFORE_SERIES = "spark"
+_HOME = "https://github.com/sparkwright/sparkwright"
 _SERIES = re.compile(r"\d+(\.\d+)+")
 
 
@@ -37,6 +38,16 @@ class Checkout:
     root: Path
     lock: Lock
     lock_name: str = LOCK_NAME
+
+    @property
+    def is_clone(self) -> bool:
+        """Tell if it can be written to: the package's copy is not."""
+        return self.root != SHIPPED
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds ``dist/`` and logs: the clone's, or outside of one the current one."""
+        return self.root if self.is_clone else Path.cwd()
 
     @property
     def lock_path(self) -> Path:
@@ -134,7 +145,7 @@ def series_of(lock: Lock) -> str:
 
 
 def open_checkout(start: Path, series: str = "", patchset: str = "") -> Checkout:
-    """Return the checkout that contains *start*, with the lock of one series.
+    """Return the checkout that contains *start*, with the lock of one series; see `project_root`.
 
     Args:
         start: a folder in it.
@@ -146,12 +157,26 @@ def open_checkout(start: Path, series: str = "", patchset: str = "") -> Checkout
         UnknownNameError: the series does not exist.
         LockMismatchError: its lock is another series', or pins a release from before it.
     """
-    if root := checkout_root(start):
+    if root := project_root(start):
         return _of_series(root, series or _declared(root, patchset))
-    raise ConfigError(
-        f"{start} is not in a checkout",
-        because=f"no folder from there up holds {LOCK_NAME}",
-        next_step="change into a clone of the project, or name one with --root",
+    raise _outside(start)
+
+
+def require_clone(checkout: Checkout) -> None:
+    """Refuse the package's copy for a command that writes to locks, patchsets or carries.
+
+    Raises:
+        ConfigError: it is that.
+    """
+    if not checkout.is_clone:
+        raise _outside(Path.cwd(), "; the command writes to a clone, and not to the installed package")
+
+
+def _outside(folder: Path, why: str = "") -> ConfigError:
+    return ConfigError(
+        f"{folder} is not in a checkout",
+        because=f"no folder from there up holds {LOCK_NAME}{why}",
+        next_step=f"git clone {_HOME} and change into it, or name a clone with --root",
     )
 
 

@@ -84,7 +84,7 @@ class Job:
         """The folder for the wheel and its index, absolute."""
         from sparkwright.publish import dist_folder
 
-        return dist_folder(self.checkout.root, self.options.out).absolute()
+        return dist_folder(self.checkout.folder, self.options.out).absolute()
 
     @property
     def stock_wheel(self) -> Artifact:

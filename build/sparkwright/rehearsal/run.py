@@ -175,7 +175,7 @@ def folder_of(job: Job, options: RehearsalOptions, name: str) -> Path:
     """Return the folder for the results of a rehearsal called *name*, unless *options* have one."""
     if options.out is not None:
         return options.out.absolute()
-    return dist_folder(job.checkout.root, None).absolute() / "rehearsal" / name
+    return dist_folder(job.checkout.folder, None).absolute() / "rehearsal" / name
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from sparkwright.store import Store
 
 _UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
 _UNSAID = "the recipe has it"
+RECIPE_KEY = "in the recipe, so whoever wrote that knows it"
+"""The reason of a key that a recipe states."""
 _OWN = {**REASONS, KEY_VARIABLE: "the key that clients must send, out of --api-key-file or this shell"}
 
 
@@ -123,11 +125,17 @@ def explain_variables(recipe: Recipe, variables: Mapping[str, str]) -> tuple[Rea
     return tuple(
         Reason(
             name,
-            "***" if name.endswith(("_KEY", "_TOKEN")) else value,
-            reason_of(name) or _why(recipe, name),
+            "***" if _is_key(name) else value,
+            RECIPE_KEY
+            if _is_key(name) and name in recipe.environment
+            else reason_of(name) or _why(recipe, name),
         )
         for name, value in sorted(variables.items())
     )
+
+
+def _is_key(name: str) -> bool:
+    return name.endswith(("_KEY", "_TOKEN"))
 
 
 def _why(recipe: Recipe, *names: str) -> str:

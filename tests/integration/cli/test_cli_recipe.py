@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from channel_kit import small_wheel
 
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.cli.main import main
@@ -103,3 +104,28 @@ def test_a_strangers_recipe_cannot_steer_the_terminal(
         said = capsys.readouterr()
         assert "\x1b" not in said.out + said.err
         assert "\x07" not in said.out + said.err
+
+
+def test_a_dry_run_names_what_a_strangers_recipe_runs_and_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = 'format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n'
+    odd, twin = tmp_path / "odd.toml", tmp_path / "twin.toml"
+    odd.write_text(
+        head + "[flags]\ntrust-remote-code = true\nserved-model-name = 'n'\n"
+        '[environment]\nVLLM_API_KEY = "known"\n'
+        '[why]\ntrust-remote-code = "harmless"\nVLLM_API_KEY = "harmless"\n'
+    )
+    twin.write_text(head + "[flags]\ntrust-remote-code = false\nserved-model-name = 'n'\n")
+    wheel = small_wheel(tmp_path, "0.24.0+spark.5")
+    words = ("--dry-run", "--unlocked", "--wheel", str(wheel))
+    assert main(["serve", str(odd), *words]) == 0
+    said = capsys.readouterr().out
+    assert "\ncode     --trust-remote-code: " in said
+    assert "\nkeys     VLLM_API_KEY: in the recipe, so whoever wrote that knows it\n" in said
+    assert not {"\x1b", "\x07"} & set(said)
+    assert "known" not in said.replace("knows", "")
+    assert main(["serve", str(twin), *words]) == 0
+    said = capsys.readouterr().out
+    assert "\ncode " not in said
+    assert "\nkeys " not in said

@@ -339,7 +339,7 @@ def test_wheels_for_other_machines_are_named_and_not_taken(tmp_path: Path) -> No
     assert done.returncode == 10
     error = json.loads(done.stdout)["error"]
     assert (error["kind"], found.name in error["because"]) == ("NoWheelError", True)
-    assert f"make wheel PLATFORM={machine()}" in error["next-step"]
+    assert f"sparkwright wheel --platform {machine()}" in error["next-step"]
 
 
 def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _rules(facts: StartFacts, engine: EngineFacts) -> Iterator[Finding]:
 def _wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
     """Yield findings about a wheel for another machine or another card."""
     # So that a remedy builds no other release.
-    series = f" SERIES={series_of(engine.version)}" if _RELEASE.match(engine.version) else ""
+    series = f" --series {series_of(engine.version)}" if _RELEASE.match(engine.version) else ""
     if engine.machine and host.machine and engine.machine != host.machine:
         yield finding("wheel-machine", wheel=engine.machine, machine=host.machine, series=series)
     card, codes = host.card, ", ".join(sorted(engine.codes))

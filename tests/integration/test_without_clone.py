@@ -1,0 +1,146 @@
+"""The project's own wheel, installed and run in an empty folder, with the data that it contains."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+from channel_kit import ChannelWorld, small_wheel
+
+from sparkwright import __version__
+from sparkwright.pipeline import open_checkout
+
+ROOT = Path(__file__).parents[2]
+MOST_MB = 3.0
+WRITERS = (
+    ("carry", "edit", "tree"),
+    ("carry", "new", "mine", "--pull", "1"),
+    ("carry", "prove"),
+    ("carry", "refresh", "uma-clamp"),
+    ("carry", "test-upstream"),
+    ("lock", "bump", "0.99.0"),
+    ("lock", "learn"),
+    ("lock", "pin", "0.99.0", "--write"),
+    ("lock", "runtime"),
+    ("nightly",),
+    ("patchset", "bump"),
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built by the back end that pyproject.toml names."""
+    folder = tmp_path_factory.mktemp("built")
+    words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    return folder / f"sparkwright-{__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with that wheel by pip, which compiles probes too, and the libraries of this one."""
+    folder = tmp_path_factory.mktemp("installed") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    places = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
+    # A folder on the path, not a site folder: the link to the clone in it is not followed.
+    (places / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    words = ["--python", python, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *words], check=True)
+    return folder / "bin" / "sparkwright"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def call(program: Path, folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SPARKWRIGHT_HOME": str(folder.parent / "store")}
+    return subprocess.run(
+        [program, *words], cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def good(program: Path, folder: Path, *words: str | Path) -> str:
+    done = call(program, folder, *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_wheel_is_small_and_its_data_is_that_of_the_clone(wheel: Path, program: Path) -> None:
+    assert wheel.stat().st_size < MOST_MB * 1e6
+    (project,) = program.parents[1].glob("lib/python*/site-packages/sparkwright/project")
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "carries", "patchsets", "upstream.lock"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    for name in filter(None, tracked.stdout.split("\0")):
+        assert (project / name).read_bytes() == (ROOT / name).read_bytes(), name
+    assert list(project.glob("carries/*/__pycache__")), "pip compiled the probes"
+    for series in ("0.24", "0.33"):
+        specs = [open_checkout(root, series).build_spec() for root in (ROOT, project)]
+        assert specs[0].digest == specs[1].digest
+
+
+def test_what_is_served_and_shown_in_an_empty_folder(program: Path, empty: Path) -> None:
+    good(program, empty, "recipe", "list")
+    assert "rehearsal:smollm2" in good(program, empty, "serve", "rehearsal-smollm2", "--dry-run")
+    lists = json.loads(good(program, empty, "companion", "list", "--json", "--series", "0.24"))
+    assert lists
+    assert good(program, empty, "carry", "show", "uma-clamp").startswith("uma-clamp: ")
+    found = json.loads(call(program, empty, "doctor", "--json", "--offline").stdout)
+    assert {one["what"] for one in found} >= {"python", "git", "disk"}
+    told = call(program, empty, "preflight", "rehearsal-smollm2", "--json")
+    assert json.loads(told.stdout), told.stderr
+    assert sorted(path.name for path in empty.iterdir()) == [".sparkwright"], "the event log alone"
+
+
+def test_a_wheel_here_is_served_with_the_runtime_of_its_series(program: Path, empty: Path) -> None:
+    version, machine = "0.24.0+spark.5", platform.machine()
+    small_wheel(empty / "dist", version, tag=f"cp38-abi3-manylinux_2_28_{machine}")
+    words = ("serve", "qwen3.6-27b-dflash", "--series", "0.24", "--dry-run", "--json")
+    plan = json.loads(good(program, empty, *words))
+    assert plan["wheel"].startswith(f"vllm-{version}")
+    for one in (empty / "dist").iterdir():
+        one.unlink()
+    assert "made first with upstream's kernels" in json.loads(good(program, empty, *words))["chosen"]
+
+
+def test_a_channel_is_shown(program: Path, empty: Path, tmp_path: Path) -> None:
+    world = ChannelWorld(tmp_path / "channel")
+    world.promote("0.24.0+spark.1")
+    shown = good(program, empty, "channel", "status", "nightly", "--target", world.published.as_uri())
+    assert "0.24.0+spark.1" in shown
+
+
+@pytest.mark.parametrize("words", [("recipe", "check", "rehearsal-smollm2"), ("rehearse",), ("plan",)])
+def test_what_asks_releases_begins(program: Path, empty: Path, words: tuple[str, ...]) -> None:
+    """Without network and store they get as far as the first file of upstream's."""
+    done = call(program, empty, *words, "--offline")
+    if words == ("plan",):
+        locked = tomllib.loads((ROOT / "upstream.lock").read_text())
+        assert f"vllm {locked['release']['version']}" in done.stdout, done.stderr
+        return
+    assert "not in a checkout" not in done.stderr
+    assert "the network is off" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("words", WRITERS, ids=" ".join)
+def test_what_writes_to_a_clone_names_it(program: Path, empty: Path, words: tuple[str, ...]) -> None:
+    done = call(program, empty, *words, "--offline")
+    assert done.returncode == 10, done.stderr
+    assert "is not in a checkout" in done.stderr
+    assert "the command writes to a clone" in " ".join(done.stderr.split())
+    assert "git clone https://github.com/sparkwright/sparkwright" in " ".join(done.stderr.split())
+    assert not list(empty.iterdir())
