@@ -8,8 +8,10 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_kit import HubServer, hub_server
@@ -20,8 +22,10 @@ from sparkwright.base.errors import FetchError
 from sparkwright.base.events import subscribe
 from sparkwright.engine.child.fetch_model import files_of
 from sparkwright.engine.models import fetch_models
+from sparkwright.engine.server import ServerFailedError, ServerProcess, start_server
 from sparkwright.recipes import Recipe
 
+FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 MIB = 1 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -202,3 +206,41 @@ def test_the_weights_are_those_that_vllm_chooses(
     names: list[str], load_format: str, index: dict[str, str], loaded: list[str]
 ) -> None:
     assert files_of([*names, "config.json", "a.png"], load_format, index) == [*loaded, "config.json"]
+
+
+def before_start(folder: Path, models: Callable[[], Awaitable[int]], **options: Any) -> ServerProcess:
+    """A server that never listens, with *models* fetched first."""
+    words = [sys.executable, FAKE, "--port", "{port}", "--fault", "never-listens"]
+    made = start_server(words, folder=folder, end_s=0.5, **options)
+    return ServerProcess(replace(made.launch, models=models))
+
+
+async def boot(server: ServerProcess) -> None:
+    async with server:
+        pass
+
+
+@pytest.mark.parametrize(("stored", "limit"), [(0, 1), (400_000_000, 3)])
+def test_the_boot_begins_when_the_models_are_here_and_large_ones_have_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: int, limit: int
+) -> None:
+    monkeypatch.setattr("sparkwright.engine.server.lifecycle.BOOT_S", 1.0)
+
+    async def models() -> int:
+        assert server.pid is None, "nothing runs while models are fetched"
+        return stored
+
+    server = before_start(tmp_path, models)
+    with pytest.raises(ServerFailedError, match=f"no answer within {limit} s"):
+        asyncio.run(boot(server))
+
+
+def test_nothing_is_started_without_its_model(tmp_path: Path) -> None:
+    async def models() -> int:
+        raise FetchError("no model")
+
+    server = before_start(tmp_path, models)
+    with pytest.raises(FetchError, match="no model"):
+        asyncio.run(boot(server))
+    assert server.pid is None
+    assert not server.log.exists()

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from boot_logs import Boot
 
-from sparkwright.base.errors import FetchError, ServerError, ToolError
+from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
@@ -122,37 +121,6 @@ def test_boot_time_is_in_the_servers_seconds(tmp_path: Path) -> None:
     boot(fast)
     assert 0 < plain.facts.seconds < 60
     assert fast.facts.seconds > 60
-
-
-def test_the_boot_begins_when_the_models_are_here_and_large_ones_have_more_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkwright.engine.server.lifecycle.BOOT_S", 1.0)
-    seen = []
-
-    def with_models(stored: int) -> ServerProcess:
-        async def models() -> int:
-            seen.append(this.pid)
-            return stored
-
-        given = server(tmp_path / str(stored), "--fault", "never-listens", boot_s=None, end_s=0.5).launch
-        this = ServerProcess(replace(given, models=models))
-        return this
-
-    assert "no answer within 1 s" in str(fails(with_models(0)))
-    assert "no answer within 3 s" in str(fails(with_models(400_000_000)))
-    assert seen == [None, None], "nothing runs while models are fetched"
-
-
-def test_nothing_is_started_without_its_model(tmp_path: Path) -> None:
-    async def models() -> int:
-        raise FetchError("no model")
-
-    this = ServerProcess(replace(server(tmp_path).launch, models=models))
-    with pytest.raises(FetchError, match="no model"):
-        boot(this)
-    assert this.pid is None
-    assert not this.log.exists()
 
 
 def test_what_is_known_beforehand_fills_what_the_log_does_not_say(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a server says while it starts is read from both dialects; errors are found."""
+"""The log of a start is read in the wording of both releases, and its errors are found."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -33,12 +34,15 @@ LOG = (
 )
 
 
-def told(pieces: Iterable[str]) -> list[tuple[str, str, int | None]]:
+def told(log: Path, pieces: Iterable[bytes]) -> list[tuple[str, str, int | None]]:
     """Return the events of a start whose log comes in *pieces*: kind, name, and the parts to do, or done."""
     events: list[Event] = []
-    with subscribe(events.append), BootStages() as stages:
-        for piece in pieces:
-            stages.read(piece)
+    with subscribe(events.append), BootStages(log) as stages:
+        stages.read()  # there is no log yet
+        with log.open("wb", buffering=0) as stream:
+            for piece in pieces:
+                stream.write(piece)
+                stages.read()
     return [
         (one.kind, one.data["name"], one.data["total" if one.kind == "task.started" else "done"])
         for one in events
@@ -46,11 +50,12 @@ def told(pieces: Iterable[str]) -> list[tuple[str, str, int | None]]:
     ]
 
 
-@pytest.mark.parametrize("size", [len(LOG), 7])
-def test_each_stage_is_told_with_its_parts(size: int) -> None:
-    pieces = [LOG[at : at + size] for at in range(0, len(LOG), size)]
+@pytest.mark.parametrize("size", [1 << 20, 7])
+def test_each_stage_is_told_with_its_parts(tmp_path: Path, size: int) -> None:
+    whole = LOG.encode()
+    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
     graphs = "capture CUDA graphs (mixed prefill-decode, PIECEWISE)"
-    assert told(pieces) == [
+    assert told(tmp_path / "log", pieces) == [
         ("task.started", "set up the model", None),
         ("task.finished", "set up the model", 0),
         ("task.started", "load the weights", 3),
@@ -66,13 +71,15 @@ def test_each_stage_is_told_with_its_parts(size: int) -> None:
     ]
 
 
-def test_a_start_that_ends_in_a_stage_ends_that() -> None:
-    assert told([LOG.partition("67%")[0], "Traceback (most recent call last)\n"])[-1][0] == "task.finished"
+def test_a_start_that_ends_in_a_stage_ends_that(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    pieces = [LOG.partition("67%")[0].encode(), b"Traceback (most recent call last)\n"]
+    assert told(log, pieces)[-1][0] == "task.finished"
     events: list[Event] = []
 
     def broken() -> None:
-        with subscribe(events.append), BootStages() as stages:
-            stages.read(LOG.partition("\r")[0])
+        with subscribe(events.append), BootStages(log) as stages:
+            stages.read()
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -80,5 +87,6 @@ def test_a_start_that_ends_in_a_stage_ends_that() -> None:
     assert events[-1].kind == "task.failed"
 
 
-def test_other_lines_are_no_stages() -> None:
-    assert told([f"{ENGINE}[core.py:1] Loading plugins: 3 of 4\nGET /metrics 200 | 1/2 [ok]\n"]) == []
+def test_other_lines_are_no_stages(tmp_path: Path) -> None:
+    lines = f"{ENGINE}[core.py:1] Loading plugins: 3 of 4\nGET /metrics 200 | 1/2 [ok]\n"
+    assert told(tmp_path / "log", [lines.encode()]) == []

@@ -110,7 +110,7 @@ def _none(folder: Path, platform: str, series: Sequence[str], others: Collection
         f"{folder} holds no wheel{of_series} for this machine, which is {platform}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
         next_step=f"sparkwright wheel --platform {platform}{wanted} --kernels upstream, which takes minutes, "
-        "or anywhere give a wheel, --channel or --python",
+        "or give a wheel, --channel or --python",
     )
 
 
@@ -136,7 +136,7 @@ def offered_wheel(
         channel: folder or address of a channel.
         series: those that are wanted; any if empty.
         offline: use no network.
-        make: where there is none, make it of the checkout around the current folder.
+        make: where there is none, make it of the project's data for the current folder; see `project_root`.
 
     Raises:
         NoWheelError: there is none, and none is made.
@@ -164,9 +164,9 @@ def offered_wheel(
 
 
 def makeable_series(series: Sequence[str]) -> str:
-    """Return which of the *series* a wheel for this machine can be made of here; empty outside of a checkout.
+    """Return the first of the *series* that the project's data here has, or its default one without any.
 
-    The default one is preferred; of no series, it is the one.
+    Empty if there is none: outside of a clone of a package without that data.
     """
     return next((one for one in present_specs(Path(), machine()) if one in series or not series), "")
 

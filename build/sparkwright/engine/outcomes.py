@@ -9,7 +9,7 @@ from typing import Literal
 
 from sparkwright.base.errors import ServerError
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.server.lifecycle import ServerFailedError
+from sparkwright.engine.server.failures import ServerFailedError
 
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.

@@ -21,7 +21,7 @@ from sparkwright.store import Store
 
 _UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
 _UNSAID = "the recipe has it"
-RECIPE_KEY = "in the recipe, so whoever wrote that knows it"
+RECIPE_KEY = "stated in the recipe: its author knows it"
 """The reason of a key that a recipe states."""
 _OWN = {**REASONS, KEY_VARIABLE: "the key that clients must send, out of --api-key-file or this shell"}
 

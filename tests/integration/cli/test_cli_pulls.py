@@ -45,7 +45,7 @@ def carry_toml(world: World, name: str = "pull-7") -> tomlkit.TOMLDocument:
 
 
 def add_probe(world: World, name: str = "pull-7") -> Path:
-    """What a person does after 'carry new': write the probe, list the carry, leave a comment."""
+    """Finish a new carry by hand: write its probe, list it in the patchset, leave a comment."""
     folder = world.root / "carries" / name
     assert "import vllm.clamp" in (folder / "probe.py").read_text()
     (folder / "probe.py").write_text(CLAMP_PROBE)

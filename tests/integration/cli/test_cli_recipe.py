@@ -122,7 +122,7 @@ def test_a_dry_run_names_what_a_strangers_recipe_runs_and_knows(
     assert main(["serve", str(odd), *words]) == 0
     said = capsys.readouterr().out
     assert "\ncode     --trust-remote-code: " in said
-    assert "\nkeys     VLLM_API_KEY: in the recipe, so whoever wrote that knows it\n" in said
+    assert "\nkeys     VLLM_API_KEY: stated in the recipe: its author knows it\n" in said
     assert not {"\x1b", "\x07"} & set(said)
     assert "known" not in said.replace("knows", "")
     assert main(["serve", str(twin), *words]) == 0

@@ -39,6 +39,13 @@ def files_of(names: list[str], load_format: str, weight_map: dict[str, str]) -> 
     return [*weights, *(name for name in small if name not in weights)]
 
 
+def lacking_of(names: list[str], load_format: str, weight_map: dict[str, str]) -> list[str]:
+    """Return the files of the index that *names* lack; of Mistral's own weights, which have none, nothing."""
+    if fnmatch.filter(files_of(names, load_format, weight_map), "consolidated*.safetensors"):
+        return []
+    return sorted(set(weight_map.values()) - set(names))
+
+
 # Of newer releases, whose parts are of one process and of no use to another.
 _PART = re.compile(r"\.[0-9a-f]{8}\.incomplete")
 _DEAD_S = 600.0
@@ -70,13 +77,10 @@ def is_cached(request: dict[str, Any]) -> bool:
         commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else request["revision"]
         snapshot = stored / "snapshots" / commit
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
-        weights = [name for name in names if name.endswith((".safetensors", ".bin", ".pt"))]
         index = snapshot / _INDEX
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
-        return bool(weights) and (
-            any(Path(name).match("consolidated*.safetensors") for name in weights)
-            or set(listed.values()) <= set(names)
-        )
+        weights = any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
+        return weights and not lacking_of(names, request["format"], listed)
     return False
 
 
@@ -95,12 +99,10 @@ def fetch(request: dict[str, Any]) -> None:
     if _INDEX in names:
         index = Path(hf_hub_download(filename=_INDEX, **place))
         weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
-    patterns = files_of(names, request["format"], weight_map)
-    lacking = sorted(set(weight_map.values()) - set(names))
-    if lacking and not fnmatch.filter(patterns, "consolidated*.safetensors"):
+    if lacking := lacking_of(names, request["format"], weight_map):
         raise FileNotFoundError(f"its index names {lacking[0]}, which the repository does not have")
     # Names are patterns for huggingface_hub; a bracket of a name must not be one.
-    patterns = [name.replace("[", "[[]") for name in patterns]
+    patterns = [name.replace("[", "[[]") for name in files_of(names, request["format"], weight_map)]
     planned = snapshot_download(**place, allow_patterns=patterns, dry_run=True)
     missing = [one.file_size for one in planned if one.will_download]
     say(files=len(missing), bytes=sum(missing))

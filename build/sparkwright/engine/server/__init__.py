@@ -6,10 +6,10 @@ Read `launch` first: `start_server` takes a recipe. `lifecycle` runs a server, `
 
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.environment import prepare_wheel
-from sparkwright.engine.server.failures import Cause, diagnose, known_cause
+from sparkwright.engine.server.failures import Cause, ServerFailedError, diagnose, known_cause
 from sparkwright.engine.server.host import sample_host
 from sparkwright.engine.server.launch import start_server
-from sparkwright.engine.server.lifecycle import BOOT_S, ServerFailedError, ServerProcess
+from sparkwright.engine.server.lifecycle import BOOT_S, ServerProcess
 
 __all__ = [
     "BOOT_S",

@@ -7,9 +7,11 @@ import re
 import signal
 from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from sparkwright.base.config import Model, parse_toml
+from sparkwright.base.errors import ServerError
 from sparkwright.engine.server.bootlog import plain
 
 
@@ -26,6 +28,23 @@ class Cause:
     because: str
     next_step: str
     consequence: bool = False
+
+
+class ServerFailedError(ServerError):
+    """The server under test could not be started, or stopped responding.
+
+    Attributes:
+        status: its exit status, negative for a signal; `None` if it still ran.
+        log_excerpt: the lines of its log up to the first error; the last ones without an error.
+    """
+
+    def __init__(self, what: str, cause: Cause, status: int | None, log_excerpt: str, evidence: Path) -> None:
+        self.cause, self.status, self.log_excerpt, self.evidence = cause, status, log_excerpt, evidence
+        super().__init__(
+            f"{what} ({cause.name})",
+            because=f"{cause.because}; its log says:\n{log_excerpt}",
+            next_step=f"{cause.next_step}; see {evidence}",
+        )
 
 
 class _Row(Model, frozen=True):

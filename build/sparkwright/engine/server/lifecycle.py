@@ -30,7 +30,7 @@ from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.evidence import Incident, keep_evidence
-from sparkwright.engine.server.failures import Cause, diagnose, excerpt, tail
+from sparkwright.engine.server.failures import Cause, ServerFailedError, diagnose, excerpt, tail
 from sparkwright.engine.server.stages import BootStages
 
 if TYPE_CHECKING:
@@ -58,23 +58,6 @@ _GIVE_KEY = (
     "give one key: by --api-key-file, or by VLLM_API_KEY in this shell; no other key in the recipe's "
     "[environment]"
 )
-
-
-class ServerFailedError(ServerError):
-    """The server under test could not be started, or stopped responding.
-
-    Attributes:
-        status: its exit status, negative for a signal; `None` if it still ran.
-        log_excerpt: the lines of its log up to the first error; the last ones without an error.
-    """
-
-    def __init__(self, what: str, cause: Cause, status: int | None, log_excerpt: str, evidence: Path) -> None:
-        self.cause, self.status, self.log_excerpt, self.evidence = cause, status, log_excerpt, evidence
-        super().__init__(
-            f"{what} ({cause.name})",
-            because=f"{cause.because}; its log says:\n{log_excerpt}",
-            next_step=f"{cause.next_step}; see {evidence}",
-        )
 
 
 @dataclass(frozen=True)
@@ -289,26 +272,22 @@ class ServerProcess:
         Raises:
             ServerFailedError: it ended, or time is up.
         """
-        with BootStages() as stages:
-            await self._wait_for_answer(session, stages)
-
-    async def _wait_for_answer(self, session: aiohttp.ClientSession, stages: BootStages) -> None:
-        launch, why, seen = self.launch, "nothing listens at its port", 0
+        launch, why = self.launch, "nothing listens at its port"
         end = self._within(self._boot_s)
-        while self._age < end:
-            stages.read(self._read_log(seen))
-            seen = self.mark
-            if self._build.look(self._age):
-                end = max(end, self._age + self._within(self._boot_s))
-            if self.died is not None:
-                raise await self._failure("the server ended while it started")
-            if await self._listens():
-                # It listens, so that its engine is up: from here on a few canaries are enough.
-                end = min(end, self._age + self._within(_CANARIES * launch.deadlines.canary_s))
-                why = await self._first_answer(session, end)
-                if not why:
-                    return
-            await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
+        with BootStages(self.log) as stages:
+            while self._age < end:
+                stages.read()
+                if self._build.look(self._age):
+                    end = max(end, self._age + self._within(self._boot_s))
+                if self.died is not None:
+                    raise await self._failure("the server ended while it started")
+                if await self._listens():
+                    # It listens, so that its engine is up: from here on a few canaries are enough.
+                    end = min(end, self._age + self._within(_CANARIES * launch.deadlines.canary_s))
+                    why = await self._first_answer(session, end)
+                    if not why:
+                        return
+                await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
         # In the server's seconds, without the allowance for this machine's delays.
         waited = min(self._age * launch.speed, self._boot_s)
         raise await self._failure(f"the server gave no answer within {waited:.0f} s", why)

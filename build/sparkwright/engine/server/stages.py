@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +34,8 @@ _LINE_ENDS = re.compile(r"[\r\n]")
 class BootStages:
     """Reports the stage that a server's log has come to, as a task inside the block."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
+        self._log, self._at = log, 0
         self._open = contextlib.ExitStack()
         self._task: Task | None = None
         self._rest = ""
@@ -48,9 +50,14 @@ class BootStages:
         """End the stage, as it ends the block."""
         self._open.__exit__(kind, error, trace)
 
-    def read(self, text: str) -> None:
-        """Take in what was added to the log."""
-        *lines, self._rest = _LINE_ENDS.split(self._rest + text)
+    def read(self) -> None:
+        """Read what was added to the log."""
+        added = b""
+        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as stream:
+            stream.seek(self._at)
+            added = stream.read()
+        self._at += len(added)
+        *lines, self._rest = _LINE_ENDS.split(self._rest + added.decode(errors="replace"))
         for line in map(plain, lines):
             if bar := _BAR.search(line):
                 verb, what, done, total = bar.groups()

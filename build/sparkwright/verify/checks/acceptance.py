@@ -21,7 +21,7 @@ INERT = 0.05
 """Accepted tokens a draft below which a drafter is inert. In published tables for GB10 the worst
 category of any model has 1.1; a drafter whose hidden states are wrong guesses a token in thousands."""
 INERT_CAUSE, DECAYS = "drafter inert", "acceptance decays"
-"""How the cause begins of every finding that fails for a broken drafter."""
+"""Beginnings of the cause of each finding that fails because of a broken drafter."""
 
 _LEAST_QUESTIONS = 4
 AT_TIMES = frozenset({"ngram", "ngram_gpu", "suffix"})
