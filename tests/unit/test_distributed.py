@@ -226,6 +226,7 @@ class Client:
     resources: dict[str, dict[str, float]]
     submitted: list[dict[str, Any]] = field(default_factory=list)
     status: str = "running"
+    readings: int = 0
 
     @property
     def scheduler(self) -> Client:
@@ -236,6 +237,7 @@ class Client:
 
     def identity(self, n_workers: int) -> dict[str, Any]:
         assert n_workers == -1
+        self.readings += 1
         return {
             "workers": {home: {"resources": one, "name": f"{home} 7"} for home, one in self.resources.items()}
         }
@@ -390,8 +392,20 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
         list(replies)
 
 
-def test_workers_are_read_while_a_timer_of_the_client_replaces_its_summary() -> None:
+def test_many_tasks_look_at_one_reading_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client({"a": {"SLOT": 1}})
+    found = workers(client)
+    for period, readings in ((3600.0, 1), (0.0, 51)):
+        monkeypatch.setattr("sparkwright.distributed.cluster._POLL_S", period)
+        assert {found.machines() for _ in range(50)} == {frozenset({"a"})}
+        assert client.readings == readings
+
+
+def test_workers_are_read_while_a_timer_of_the_client_replaces_its_summary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The client's timer fetches a summary without workers, here every millisecond."""
+    monkeypatch.setattr("sparkwright.distributed.cluster._POLL_S", 0.0)  # each look is a reading
     # Here, as importing them takes a second of every worker that collects this file.
     import dask
     import distributed
