@@ -177,10 +177,17 @@ def test_an_engine_that_is_dead_is_blamed_once(observations: list[Observation]) 
     assert second == ("inconclusive", "code c=8 was not measured: the server was gone since code c=4")
 
 
-def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
-    seen = sorted_out(changed(observations, 1, log=("ERROR the tokenizer is slow",)))
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR the tokenizer is slow",
+        "ERROR ValueError: max_tokens 9 is greater than the derived max_model_len",  # of one request
+    ],
+)
+def test_other_lines_of_the_log_are_notes(observations: list[Observation], line: str) -> None:
+    seen = sorted_out(changed(observations, 1, log=(line,)))
     assert not seen.troubles
-    assert seen.notes == ("code c=4: the log has “ERROR the tokenizer is slow”",)
+    assert seen.notes == (f"code c=4: the log has “{line}”",)
 
 
 def test_counters_that_go_back_are_invalid(observations: list[Observation]) -> None:

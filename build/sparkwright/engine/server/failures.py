@@ -22,12 +22,14 @@ class Cause:
     Attributes:
         name: short and unique.
         consequence: another error led to it.
+        breaks: its line alone shows that a server which runs is broken.
     """
 
     name: str
     because: str
     next_step: str
     consequence: bool = False
+    breaks: bool = False
 
 
 class ServerFailedError(ServerError):
@@ -52,6 +54,7 @@ class _Row(Model, frozen=True):
     because: str
     next: str
     consequence: bool = False
+    breaks: bool = False
 
 
 class _Table(Model, frozen=True):
@@ -66,7 +69,7 @@ def causes() -> dict[str, tuple[Cause, re.Pattern[str]]]:
     rows = parse_toml(data, _Table, newest_format=1, name="failures.toml").causes
     return {
         name: (
-            Cause(name, row.because, row.next, row.consequence),
+            Cause(name, row.because, row.next, row.consequence, row.breaks),
             re.compile(row.sign, re.IGNORECASE | re.MULTILINE),
         )
         for name, row in rows.items()
@@ -74,18 +77,27 @@ def causes() -> dict[str, tuple[Cause, re.Pattern[str]]]:
 
 
 # What vLLM puts before each line of its processes, and of a traceback.
-_PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:(?:ERROR|CRITICAL) [^\]\n]*\] ?)?", re.MULTILINE)
+_PREFIX = re.compile(r"(?:\([^)]*\) )?(?:(?:ERROR|CRITICAL) [^\]\n]*\] ?)?")
+# Lines that report no error of vLLM, uvicorn, torch or Python, though some quote one, as those with prompts do.
+_CALM = re.compile(r"(?:\([^)]*\) )?(?:INFO|WARN|WARNING|DEBUG)\b|\[?[IW]\d{3,4} |(?:\S+: )?\w*Warning: ")
+_READ = 2000  # characters of a line: signs stand at its beginning, and some are slow on long ones
 _ROOT = re.compile(r"(?:^|\s)((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt): \S.*)$", re.MULTILINE)
 _KILLED_STATUS = {137, -signal.SIGKILL}
 _LEAST_SIGNAL = 128
 _LONGEST = 300
 
 
-def known_cause(log: str) -> tuple[Cause, str] | None:
-    """Return the known cause of a failure, and the line of the *log* that shows it."""
-    text = _PREFIX.sub("", plain(log))
+def known_cause(log: str, *, running: bool = False) -> tuple[Cause, str] | None:
+    """Return the known cause of a failure, and the line of the *log* that shows it.
+
+    Args:
+        log: the server's log; lines that are no errors do not count.
+        running: the server runs on: causes alone that show it broken, and not what a request did wrong.
+    """
+    lines = (line[:_READ] for line in plain(log).split("\n") if not _CALM.match(line))
+    text = "\n".join(_PREFIX.sub("", line, count=1) for line in lines)
     for cause, sign in causes().values():
-        if found := sign.search(text):
+        if (cause.breaks or not running) and (found := sign.search(text)):
             end = text.find("\n", found.end())
             line = text[text.rfind("\n", 0, found.start()) + 1 : end if end >= 0 else len(text)]
             return cause, " ".join(line.split())[:_LONGEST]

@@ -144,10 +144,10 @@ def triage(
         gone = describe(cell) if observation.died is not None or observation.canary else ""
         of_this = troubles(observation, metered=METRICS not in context.lacks)
         found.extend(of_this)
-        notes += [  # error lines that show no known cause
+        notes += [  # error lines that show no broken engine
             f"{describe(cell)}: the log has {_short(line)}"
             for line in observation.log[:3]
-            if known_cause(line) is None
+            if known_cause(line, running=True) is None
         ]
         if not of_this:
             sound.append(observation)
@@ -223,7 +223,7 @@ def _engine(observation: Observation) -> list[Reason]:
 
 def _known(log: Sequence[str]) -> str:
     """Return the line of a log that shows a known cause of a failure, with that cause, or nothing."""
-    found = known_cause("\n".join(log))
+    found = known_cause("\n".join(log), running=True)
     return f"the log has {_short(found[1])}: {found[0].because}" if found else ""
 
 
