@@ -78,7 +78,7 @@ def causes() -> dict[str, tuple[Cause, re.Pattern[str]]]:
 
 # What vLLM puts before each line of its processes, and of a traceback.
 _PREFIX = re.compile(r"(?:\([^)]*\) )?(?:(?:ERROR|CRITICAL) [^\]\n]*\] ?)?")
-# Lines that report no error of vLLM, uvicorn, torch or Python, though some quote one, as those with prompts do.
+# Lines that report no error of vLLM, uvicorn, torch or Python, though some quote one (a prompt may):
 _CALM = re.compile(r"(?:\([^)]*\) )?(?:INFO|WARN|WARNING|DEBUG)\b|\[?[IW]\d{3,4} |(?:\S+: )?\w*Warning: ")
 _READ = 2000  # characters of a line: signs stand at its beginning, and some are slow on long ones
 _ROOT = re.compile(r"(?:^|\s)((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt): \S.*)$", re.MULTILINE)
