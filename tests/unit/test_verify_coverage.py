@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
+from sparkwright.verify.compare import Spread, common_means, ratio_of
 from sparkwright.verify.statistics import (
     change_point,
-    hierarchical_bootstrap_log_ratio,
     one_sided_excess,
     theil_sen,
 )
@@ -23,30 +24,30 @@ def near(found: int, trials: int, rate: float) -> bool:
     return abs(found - rate * trials) <= 4 * math.sqrt(trials * rate * (1 - rate)) + 1
 
 
-def arm(random: np.random.Generator, level: float) -> list[list[list[float]]]:
-    """Three boots 5 % apart, two waves, 24 requests 10 % apart."""
-    return [
-        [list(np.exp(math.log(level) + boot + random.normal(0, 0.1, 24))) for _ in range(2)]
-        for boot in random.normal(0, 0.05, 3)
-    ]
-
-
-def test_intervals_over_three_boots_hold_the_ratio() -> None:
-    random = np.random.default_rng(5)
+@pytest.mark.parametrize(("starts", "trials"), [(3, 400), (5, 400), (8, 400)])
+def test_intervals_over_starts_hold_the_ratio_whatever_requests_do(starts: int, trials: int) -> None:
+    """Requests of a start are 10 % apart, starts 5 %; the ratio is 1.1."""
+    random = np.random.default_rng(starts)
     held = 0
-    for seed in range(60):
-        effect = hierarchical_bootstrap_log_ratio(arm(random, 100), arm(random, 110), seed)
-        held += effect.low <= 1.1 <= effect.high
-    assert near(held, 60, 0.96)
+    for _ in range(trials):
+        tables = [
+            dict(zip(map(str, range(24)), np.exp(level + random.normal(0, 0.05) + noise), strict=True))
+            for level in (math.log(1.1), 0.0)
+            for noise in random.normal(0, 0.1, (starts, 24))
+        ]
+        means, _ = common_means(tables)
+        arms = means[:starts], means[starts:]
+        ratio = ratio_of(*arms, Spread.of(arms), 0.025)
+        held += ratio.low <= 1.1 <= ratio.high
+    assert near(held, trials, 0.95)
 
 
-def test_an_effect_of_the_minimum_detectable_size_is_mostly_found() -> None:
+def test_an_effect_of_the_detectable_size_is_mostly_found() -> None:
     random = np.random.default_rng(6)
-    found = 0
-    for seed in range(50):
-        effect = hierarchical_bootstrap_log_ratio(arm(random, 100), arm(random, 118), seed)
-        found += effect.low > 1
-    assert near(found, 50, 0.75)
+    normal = Spread(0.05, 4).width
+    size = normal(0.025, 3, 3) + normal(0.2, 3, 3)
+    arms = [(list(random.normal(size, 0.05, 3)), list(random.normal(0, 0.05, 3))) for _ in range(400)]
+    assert near(sum(ratio_of(*pair, Spread.of(pair), 0.025).low > 1 for pair in arms), 400, 0.8)
 
 
 def test_slopes_of_noise_are_rarely_below_zero_for_sure() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, Sample
 from sparkwright.verify.statistics import (
     change_point,
-    hierarchical_bootstrap_log_ratio,
     mcnemar,
     one_sided_excess,
     percentile,
@@ -49,7 +48,6 @@ def test_what_is_no_number_is_refused_everywhere(values: list[float]) -> None:
         change_point,
         lambda v: one_sided_excess([0.0], v),
         lambda v: one_sided_excess(v, [0.0]),
-        lambda v: hierarchical_bootstrap_log_ratio([[v], [v]], [[[1.0]], [[1.0]]], 0),
         lambda _: mcnemar(-1, 3),
         lambda _: t_quantile(1, 3),
         lambda _: t_quantile(0.5, 0),
@@ -206,59 +204,6 @@ def test_a_change_depends_on_order_alone(values: list[int], block: int) -> None:
     assert (plain.index, plain.p) == (curved.index, curved.p)
     assert 0 < plain.p <= 1
     assert 3 <= plain.index <= len(values) - 3
-
-
-# Effects -------------------------------------------------------------------------------------
-
-
-def arm(level: float, boots: int = 3, spread: float = 0.02, seed: int = 0) -> list[list[list[float]]]:
-    random = np.random.default_rng(seed)
-    return [
-        [list(np.exp(random.normal(math.log(level) + boot, 0.1, 24))) for _ in range(2)]
-        for boot in random.normal(0, spread, boots)
-    ]
-
-
-def test_a_clear_effect_is_found_and_none_is_not() -> None:
-    effect = hierarchical_bootstrap_log_ratio(arm(100), arm(130, seed=1), seed=0)
-    assert 1.1 < effect.low < effect.ratio < effect.high < 1.6
-    assert 0 < effect.minimum_detectable < 0.3
-    none = hierarchical_bootstrap_log_ratio(arm(100), arm(100, seed=1), seed=0)
-    assert none.low < 1 < none.high
-
-
-def test_the_ratio_is_b_over_a_and_each_boot_counts_the_same() -> None:
-    a = [[[10.0]], [[10.0]]]
-    b = [[[20.0, 20.0, 20.0], [5.0]], [[10.0]]]
-    assert hierarchical_bootstrap_log_ratio(a, b, seed=0).ratio == pytest.approx(1)
-    sure = hierarchical_bootstrap_log_ratio(a, [[[30.0]], [[30.0]]], seed=0)
-    assert (sure.ratio, sure.low, sure.high) == pytest.approx((3, 3, 3))
-    assert sure.minimum_detectable == pytest.approx(0)
-
-
-def test_one_boot_an_arm_is_no_evidence() -> None:
-    effect = hierarchical_bootstrap_log_ratio(arm(100, boots=1), arm(200, boots=3), seed=0)
-    assert (effect.low, effect.high, effect.minimum_detectable) == (0, math.inf, math.inf)
-
-
-def test_a_lottery_between_boots_widens_the_interval() -> None:
-    calm = [arm(100, boots=8, spread=0.01, seed=seed) for seed in (1, 2)]
-    wild = [arm(100, boots=8, spread=0.15, seed=seed) for seed in (1, 2)]
-    detectable = [hierarchical_bootstrap_log_ratio(*arms, seed=0).minimum_detectable for arms in (calm, wild)]
-    assert detectable[1] > 3 * detectable[0]
-
-
-def test_an_arm_without_noise_leaves_the_other_s_degrees_of_freedom() -> None:
-    steady = [[[10.0]], [[10.0]]]
-    for number in range(1, 60):
-        effect = hierarchical_bootstrap_log_ratio([[[10.0]], [[10 + number / 7]]], steady, seed=number)
-        assert effect.low <= 1 <= effect.high
-
-
-@pytest.mark.parametrize("bad", [[], [[]], [[[]]], [[[0.0]]], [[[-1.0]]]])
-def test_arms_without_values_are_refused(bad: Any) -> None:
-    with pytest.raises(ValueError):
-        hierarchical_bootstrap_log_ratio(bad, arm(1), seed=0)
 
 
 # Tests ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from sparkwright.engine.metrics import SpeculationAbsentError, speculation
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.checks.common import Values, conclude
 from sparkwright.verify.checks.triage import CheckedCells, Reason
+from sparkwright.verify.compare import Ratio
 from sparkwright.verify.statistics import t_quantile
 
 FEW_DRAFTS = 50
@@ -52,18 +53,6 @@ class Acceptance:
     def accepted(self) -> float:
         """Accepted tokens a draft, which is `mal` less the target's own token."""
         return self.mal - 1
-
-
-@dataclass(frozen=True)
-class RatioInterval:
-    """A ratio and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def acceptance(observation: Observation) -> Acceptance | None:
@@ -120,7 +109,7 @@ def surely(comparisons: int = 1, error: float = 0.05) -> float:
 
 def ratio(
     of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False, same_texts: bool = False
-) -> RatioInterval:
+) -> Ratio:
     """Return one mean acceptance length over another, with its interval.
 
     Args:
@@ -133,11 +122,11 @@ def ratio(
     """
     one, other = (of.accepted, to.accepted) if accepted else (of.mal, to.mal)
     if other <= 0:
-        return RatioInterval(math.nan, 0.0, math.inf)
+        return Ratio(math.nan, 0.0, math.inf)
     value = one / other
     spread = (of.chance, to.chance) if same_texts else (of.error, to.error)
     error = math.hypot(spread[0] / other, value * spread[1] / other)
-    return RatioInterval(value, max(0.0, value - width * error), value + width * error)
+    return Ratio(value, max(0.0, value - width * error), value + width * error)
 
 
 # The same questions on two occasions ---------------------------------------------------------------------
@@ -150,7 +139,7 @@ def question_of(prompt: str) -> str:
 
 def paired_ratio(
     of: Sequence[Observation], to: Sequence[Observation], comparisons: int, error: float
-) -> RatioInterval | None:
+) -> Ratio | None:
     """Return accepted tokens a draft over those of the same questions on another occasion.
 
     The ratio is that of the server's counters. How sure it is comes from leaving out one question at a time
@@ -174,19 +163,19 @@ def paired_ratio(
     one, other = _by_question(of), _by_question(to)
     common = sorted(one.keys() & other.keys())
     if len(common) < _LEAST_QUESTIONS:
-        return RatioInterval(value, 0.0, math.inf)
+        return Ratio(value, 0.0, math.inf)
     left_out = []
     for omitted in (None, *common):
         kept = [name for name in common if name != omitted]
         pair = _rate(one, kept), _rate(other, kept)
         if min(pair) <= 0:  # nothing accepted at all: the bound is what one accepted token would have given
-            return RatioInterval(value, 0.0, value + 1 / max(1.0, sum(other[name][1] for name in common)))
+            return Ratio(value, 0.0, value + 1 / max(1.0, sum(other[name][1] for name in common)))
         left_out.append(math.log(pair[0] / pair[1]))
     n = len(common)
     mean = math.fsum(left_out[1:]) / n
     spread = math.sqrt((n - 1) / n * math.fsum((x - mean) ** 2 for x in left_out[1:]))
     width = t_quantile(1 - error / (2 * max(1, comparisons)), n - 1) * spread
-    return RatioInterval(value, value * math.exp(-width), value * math.exp(width))
+    return Ratio(value, value * math.exp(-width), value * math.exp(width))
 
 
 def _accepted(observations: Sequence[Observation]) -> float | None:

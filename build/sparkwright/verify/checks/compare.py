@@ -20,8 +20,8 @@ from sparkwright.verify.checks.common import Check, Values, conclude, not_applic
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.triage import CheckedCells, Reason, triage
+from sparkwright.verify.compare import LEAST_STARTS, Ratio, Spread, common_means, ratio_of
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.statistics import Effect, paired_log_ratio, t_quantile
 
 ARMS = ("main", "baseline")
 LEVELS = (1, 8)
@@ -38,7 +38,6 @@ TOLERANCE = 0.10
 """The same after the last one."""
 LATER = 0.05
 """A first token that surely takes longer by more than this is a warning."""
-LEAST_STARTS = 2
 ONE_STEP = 0.15
 """Largest share by which the time between events may differ from a step's by counters, if each is a step."""
 
@@ -101,15 +100,15 @@ class _Look:
         """Values in the threshold of a conclusion."""
         return {"trivial": 1 - TRIVIAL, "least": 1 - self.allowed}
 
-    def judged(self, ratio: float, low: float, high: float) -> tuple[Verdict, str, str]:
-        """Return the verdict on a speed *ratio* with its interval, in one word and in many."""
-        shown = f"{ratio:.3f} times as fast ({low:.3f} to {high:.3f})"
-        if low <= 1:
-            shown += f", not more than {100 * (1 - low):.1f} % slower"
-        if high < 1 and ratio < 1 - TRIVIAL:
+    def judged(self, ratio: Ratio) -> tuple[Verdict, str, str]:
+        """Return the verdict on a *ratio* of speeds, in one word and in many."""
+        shown = f"{ratio.value:.3f} times as fast ({ratio.low:.3f} to {ratio.high:.3f})"
+        if ratio.low <= 1:
+            shown += f", not more than {100 * (1 - ratio.low):.1f} % slower"
+        if ratio.high < 1 and ratio.value < 1 - TRIVIAL:
             return Verdict.FAIL, "worse", shown
-        if low >= 1 - self.allowed:
-            return Verdict.PASS, "better" if low > 1 else "not worse", shown
+        if ratio.low >= 1 - self.allowed:
+            return Verdict.PASS, "better" if ratio.low > 1 else "not worse", shown
         return Verdict.INCONCLUSIVE, "inconclusive", shown
 
 
@@ -158,23 +157,27 @@ def _decode_rate(sample: Sample) -> float:
 
 def _steps(seen: CheckedCells, look: _Look) -> Finding:
     """Return the finding on the time of a step, over both levels: what is drafted does not blur it."""
-    values = _step_times(seen)
+    # By the client's events where each is one step, since counters hold warm-up requests too.
+    by_events = all(
+        math.isclose(figures(o).step_ms, event_gap_ms(o.counted), rel_tol=ONE_STEP) for o in seen.sound
+    )
+
+    def rates(observation: Observation) -> dict[str, float]:
+        counted = figures(observation).step_ms
+        step = counted if math.isfinite(counted) and not by_events else event_gap_ms(observation.counted)
+        return {observation.cell.name: 1 / step} if math.isfinite(step) and step > 0 else {}
+
+    ratio = _ratio(seen, rates, look.error)
     against: list[Reason] = []
     measured: Values = {}
-    passed, few = "", min(map(len, values.values()))
-    if few < LEAST_STARTS:
-        why = f"{few} start of each does not represent other starts"
-        against.append((Verdict.INCONCLUSIVE, why if few else "no step times of both servers"))
+    passed = ""
+    if ratio is None:
+        against.append((Verdict.INCONCLUSIVE, "no step times of both servers"))
+    elif math.isinf(ratio.high):
+        against.append((Verdict.INCONCLUSIVE, _too_few(look)))
     else:
-        ratio, low, high = _speed_by_starts(values, look.error)
-        verdict, word, shown = look.judged(ratio, low, high)
-        measured = {
-            "verdict": word,
-            "speed over the baseline's": round(ratio, 4),
-            "low": round(low, 4),
-            "high": round(high, 4),
-            "starts of each": look.starts,
-        }
+        verdict, word, shown = look.judged(ratio)
+        measured = {**_interval(word, ratio), "starts of each": look.starts}
         if verdict is Verdict.PASS:
             passed = shown
         else:
@@ -182,48 +185,42 @@ def _steps(seen: CheckedCells, look: _Look) -> Finding:
     return conclude(seen, "compare.steps", told=look.told, against=against, passed=passed, measured=measured)
 
 
-def _step_times(seen: CheckedCells) -> dict[str, list[float]]:
-    """Return for each arm the mean logarithm of step times of each start, over cells that all starts have.
+def _ratio(
+    seen: CheckedCells, values: Callable[[Observation], dict[str, float]], error: float
+) -> Ratio | None:
+    """Return the ratio of *values* on the main server to those on the baseline; `None` if an arm has none.
 
-    By the client's events where each is one step, since counters hold warm-up requests too.
+    Args:
+        seen: cells of both.
+        values: positive ones of an observation, by a name that is the same for all starts.
+        error: chance that the truth lies above the interval.
     """
-    by_events = all(
-        math.isclose(figures(o).step_ms, event_gap_ms(o.counted), rel_tol=ONE_STEP) for o in seen.sound
-    )
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    starts: dict[tuple[str, int], dict[str, float]] = {}
     for observation in seen.sound:
-        counted = figures(observation)
-        known = math.isfinite(counted.step_ms)
-        step = event_gap_ms(observation.counted) if by_events or not known else counted.step_ms
-        if math.isfinite(step) and step > 0:
-            place = observation.cell.arm, observation.cell.boot
-            found.setdefault(place, {})[observation.cell.name] = math.log(step)
-    common = set.intersection(*(set(cells) for cells in found.values())) if found else set()
+        place = observation.cell.arm, observation.cell.boot
+        starts.setdefault(place, {}).update(values(observation))
+    starts = {place: found for place, found in starts.items() if found}
+    means, common = common_means(list(starts.values()))
+    main, baseline = (
+        [mean for (of, _), mean in zip(starts, means, strict=True) if of == arm] for arm in ARMS
+    )
+    if not (main and baseline and common):
+        return None
+    few = min(len(main), len(baseline)) < LEAST_STARTS
+    return ratio_of(main, baseline, Spread.of(() if few else (main, baseline)), error)
+
+
+def _interval(word: str, ratio: Ratio) -> Values:
     return {
-        arm: [
-            math.fsum(cells[name] for name in common) / len(common)
-            for (of, _), cells in sorted(found.items())
-            if of == arm and common
-        ]
-        for arm in ARMS
+        "verdict": word,
+        "speed over the baseline's": round(ratio.value, 4),
+        "low": round(ratio.low, 4),
+        "high": round(ratio.high, 4) if math.isfinite(ratio.high) else "unknown",
     }
 
 
-def _speed_by_starts(values: dict[str, list[float]], error: float) -> tuple[float, float, float]:
-    """Return the ratio of speeds and its interval, by Student's t over starts with one variance.
-
-    The upper end errs with the chance *error*, the lower one with 2.5 %.
-    """
-    main, baseline = values["main"], values["baseline"]
-    means = [math.fsum(arm) / len(arm) for arm in (main, baseline)]
-    squares = math.fsum(
-        (x - mean) ** 2 for arm, mean in zip((main, baseline), means, strict=True) for x in arm
-    )
-    degrees = len(main) + len(baseline) - 2
-    spread = math.sqrt(squares / degrees * (1 / len(main) + 1 / len(baseline)))
-    ratio = math.exp(means[1] - means[0])
-    low, high = (t_quantile(1 - tail, degrees) * spread for tail in (0.025, error))
-    return ratio, ratio * math.exp(-low), ratio * math.exp(high)
+def _too_few(look: _Look) -> str:
+    return f"{look.starts} start of each does not represent other starts"
 
 
 def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_steps: Verdict) -> Finding:
@@ -232,29 +229,28 @@ def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_ste
     Where they decide nothing, steps and acceptance do: a decode rate is the second over the first.
     """
     seen = seen.tagged(level=str(level))
-    effect = _effect(seen, _decode_rate, context.profile.seed, look)
+    ratio = _of_requests(seen, _decode_rate, look)
     against: list[Reason] = []
     passed, measured, warnings = "", Values(), list(seen.notes)
-    if effect is None:
+    if ratio is None:
         against.append((Verdict.INCONCLUSIVE, "no measurements of both servers to compare"))
     else:
-        verdict, shown = _verdict(effect, look)
-        if verdict is Verdict.INCONCLUSIVE and of_steps is Verdict.PASS and _brings_as_much(seen):
-            verdict = Verdict.PASS
-            shown = f"not worse: steps are as fast and bring as many tokens; {effect.ratio:.3f} times as fast"
-        measured = {
-            "verdict": shown.partition(":")[0],
-            "speed over the baseline's": round(effect.ratio, 4),
-            "low": round(effect.low, 4),
-            "high": round(effect.high, 4) if math.isfinite(effect.high) else "unknown",
-            "smallest difference that would show %": _percent(effect.minimum_detectable),
-        }
-        steps, why = _why(seen, effect)
+        verdict, word, shown = look.judged(ratio)
+        detectable = _percent(ratio.detectable)
+        if math.isinf(ratio.high):
+            verdict, word, shown = Verdict.INCONCLUSIVE, "inconclusive", _too_few(look)
+        elif verdict is Verdict.INCONCLUSIVE and of_steps is Verdict.PASS and _brings_as_much(seen):
+            verdict, word = Verdict.PASS, "not worse"
+            shown = f"steps are as fast and bring as many tokens; {ratio.value:.3f} times as fast"
+        elif verdict is Verdict.INCONCLUSIVE:
+            shown += f"; differences below {detectable} % would not show"
+        measured = {**_interval(word, ratio), "smallest difference that would show %": detectable}
+        steps, why = _why(seen, ratio)
         measured |= steps
         if verdict is Verdict.PASS:
-            passed = shown
+            passed = f"{word}: {shown}"
         else:
-            against.append((verdict, shown + why))
+            against.append((verdict, f"{word}: {shown}{why}"))
         warnings += _differing_facts(context.facts, look.starts)
         warnings += _first_token(seen, context, look)
     return conclude(
@@ -268,6 +264,19 @@ def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_ste
     )
 
 
+def _of_requests(seen: CheckedCells, value: Callable[[Sample], float], look: _Look) -> Ratio | None:
+    """Return the ratio of a value of requests, for the same prompts.
+
+    Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
+    """
+
+    def values(observation: Observation) -> dict[str, float]:
+        found = {f"{observation.cell.name} {one.prompt}": value(one) for one in observation.counted}
+        return {name: rate for name, rate in found.items() if math.isfinite(rate) and rate > 0}
+
+    return _ratio(seen, values, look.error / 4 / len(LEVELS))
+
+
 def _brings_as_much(seen: CheckedCells) -> bool:
     """Tell if a step surely brings no fewer tokens than on the baseline, beyond what may pass."""
     main, baseline = ([o for o in seen.sound if o.cell.arm == arm] for arm in ARMS)
@@ -278,49 +287,18 @@ def _brings_as_much(seen: CheckedCells) -> bool:
     return (1 + accepted * found.low) / (1 + accepted) >= 1 - MATERIAL
 
 
-def _verdict(effect: Effect, look: _Look) -> Reason:
-    if math.isinf(effect.minimum_detectable):
-        few = f"inconclusive: {look.starts} start of each does not represent other starts"
-        return Verdict.INCONCLUSIVE, few
-    verdict, word, shown = look.judged(effect.ratio, effect.low, effect.high)
-    if verdict is Verdict.INCONCLUSIVE:
-        shown += f"; differences below {_percent(effect.minimum_detectable)} % would not show"
-    return verdict, f"{word}: {shown}"
-
-
 def _percent(share: float) -> float | str:
     return round(100 * share, 1) if math.isfinite(share) else "unknown"
-
-
-def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int, look: _Look) -> Effect | None:
-    """Return values of main over those of the baseline for the same prompts; `None` if an arm has none.
-
-    Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
-    """
-    main, baseline = (_by_start(seen, arm, value) for arm in ARMS)
-    if not main or not baseline:
-        return None
-    return paired_log_ratio(baseline, main, seed, level=1 - look.error / 2 / len(LEVELS))
-
-
-def _by_start(seen: CheckedCells, arm: str, value: Callable[[Sample], float]) -> list[list[dict[str, float]]]:
-    """Return for each start of *arm*, for each of its waves, the value of each prompt that has one."""
-    starts: dict[int, list[dict[str, float]]] = {}
-    for o in sorted((o for o in seen.sound if o.cell.arm == arm), key=lambda o: o.cell.boot):
-        wave = {s.prompt: found for s in o.counted if math.isfinite(found := value(s)) and found > 0}
-        if wave:
-            starts.setdefault(o.cell.boot, []).append(wave)
-    return list(starts.values())
 
 
 # Explanations and warnings --------------------------------------------------------------------------------
 
 
-def _why(seen: CheckedCells, effect: Effect) -> tuple[Values, str]:
+def _why(seen: CheckedCells, ratio: Ratio) -> tuple[Values, str]:
     """Return step time and acceptance over the baseline's: a decode rate is the second over the first."""
     main, baseline = (_acceptance_length(seen, arm) for arm in ARMS)
     length = main / baseline
-    step = length / effect.ratio
+    step = length / ratio.value
     why = f"; a verify step takes {step:.3f} times as long and brings {length:.3f} times as many tokens"
     return {"step time over the baseline's": round(step, 4), "MAL over the baseline's": round(length, 4)}, why
 
@@ -337,10 +315,10 @@ def _first_token(seen: CheckedCells, context: Context, look: _Look) -> list[str]
     """Return a warning if times to the first token are longer; not on an accelerated clock."""
     if context.profile.speed != 1:
         return []
-    effect = _effect(seen, lambda sample: sample.ttft_ms, context.profile.seed, look)
-    if effect is None or effect.low <= 1 + LATER:
+    ratio = _of_requests(seen, lambda sample: sample.ttft_ms, look)
+    if ratio is None or ratio.low <= 1 + LATER:
         return []
-    return [f"the first token takes {effect.ratio:.2f} times as long ({effect.low:.2f} to {effect.high:.2f})"]
+    return [f"the first token takes {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f})"]
 
 
 _SAME = ("version", "runner", "backends", "kv_dtype", "graph_mode", "capture_sizes", "speculative_tokens")

@@ -11,8 +11,9 @@ import msgspec
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import RatioInterval, acceptance, paired_ratio
+from sparkwright.verify.checks.acceptance import acceptance, paired_ratio
 from sparkwright.verify.checks.triage import CheckedCells
+from sparkwright.verify.compare import Ratio
 
 ROUND_S = 300.0
 LEAST_ROUNDS = 4
@@ -148,7 +149,7 @@ class Probes:
         """Number of rounds with probes of both kinds."""
         return min(len(self.cold), len(self.cached))
 
-    def over_first(self) -> list[tuple[str, Probe, RatioInterval]]:
+    def over_first(self) -> list[tuple[str, Probe, Ratio]]:
         """Return each later probe over the first of its kind; all intervals together err in 1 % of soaks."""
         comparisons = max(1, len(self.cold) + len(self.cached) - 2)
         found = []

@@ -1,7 +1,7 @@
 """Statistics of measurements: pure functions, deterministic for a seed.
 
-Read `describe` first: figures of one set of values, and the steady part of a run. `inference` compares two
-arms over boots, tests, and finds drifts and jumps over time.
+Read `describe` first: figures of one set of values, and the steady part of a run. `inference` has
+tests, and finds drifts and jumps over time.
 Distributions, ranks and slopes are scipy's.
 Every function refuses empty input and NaN with `ValueError` instead of returning NaN, which no comparison
 with a limit would catch. Times are the client's: divide a rate of a server whose clock runs *speed* times as
@@ -20,28 +20,22 @@ from sparkwright.verify.statistics.describe import (
 )
 from sparkwright.verify.statistics.inference import (
     ChangePoint,
-    Effect,
     Slope,
     change_point,
-    hierarchical_bootstrap_log_ratio,
     mcnemar,
     one_sided_excess,
-    paired_log_ratio,
     share_interval,
     theil_sen,
 )
 
 __all__ = [
     "ChangePoint",
-    "Effect",
     "Slope",
     "Summary",
     "Window",
     "change_point",
-    "hierarchical_bootstrap_log_ratio",
     "mcnemar",
     "one_sided_excess",
-    "paired_log_ratio",
     "percentile",
     "ratio_interval",
     "share_interval",

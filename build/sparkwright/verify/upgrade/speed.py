@@ -7,20 +7,19 @@ the difference between starts is measured; with one on each side it is assumed, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import msgspec
 
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.checks.acceptance import RatioInterval, paired_ratio
+from sparkwright.verify.checks.acceptance import paired_ratio
 from sparkwright.verify.checks.common import Values
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.checks.triage import troubles
-from sparkwright.verify.statistics import paired_log_ratio, t_quantile
+from sparkwright.verify.compare import LEAST_STARTS, Ratio, Spread, common_means, ratio_of
 from sparkwright.verify.upgrade.pairs import MatchedCells
 
 CHECK = "compare"
@@ -28,7 +27,6 @@ MATERIAL = 0.05
 """A server that is slower by no more than this does not fail."""
 ERROR = 0.05
 """Chance that the interval of any level misses the truth, for each quantity."""
-_LEAST_STARTS = 2
 _FEW_REQUESTS = 4
 
 
@@ -88,7 +86,6 @@ class Limits:
 
     spread: float = 0.025
     allowed: float = 0.10
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,6 @@ class _Level:
     @property
     def arms(self) -> dict[str, list[list[Observation]]]:
         return {"before": self.before, "after": self.after}
-
-    @property
-    def confidence(self) -> float:
-        """Level of one interval, so that those of all concurrencies hold together (Bonferroni)."""
-        return 1 - ERROR / max(1, self.comparisons)
 
     def each(self, of: Callable[[Observation], Sequence[str]]) -> list[str]:
         """Return what *of* says of each cell, with the side."""
@@ -137,7 +129,7 @@ def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
         level = _Level(concurrency, len(by_level), before, after, matched.speed)
         findings += [_quantity(level, quantity, limits) for quantity in QUANTITIES]
         findings += _acceptance(level, limits)
-    if findings and min(matched.starts) < _LEAST_STARTS:
+    if findings and min(matched.starts) < LEAST_STARTS:
         findings[0] = msgspec.structs.replace(findings[0], warnings=(_one_start(matched, limits.spread),))
     return findings
 
@@ -145,61 +137,43 @@ def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
 # Ratios --------------------------------------------------------------------------------------------------
 
 
-def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> tuple[RatioInterval | None, int]:
+def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> tuple[Ratio | None, int]:
     """Return the ratio of *quantity*, above 1 where it is better, and the number of prompts that it rests on.
 
     There is none if fewer than four prompts have it on every side.
     """
-    arms = {arm: [_by_prompt(run, quantity.value) for run in runs] for arm, runs in level.arms.items()}
-    runs = [run for found in arms.values() for run in found]
-    common = sorted(set.intersection(*(set(run) for run in runs)))
-    if len(common) < _FEW_REQUESTS:
-        return None, len(common)
-    old, new = ([{name: run[name] for name in common} for run in arms[arm]] for arm in ("before", "after"))
-    if min(len(old), len(new)) >= _LEAST_STARTS:
-        effect = paired_log_ratio(
-            [[run] for run in old], [[run] for run in new], limits.seed, level=level.confidence
-        )
-        return _oriented(effect.ratio, effect.low, effect.high, quantity.better), len(common)
-    differences = [
-        _mean_log([run[name] for run in new]) - _mean_log([run[name] for run in old]) for name in common
-    ]
-    ratio = math.exp(math.fsum(differences) / len(differences))
-    width = _width(differences, limits.spread**2 * (1 / len(old) + 1 / len(new)), level.confidence)
-    found = _oriented(ratio, ratio * math.exp(-width), ratio * math.exp(width), quantity.better)
-    return found, len(common)
+    new, old = ([_by_prompt(run, quantity) for run in runs] for runs in (level.after, level.before))
+    means, prompts = common_means([*new, *old])
+    if prompts < _FEW_REQUESTS:
+        return None, prompts
+    arms, error = (means[: len(new)], means[len(new) :]), ERROR / 2 / max(1, level.comparisons)
+    if min(map(len, arms)) >= LEAST_STARTS:
+        return ratio_of(*arms, Spread.of(arms), error, error), prompts
+    # Starts are as fast or slow at every concurrency, so their part needs no correction for its number.
+    of_starts = Spread(limits.spread, math.inf).width(ERROR / 2, len(new), len(old))
+    of_prompts = Spread.of([_by_item(new, old)]).width(error, prompts)
+    width = math.hypot(of_starts, of_prompts)
+    middle = math.fsum(arms[0]) / len(new) - math.fsum(arms[1]) / len(old)
+    return Ratio(*(math.exp(middle + side * width) for side in (0, -1, 1))), prompts
 
 
-def _width(differences: Sequence[float], of_starts: float, confidence: float) -> float:
-    """Return the half-width of an interval: scatter of prompts, and the assumed variance of starts.
-
-    A start is as fast or slow at every concurrency, so its part needs no correction for their number.
-    """
-    n = len(differences)
-    mean = math.fsum(differences) / n
-    of_prompts = math.fsum((one - mean) ** 2 for one in differences) / (n - 1) / n
-    starts = NormalDist().inv_cdf(1 - ERROR / 2) * math.sqrt(of_starts)
-    return math.hypot(t_quantile((1 + confidence) / 2, n - 1) * math.sqrt(of_prompts), starts)
+def _by_item(new: Sequence[Mapping[str, float]], old: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return the difference of mean logarithms of each item that all runs have."""
+    common = sorted(set.intersection(*(set(run) for run in (*new, *old))))
+    of_new, of_old = (
+        [math.fsum(math.log(run[name]) for run in runs) / len(runs) for name in common] for runs in (new, old)
+    )
+    return [one - other for one, other in zip(of_new, of_old, strict=True)]
 
 
-def _mean_log(values: Sequence[float]) -> float:
-    return math.fsum(map(math.log, values)) / len(values)
-
-
-def _by_prompt(observations: Sequence[Observation], value: Callable[[Sample], float]) -> dict[str, float]:
-    """Return the value of each counted request, by cell and prompt."""
+def _by_prompt(observations: Sequence[Observation], quantity: Quantity) -> dict[str, float]:
+    """Return *quantity* of each counted request by cell and prompt, its inverse where smaller is better."""
     return {
-        f"{observation.cell.name} {sample.prompt}": found
+        f"{observation.cell.name} {sample.prompt}": found**quantity.better
         for observation in observations
         for sample in observation.counted
-        if math.isfinite(found := value(sample)) and found > 0
+        if math.isfinite(found := quantity.value(sample)) and found > 0
     }
-
-
-def _oriented(ratio: float, low: float, high: float, better: int) -> RatioInterval:
-    if better > 0:
-        return RatioInterval(ratio, low, high)
-    return RatioInterval(1 / ratio, 1 / high, 1 / low if low > 0 else math.inf)
 
 
 # Findings ------------------------------------------------------------------------------------------------
@@ -228,7 +202,7 @@ def _acceptance(level: _Level, limits: Limits) -> list[Finding]:
 
 
 def _finding(
-    level: _Level, name: str, definition: str, ratio: tuple[RatioInterval | None, int], limits: Limits
+    level: _Level, name: str, definition: str, ratio: tuple[Ratio | None, int], limits: Limits
 ) -> Finding:
     found, prompts = ratio
     verdict, cause = _judged(found, f"{name} at c={level.concurrency}", limits.allowed)
@@ -255,7 +229,7 @@ def _finding(
     )
 
 
-def _judged(found: RatioInterval | None, name: str, allowed: float) -> tuple[Verdict, str]:
+def _judged(found: Ratio | None, name: str, allowed: float) -> tuple[Verdict, str]:
     if found is None:
         return Verdict.INCONCLUSIVE, f"fewer than {_FEW_REQUESTS} prompts have a {name} on both sides"
     shown = f"{found.value:.3f} times as good ({found.low:.3f} to {found.high:.3f})"

@@ -1,0 +1,116 @@
+"""Ratios of speeds with one interval, for every comparison: of wheels, recipes, settings and runs.
+
+Kernels are selected at each start, and a server may be 15 % faster or slower for its whole life. So starts
+are the unit of replication: a start gives one value, the mean of logarithms over what all starts measured,
+and Student's t over starts gives the interval. What differs between requests of one start needs no model: it
+is part of what differs between starts.
+
+Values here are logarithms, one for each start of an arm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkwright.verify.statistics import t_quantile
+
+LEAST_STARTS = 2
+"""Starts of an arm that its mean represents others by, where no spread is assumed."""
+_POWER = 0.8
+_LOW = 0.025
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation of a start's logarithm, the same for all arms.
+
+    Attributes:
+        degrees: of freedom that it is known with; infinite where it is assumed.
+    """
+
+    deviation: float
+    degrees: float
+
+    @classmethod
+    def of(cls, arms: Iterable[Sequence[float]], assumed: float = 0.0, weight: float = 0.0) -> Spread:
+        """Return the spread within *arms*; arms of one start add nothing to it.
+
+        Args:
+            arms: values of each arm's starts.
+            assumed: standard deviation before anything was measured.
+            weight: degrees of freedom that the assumed one counts as.
+        """
+        squares, degrees = weight * assumed**2, weight
+        for values in arms:
+            mean = math.fsum(values) / len(values) if values else 0.0
+            squares += math.fsum((value - mean) ** 2 for value in values)
+            degrees += max(0, len(values) - 1)
+        return cls(math.sqrt(squares / degrees) if degrees else math.inf, degrees)
+
+    def width(self, error: float, *starts: int) -> float:
+        """Return the half width of the interval of a difference of means, or of one mean.
+
+        Args:
+            error: chance that the truth lies beyond one end.
+            starts: of each mean.
+        """
+        scale = self.deviation * math.sqrt(math.fsum(1 / count for count in starts))
+        return t_quantile(1 - error, self.degrees) * scale if self.degrees >= 1 else math.inf
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with its interval.
+
+    Attributes:
+        detectable: the relative difference, 0.05 for 5 %, that would be told from none in four of five
+            comparisons with this spread and as many starts.
+    """
+
+    value: float
+    low: float
+    high: float
+    detectable: float = math.inf
+
+    def __str__(self) -> str:
+        """Return it as a factor, such as ``1.04 (1.01 to 1.07)``."""
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+    @property
+    def change(self) -> str:
+        """The same as a difference, such as ``+4.0 % (+1.2 % to +6.8 %)``."""
+        shown = (f"{100 * (one - 1):+.1f} %" for one in (self.value, self.low, self.high))
+        value, low, high = (one.replace("-", "\N{MINUS SIGN}") for one in shown)
+        return f"{value} ({low} to {high})"
+
+
+def ratio_of(
+    one: Sequence[float], other: Sequence[float], spread: Spread, error: float, low_error: float = _LOW
+) -> Ratio:
+    """Return the ratio of *one* to *other*, arms of the same *spread*.
+
+    Args:
+        one: values by start.
+        other: likewise.
+        spread: between starts.
+        error: chance that the truth lies above the interval.
+        low_error: chance that it lies below.
+    """
+    difference = math.fsum(one) / len(one) - math.fsum(other) / len(other)
+    low, high, power = (spread.width(tail, len(one), len(other)) for tail in (low_error, error, 1 - _POWER))
+    value, below, above = (math.exp(one) for one in (difference, difference - low, difference + high))
+    return Ratio(value, below, above, math.exp(high + power) - 1)
+
+
+def common_means(starts: Sequence[Mapping[str, float]]) -> tuple[list[float], int]:
+    """Return for each start the mean logarithm over the items that all *starts* have, and their number.
+
+    Args:
+        starts: positive values by item, such as tokens a second by prompt.
+    """
+    common = sorted(set.intersection(*(set(one) for one in starts))) if starts else []
+    return [math.fsum(math.log(one[name]) for name in common) / max(1, len(common)) for one in starts], len(
+        common
+    )
