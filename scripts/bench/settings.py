@@ -1,10 +1,10 @@
 """Count the starts and the misses of a search on surfaces whose best point is known.
 
-    python scripts/bench/tune.py [--seeds 200] [--spread 1.5,5] [--configurations 24] [--minutes 10]
+    python scripts/bench/settings.py [--seeds 200] [--spread 1.5,5] [--configurations 24] [--minutes 10]
 
 A surface has a random effect for each value of four settings and for each pair of values; each start draws
-its own luck. Halving is the strategy of ``sparkwright verify tune``; the grid gives three starts to each
-configuration; random search gives three starts to random configurations, as many starts as halving took. A
+its own luck. *compare* is the choice of ``sparkwright verify compare --vary``; the grid gives three starts to each
+configuration; random search gives three starts to random configurations, as many starts as that took. A
 miss is an answer more than 3 % below the best point; *kept* are misses that kept the recipe as it is, because
 nothing was surely better. On flat surfaces every configuration is the same, and
 any answer but the recipe as it is counts as a miss.
@@ -19,15 +19,7 @@ import random
 from dataclasses import dataclass
 from statistics import fmean
 
-from sparkwright.verify.tune.strategy import (
-    OWN,
-    Rules,
-    StartFigures,
-    Trial,
-    contenders,
-    next_start,
-    recommended,
-)
+from sparkwright.verify.ranking import OWN, Trial, contenders, next_start, recommended
 
 MISS = 0.03
 SHAPES = {8: (4, 2), 12: (3, 2, 2), 24: (3, 2, 2, 2), 48: (4, 3, 2, 2)}
@@ -58,31 +50,39 @@ class Surface:
         )
         return cls(truth, spread, seed)
 
-    def start(self, index: int, number: int) -> StartFigures:
-        """Return the figures of one start, the same each time."""
+    def start(self, index: int, number: int) -> float:
+        """Return the logarithm of the objective of one start, the same each time."""
         luck = random.Random(f"start {self.seed} {index} {number}")  # noqa: S311 - no secret
-        return StartFigures(self.truth[index] + luck.gauss(0, self.spread))
+        return self.truth[index] + luck.gauss(0, self.spread)
 
     def loss(self, index: int) -> float:
         """Return the share by which *index* is below the best point."""
         return 1 - math.exp(self.truth[index] - max(self.truth))
 
 
-def search(surface: Surface, rules: Rules) -> tuple[int, int]:
-    """Return the answer of a search, and the starts that it took."""
+def search(surface: Surface) -> tuple[int, int]:
+    """Return the answer of a comparison, and the starts that it took."""
     trials = [Trial() for _ in surface.truth]
-    while (planned := next_start(trials, rules, pairs={})) is not None:
-        starts = trials[planned.index].starts
-        trials[planned.index] = Trial((*starts, surface.start(planned.index, len(starts))))
-    rivals = contenders(trials, rules)
-    return recommended(rivals), sum(len(trial.starts) for trial in trials)
+    while (planned := next_start(trials, 3, quality=False)) is not None:
+        known = trials[planned.index]
+        score = surface.start(planned.index, known.starts)
+        trials[planned.index] = Trial((*known.scores, score), known.starts + 1)
+    answer = recommended(contenders(trials))
+    return OWN if answer is None else answer, sum(trial.starts for trial in trials)
+
+
+def grid_search(surface: Surface) -> tuple[int, int]:
+    """Return the best mean of three starts of each."""
+    indices = range(len(surface.truth))
+    mean = {index: fmean(surface.start(index, number) for number in range(3)) for index in indices}
+    return max(mean, key=lambda index: mean[index]), 3 * len(mean)
 
 
 def random_search(surface: Surface, starts: int) -> tuple[int, int]:
     """Return the best of as many random configurations as *starts* allow, with three starts each."""
     luck = random.Random(f"random {surface.seed}")  # noqa: S311 - no secret
     some = luck.sample(range(len(surface.truth)), min(len(surface.truth), max(1, starts // 3)))
-    mean = {index: fmean(surface.start(index, number).score for number in range(3)) for index in some}
+    mean = {index: fmean(surface.start(index, number) for number in range(3)) for index in some}
     return max(mean, key=lambda index: mean[index]), 3 * len(some)
 
 
@@ -105,12 +105,12 @@ def main() -> int:
 def _compare(given: argparse.Namespace, spread: float) -> None:
     shape = SHAPES[given.configurations]
     surfaces = [Surface.drawn(shape, spread, seed, given.effect / 100) for seed in range(given.seeds)]
-    halving = [search(one, Rules()) for one in surfaces]
-    grid = [search(one, Rules(strategy="grid")) for one in surfaces]
-    usual = round(fmean(starts for _, starts in halving))
+    compared = [search(one) for one in surfaces]
+    grid = [grid_search(one) for one in surfaces]
+    usual = round(fmean(starts for _, starts in compared))
     equal = [random_search(one, usual) for one in surfaces]
     of_grid = fmean(starts for _, starts in grid)
-    for name, found in (("halving", halving), ("grid", grid), ("random", equal)):
+    for name, found in (("compare", compared), ("grid", grid), ("random", equal)):
         losses = [one.loss(answer) for one, (answer, _) in zip(surfaces, found, strict=True)]
         starts = fmean(starts for _, starts in found)
         missed = sum(loss > MISS for loss in losses)
@@ -126,7 +126,7 @@ def _compare(given: argparse.Namespace, spread: float) -> None:
 def _flat(given: argparse.Namespace, spread: float) -> None:
     """Print how often a configuration is named where all are the same."""
     flat = (0.0,) * given.configurations
-    found = [search(Surface(flat, spread, seed), Rules()) for seed in range(given.seeds)]
+    found = [search(Surface(flat, spread, seed)) for seed in range(given.seeds)]
     alarms = sum(answer != OWN for answer, _ in found)
     starts = fmean(starts for _, starts in found)
     row = (f"{100 * spread:.1f} %", "all equal", f"{starts:.1f}", f"{starts * given.minutes / 60:.1f}",

@@ -19,7 +19,6 @@ from sparkwright.verify.simulator.log import (
     failing_lines,
 )
 from sparkwright.verify.simulator.settings import plan_memory
-from sparkwright.verify.tune.options import TuneOptions
 
 HEALTHY = 0.41  # acceptance rate of code with seven drafted tokens
 
@@ -188,9 +187,7 @@ def test_a_request_that_cannot_fit_fails_the_start() -> None:
 
 def test_the_default_dialect_is_that_of_the_default_series() -> None:
     lock = read_lock(Path(__file__).resolve().parents[2] / "upstream.lock")
-    assert (settings().dialect, VerifyOptions().dialect, TuneOptions(recipe="one").dialect) == (
-        lock.series,
-    ) * 3
+    assert (settings().dialect, VerifyOptions().dialect) == (lock.series,) * 2
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])

@@ -21,7 +21,7 @@ from sparkwright.verify.checks import ALL
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
 from sparkwright.verify.run import Run
-from sparkwright.verify.upgrade import Limits, compare_runs
+from sparkwright.verify.upgrade.report import compare_runs
 
 LOTTERY = 0.015
 RATE, FIRST, STEP, ACCEPTED = (
@@ -52,8 +52,8 @@ def finished(observations: list[Observation], **facts: Any) -> Run:
     return Run(facts={("main", 0): boot_facts(**facts)}, observations=tuple(observations))
 
 
-def compared(old: Run, new: Run, **limits: Any) -> dict[str, Finding]:
-    return by_name(compare_runs([old], [new], Limits(**limits)).findings)
+def compared(old: Run, new: Run, **more: float) -> dict[str, Finding]:
+    return by_name(compare_runs([old], [new], **more).findings)
 
 
 def failed(findings: dict[str, Finding]) -> set[str]:

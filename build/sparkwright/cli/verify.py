@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import JSON, OPTIONS, OUT, QUIET, RESUME, options_of
+from sparkwright.cli.verify_options import JSON, OFFLINE, OPTIONS, OUT, PLAN, QUIET, RESUME, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
+from sparkwright.verify.setup import Refusals
 
 _EVENTS = "events.jsonl"
 _SUBCOMMANDS = {
@@ -30,7 +32,6 @@ _SUBCOMMANDS = {
     "compare": "sparkwright.cli.verify_compare",
     "eval": "sparkwright.cli.verify_eval",
     "reference": "sparkwright.cli.verify_reference",
-    "tune": "sparkwright.cli.verify_tune",
     "history": "sparkwright.cli.verify_history",
 }
 # The extra of this name in pyproject.toml.
@@ -56,10 +57,8 @@ class _VerifyCommand(click.Command):
 @OUT
 @RESUME
 @machines_option
-@click.option(
-    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
-)
-@click.option("--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes.")
+@OFFLINE
+@PLAN
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
 @QUIET
 @JSON
@@ -89,22 +88,13 @@ def command(
     runs on another machine, which needs a GB10 (any card for --smoke, none for --demo), and the run comes
     back as it would be here.
 
-    'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
-    that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, 'verify reference
-    make' stores answers of a checkpoint to compare others with, and 'verify eval' evaluates tasks.
-    'verify history' lists earlier runs.
+    'verify compare' compares finished runs, wheels, recipes, or settings of one recipe, 'verify capacity'
+    finds the highest rate of requests that a server stands, 'verify reference make' stores answers of a
+    checkpoint to compare others with, and 'verify eval' evaluates tasks. 'verify history' lists earlier runs.
     """
     require_libraries()
-    from sparkwright.verify.plan import plan_of
-
     keys = (api_key, baseline_api_key)
     with showing_run(quiet=quiet or as_json) as log:
-        if cluster and (resume is not None or offline):
-            raise ConfigError(
-                f"{'--resume' if resume else '--offline'} cannot be used with --cluster",
-                because="a run on another machine begins there, and needs its network",
-                next_step="leave out one of them",
-            )
         if resume is not None:
             options = recorded_options(context, resume, asked, keys)
         else:
@@ -114,33 +104,66 @@ def command(
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)
             options = options_of(wheel, asked)
-        plan = plan_of(options)
-        if only_plan:
-            show_plan(plan, as_json=as_json)
-            return
-        folder = resume or out or new_folder(options)
-        log(folder)
-        if resume is None:
-            tell_plan(plan)
-        if not cluster:
-            check_before_verify(options, offline=offline, force=force)
-        with counting_machines() as done:
-            if cluster:
-                from sparkwright.verify.remote import verify_remotely
-
-                with opened_cluster(cluster) as machines:
-                    results = verify_remotely(machines, options, folder.absolute())
-            else:
-                from sparkwright.verify.runner import run_verification
-
-                results = run_verification(plan, folder.absolute(), keys, offline=offline)
-    _attach(results, options)
-    show_results(results, as_json=as_json, machines=done)
+        results, done = execute(
+            options, log, keys, out=out, resume=resume, cluster=cluster, offline=offline, force=force,
+            only_plan=only_plan, as_json=as_json,
+        )  # fmt: skip
+    if results is not None:
+        _attach(results, options)
+        show_results(results, as_json=as_json, machines=done)
 
 
 for _option in reversed(OPTIONS):
     command = _option(command)
 """The command, with every option that says what is verified."""
+
+
+def execute(
+    options: VerifyOptions,
+    log: Callable[[Path], None],
+    keys: tuple[str, str] = ("", ""),
+    *,
+    out: Path | None,
+    resume: Path | None,
+    cluster: str,
+    offline: bool,
+    only_plan: bool,
+    as_json: bool,
+    force: bool = False,
+    refusals: Refusals | None = None,
+) -> tuple[Results | None, dict[str, Counter[str]]]:
+    """Run *options* here or on another machine; return the results, and what other machines did.
+
+    With *only_plan* the plan is shown, and there are no results. The run's folder is given to *log* once it
+    is known.
+    """
+    from sparkwright.verify.plan import plan_of
+
+    if cluster and (resume is not None or offline):
+        raise ConfigError(
+            f"{'--resume' if resume else '--offline'} cannot be used with --cluster",
+            because="a run on another machine begins there, and needs its network",
+            next_step="leave out one of them",
+        )
+    plan = plan_of(options)
+    if only_plan:
+        show_plan(plan, as_json=as_json)
+        return None, {}
+    folder = (resume or out or new_folder(options)).absolute()
+    log(folder)
+    if resume is None:
+        tell_plan(plan)
+    if not cluster:
+        check_before_verify(options, offline=offline, force=force)
+    with counting_machines() as done:
+        if cluster:
+            from sparkwright.verify.remote import verify_remotely
+
+            with opened_cluster(cluster) as machines:
+                return verify_remotely(machines, options, folder), done
+        from sparkwright.verify.runner import run_verification
+
+        return run_verification(plan, folder, keys, offline=offline, refusals=refusals), done
 
 
 def _attach(results: Results, options: VerifyOptions) -> None:

@@ -2,71 +2,241 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
+from sparkwright.base.errors import ConfigError
+from sparkwright.cli.options import Numbers, machines_option
 from sparkwright.cli.output import unforeseen
-from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import JSON, OUT, QUIET
-
-_RUN = click.Path(path_type=Path, exists=True, file_okay=False)
+from sparkwright.cli.verify_options import (
+    DEFAULT_RECIPE,
+    FAULTS,
+    JSON,
+    OFFLINE,
+    OUT,
+    PLAN,
+    QUIET,
+    RESUME,
+    SEED,
+    SPEED,
+)
+from sparkwright.recipes import Recipe
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
+from sparkwright.verify.results import Results
 
 
 @click.command("compare")
-@click.argument("before", type=_RUN)
-@click.argument("after", type=_RUN)
-@click.option("--also-before", multiple=True, type=_RUN, metavar="RUN", help="Another run before it.")
-@click.option("--also-after", multiple=True, type=_RUN, metavar="RUN", help="Another run after it.")
+@click.argument("before", required=False)
+@click.argument("after", required=False)
 @click.option(
-    "--start-spread",
-    "spread",
-    type=click.FloatRange(0, 50),
-    default=2.5,
-    show_default=True,
-    metavar="PERCENT",
-    help="Assumed standard deviation between starts, where a side has one run.",
+    "--vary",
+    multiple=True,
+    metavar="SETTING=VALUE,VALUE",
+    help="Compare settings of one recipe: a flag, num-speculative-tokens or method.",
 )
-@click.option(
-    "--allow",
-    "allowed",
-    type=click.FloatRange(0, 90),
-    default=10.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Largest slowdown within the interval of a server that passes.",
-)
+@click.option("--slo", default="", help="Limits that every setting must keep, such as ttft_p95=2s.")
+@click.option("--recipe", default="", help="What two wheels serve, by name or file.")
+@click.option("--use", default="", help="The use of the recipe, such as many.")
+@click.option("--wheel", default="", help="The wheel that serves recipes or settings.")
+@click.option("--python", default="", help="The interpreter whose vLLM serves them instead.")
+@click.option("--demo", is_flag=True, help="Start simulators, without any GPU.")
+@FAULTS
+@click.option("--levels", type=Numbers(), default=(), help="Concurrencies for settings.  [default: 1,8,32]")
+@click.option("--boots", type=click.IntRange(min=1), help="Starts of each of two servers, no more.")
+@click.option("--also-before", multiple=True, metavar="RUN", help="Another finished run before it.")
+@click.option("--also-after", multiple=True, metavar="RUN", help="Another finished run after it.")
+@machines_option
+@OFFLINE
+@PLAN
+@SPEED
+@SEED
 @OUT
+@RESUME
 @QUIET
 @JSON
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
-    before: Path,
-    after: Path,
-    also_before: tuple[Path, ...],
-    also_after: tuple[Path, ...],
-    spread: float,
-    allowed: float,
+    before: str | None,
+    after: str | None,
+    also_before: tuple[str, ...],
+    also_after: tuple[str, ...],
+    cluster: str,
+    offline: bool,
+    only_plan: bool,
     out: Path | None,
+    resume: Path | None,
     quiet: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
-    """Compare the finished run AFTER an upgrade with the one BEFORE it.
+    """Compare AFTER with BEFORE: two finished runs, two wheels, or two recipes; or settings of one recipe.
 
-    Both are folders of 'sparkwright verify', with the same profile and seed. Answers, tasks, failures, the KV
-    cache, and at each concurrency throughput, time to the first token, step time and acceptance are judged.
+    Runs are folders of 'sparkwright verify' with the same profile and seed; answers, tasks, failures and
+    speed are judged. Of two wheels (with --recipe) or two recipes RECIPE[:USE] (with --wheel), servers are
+    started in turns, three to ten times each, until it is decided whether AFTER is slower.
+
+    With --vary, every combination of values is a configuration of the recipe BEFORE: those that are surely
+    slower, break --slo or do not start are left out, the others are started again. Leaves the recipe file of
+    the one to serve.
     """
-    from sparkwright.cli.verify import evidence_folder, require_libraries
+    from sparkwright.cli.verify import (
+        evidence_folder,
+        execute,
+        recorded_options,
+        require_libraries,
+        showing_run,
+    )
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
-    folder = (out or evidence_folder("compare")).absolute()
-    with showing_events(quiet=quiet or as_json):
-        try:
-            from sparkwright.verify.upgrade import Limits, write_comparison
+    if resume is None and _kind(before) == "run":
+        sides = (before, *also_before), (after, *also_after)
+        old, new = ([Path(one) for one in side if one] for side in sides)
+        folder = (out or evidence_folder("compare")).absolute()
+        show_results(_runs(old, new, folder, quiet=quiet or as_json), as_json=as_json)
+        return
+    with showing_run(quiet=quiet or as_json) as log:
+        if resume is not None:
+            options = recorded_options(context, resume, {**asked, "url": "", "baseline_url": ""}, ("", ""))
+        else:
+            options = _options_of(before, after, asked)
+        if only_plan and options.vary:
+            _show_configurations(options, as_json=as_json)
+            return
+        results, done = execute(
+            options, log, out=out, resume=resume, cluster=cluster, offline=offline, only_plan=only_plan,
+            as_json=as_json, refusals=partial(_refusals, offline=offline),
+        )  # fmt: skip
+    if results is not None:
+        show_results(results, as_json=as_json, machines=done)
 
-            limits = Limits(spread=spread / 100, allowed=allowed / 100)
-            results = write_comparison((before, *also_before), (after, *also_after), folder, limits)
+
+def _kind(place: str | None) -> str:
+    """Return the kind of *place*: ``run``, ``vllm`` or ``recipe``; empty for none."""
+    if not place:
+        return ""
+    path = Path(place)
+    if path.is_dir():
+        return "run"
+    if path.suffix == ".whl" or (path.is_file() and path.suffix != ".toml" and os.access(path, os.X_OK)):
+        return "vllm"
+    return "recipe"
+
+
+def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet: bool) -> Results:
+    """Compare finished runs and write the results to *folder*.
+
+    Raises:
+        ConfigError: a place is no run, or a side has none.
+    """
+    from sparkwright.cli.terminal import showing_events
+    from sparkwright.verify.upgrade.report import write_comparison
+
+    if not after:
+        raise ConfigError("a run is compared with another one", because=f"only {before[0]} was named")
+    if other := [one for one in (*before, *after) if not one.is_dir()]:
+        raise ConfigError(f"{other[0]} is no run", because="it is no folder of 'sparkwright verify'")
+    with showing_events(quiet=quiet):
+        try:
+            return write_comparison(before, after, folder)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise unforeseen(error, folder) from error
-    show_results(results, as_json=as_json)
+
+
+def _options_of(before: str | None, after: str | None, asked: dict[str, Any]) -> VerifyOptions:
+    """Return the options of a comparison for which servers are started.
+
+    Raises:
+        ConfigError: they contradict each other, or something is missing.
+    """
+    from sparkwright.verify.space import parse_vary
+
+    kinds = {_kind(before), _kind(after) or _kind(before)}
+    demo, vary = asked.pop("demo"), parse_vary(asked.pop("vary"))
+    given = {name: value for name, value in asked.items() if value not in (None, "", ())}
+    for name in ("wheel", "python"):
+        if name in given:
+            given[name] = str(Path(given[name]).absolute())
+    serving = [name for name in ("wheel", "python") if name in given]
+    if not before or len(kinds) > 1 or bool(after) == bool(vary) or kinds == {"run"}:
+        raise ConfigError(
+            "it is not clear what to compare",
+            because=f"{before or 'nothing'} and {after or 'nothing'} were named{', and --vary' * bool(vary)}",
+            next_step="name two runs, two wheels, two recipes, or one recipe and --vary SETTING=VALUE,VALUE",
+        )
+    if kinds == {"vllm"}:
+        if vary or serving or demo:
+            raise ConfigError("wheels are compared with each other", because="another one was named to serve")
+        assert after is not None  # noqa: S101 - without --vary there are two
+        given["recipe"] = given.get("recipe") or DEFAULT_RECIPE
+        given["wheel" if after.endswith(".whl") else "python"] = str(Path(after).absolute())
+        return VerifyOptions(**given, profile="full", against=str(Path(before).absolute()))
+    if len(serving) + demo != 1:
+        raise ConfigError(
+            "it is not clear what to start servers from",
+            because=f"{len(serving) + demo} of --wheel, --python and --demo were given",
+            next_step="give one of them",
+        )
+    profile = "demo" if demo else "full"
+    if vary:
+        return VerifyOptions(**{**given, "recipe": before}, profile=profile, simulator=demo, vary=vary)
+    assert after is not None  # noqa: S101 - without --vary there are two
+    (old, old_use), (new, new_use) = recipe_and_use(before), recipe_and_use(after)
+    rival = f"{old}:{old_use}" if old_use else old
+    given |= {"recipe": new, "use": new_use or given.get("use", ""), "against_recipe": rival}
+    return VerifyOptions(**given, profile=profile, simulator=demo)
+
+
+def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:
+    """Return for each of *recipes* why it should not be started; empty where nothing speaks against it."""
+    from sparkwright.cli.preflight import refusal_of
+
+    return [
+        f"this release does not take its options: {why}"
+        if why
+        else refusal_of(recipe, python, offline=offline)
+        for recipe, why in zip(recipes, _not_taken(python, recipes), strict=True)
+    ]
+
+
+def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+    """Return for each of *recipes* what the own parser of the vLLM of *python* does not take of it."""
+    from sparkwright.base.errors import SparkwrightError
+    from sparkwright.base.events import warn
+    from sparkwright.engine.installed import read_installed
+    from sparkwright.recipes.release_options import question_of
+    from sparkwright.serve.ask import ask_installed
+    from sparkwright.store import open_store
+
+    questions = [question_of(recipe) for recipe in recipes]
+    answer = None
+    try:
+        answer = ask_installed(open_store(), python, read_installed(python), questions)
+    except SparkwrightError as error:
+        warn(f"{error}; servers that refuse their options will say so when they are started")
+    if answer is None:
+        return [""] * len(recipes)
+    return ["; ".join(str(one) for one in problems if one.refuses) for problems in answer.problems]
+
+
+def _show_configurations(options: VerifyOptions, *, as_json: bool) -> None:
+    """Print the configurations, and the number of starts."""
+    from sparkwright.cli.output import print_json
+    from sparkwright.verify.checks.settings import STARTS
+
+    found = options.configurations
+    if as_json:
+        print_json([{"key": one.key, "settings": dict(one.settings)} for one in found])
+        return
+    for one in found:
+        settings = ", ".join(f"{name} {value}" for name, value in one.settings.items())
+        click.echo(f"{one.key}  {settings or one.name}{'  (the recipe)' if one.own else ''}")
+    click.echo(f"{len(found)} configurations: at least {len(found)} starts, at most {STARTS * len(found)}")

@@ -12,7 +12,7 @@ from sparkwright.cli.options import Names, Numbers, Rates
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.simulator.settings import DIALECT
 
-_DEFAULT_RECIPE = "qwen3.6-27b-dflash"
+DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 
 API_KEY = click.option(
     "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
@@ -26,6 +26,19 @@ RESUME = click.option(
     help="Continue the interrupted run in this folder.",
 )
 QUIET = click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
+OFFLINE = click.option(
+    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
+)
+PLAN = click.option(
+    "--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes."
+)
+FAULTS = click.option(
+    "--fault", "faults", multiple=True, metavar="NAME[=VALUE][@SETTING=VALUE]", help="Break simulators so."
+)
+SPEED = click.option(
+    "--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."
+)
+SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 OPTIONS = (
@@ -48,7 +61,7 @@ OPTIONS = (
     ),
     LOG,
     click.option(
-        "--recipe", default="", help=f"What to serve, by name or file.  [default: {_DEFAULT_RECIPE}]"
+        "--recipe", default="", help=f"What to serve, by name or file.  [default: {DEFAULT_RECIPE}]"
     ),
     click.option("--use", default="", help="The use of the recipe that is served, such as many."),
     click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
@@ -57,23 +70,12 @@ OPTIONS = (
     ),
     click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
     click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
-    click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Break the simulator so."),
+    FAULTS,
     click.option(
         "--dialect", default=DIALECT, show_default=True, help="Which vLLM the simulator speaks like."
     ),
     click.option("--runner", type=click.Choice(["v1", "v2"]), help="Ask for this model runner."),
     click.option("--eager", is_flag=True, help="Serve without CUDA graphs."),
-    click.option(
-        "--against",
-        default="",
-        help="Only compare speed with this wheel or interpreter, over several starts.",
-    ),
-    click.option(
-        "--against-recipe",
-        default="",
-        metavar="RECIPE[:USE]",
-        help="Only compare speed with this recipe on the same wheel, over several starts.",
-    ),
     click.option(
         "--profile",
         default="",
@@ -98,9 +100,8 @@ OPTIONS = (
     ),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
-    click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
-    click.option("--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders."),
+    SPEED,
+    SEED,
 )
 
 
@@ -129,14 +130,13 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     if asked["faults"] and not demo:
         raise ConfigError("only a simulator can be broken", because="--fault was given without --demo")
     if not (asked["url"] or demo):
-        given["recipe"] = "smoke" if smoke else asked["recipe"] or _DEFAULT_RECIPE
-    compared = asked["against"] or asked["against_recipe"]
-    usual = "smoke" if smoke else "demo" if demo else "full" if compared else "quick"
+        given["recipe"] = "smoke" if smoke else asked["recipe"] or DEFAULT_RECIPE
+    usual = "smoke" if smoke else "demo" if demo else "quick"
     given["profile"] = asked["profile"] or usual
     given |= {
         name: str(Path(given[name]).absolute())
-        for name in ("log", "python", "against", "reference", "prompts")
-        if name in given and not (demo and name == "against")
+        for name in ("log", "python", "reference", "prompts")
+        if name in given
     }
     if "prompts" in given:
         given["prompts_sha256"] = digest_of_prompts(Path(given["prompts"]))

@@ -263,6 +263,7 @@ class BootFacts(Model, frozen=True):
         words_per_token: of the corpus's documents, by its own tokenizer; -1 if it was not measured.
         uncounted: failure of its ``POST /tokenize``, though it has one; else empty.
         block_sizes: tokens in a block of the KV cache, of each kind of block, in ascending order.
+        refused: reason for which it did not start; empty if it did.
     """
 
     version: str = ""
@@ -297,6 +298,7 @@ class BootFacts(Model, frozen=True):
     words_per_token: float = -1
     uncounted: str = ""
     block_sizes: tuple[int, ...] = ()
+    refused: str = ""
 
 
 class Observation(Model, frozen=True):

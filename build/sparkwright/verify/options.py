@@ -12,6 +12,7 @@ from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
 from sparkwright.verify.capacity.search import CapacityOptions
 from sparkwright.verify.simulator.settings import DIALECT
+from sparkwright.verify.space import Configuration, load_base, make_space
 
 REFERENCE = "reference"
 """Name of the check that `VerifyOptions.reference` adds."""
@@ -30,6 +31,8 @@ class VerifyOptions(Model, frozen=True):
         boots: starts of each arm of a comparison, no more and no fewer.
         speed: server's seconds in one of the client's.
         capacity: a search for the highest rate, which is made instead of checks.
+        vary: values by the setting of the recipe that is varied: only its configurations are compared then.
+        slo: limits that each of them must keep, as `capacity.slo` reads them.
         prompts_sha256: of the file of prompts, so that a resumed run sends the same.
     """
 
@@ -48,6 +51,8 @@ class VerifyOptions(Model, frozen=True):
     eager: bool = False
     against: str = ""
     against_recipe: str = ""
+    vary: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    slo: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
     dialect: str = DIALECT
@@ -71,15 +76,25 @@ class VerifyOptions(Model, frozen=True):
     @property
     def title(self) -> str:
         """Short name of the verified server, as part of a folder's name."""
-        if self.simulator:
+        if self.simulator and not self.vary:
             return "simulator"
         place = self.url.rpartition("@")[2].rpartition("://")[2]
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
 
     @property
     def compared(self) -> bool:
-        """True if the server is compared with another one of another wheel or another recipe."""
-        return bool(self.against or self.against_recipe)
+        """True if the server is only compared with others, of another wheel, recipe or setting."""
+        return bool(self.against or self.against_recipe or self.vary)
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """The configurations that `vary` selects, the recipe as it is first.
+
+        Raises:
+            UnknownNameError: there is no such recipe or use.
+            ConfigError: they cannot be made.
+        """
+        return make_space(load_base(self.recipe, self.use), self.vary)
 
     @property
     def recorded(self) -> dict[str, Any]:

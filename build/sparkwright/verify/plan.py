@@ -22,8 +22,9 @@ from sparkwright.engine.servers import Arms
 from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.verify.capacity.check import capacity_check
 from sparkwright.verify.capacity.search import CHECK as CAPACITY
+from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks import ALL, checks_of
+from sparkwright.verify.checks import ALL, checks_of, settings
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
@@ -134,7 +135,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     if options.capacity is not None:
         names: tuple[str, ...] = (CAPACITY,)
     elif options.compared and not options.checks:
-        names = ("compare",)
+        names = (settings.NAME if options.vary else "compare",)
     else:
         names = options.checks or base.checks or checks_of(base.name)
         if options.reference and not options.compared and REFERENCE not in names:
@@ -150,6 +151,12 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
         own = read_same(Path(search.prompts), search.prompts_sha256) if search.prompts else ()
         return [capacity_check(search, own)]
     known = dict(ALL)
+    if options.vary:
+        slo = parse_slo(options.slo) if options.slo else None
+        levels = options.levels or settings.LEVELS
+        known[settings.NAME] = settings.settings_check(
+            options.configurations, levels, slo, simulated=options.simulator
+        )
     if options.reference:
         known[REFERENCE] = reference_check(load_reference(Path(options.reference)))
     return [known[name] for name in profile.checks]
@@ -168,7 +175,7 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
 def _refuse(options: VerifyOptions, profile: Profile) -> None:
     """Do nothing if *options* can be planned; `plan_of` says what is raised."""
     for what, names, known in (
-        ("check", profile.checks, (CAPACITY,) if options.capacity else tuple(ALL)),
+        ("check", profile.checks, (*ALL, CAPACITY, settings.NAME)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -197,6 +204,18 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             options.against_recipe and simulated and not options.recipe,
             "--against-recipe needs --recipe beside --demo",
             "a simulator has no recipe by default",
+            "",
+        ),
+        (
+            options.vary and (options.url or options.against or options.against_recipe),
+            "--vary compares settings of one recipe on one wheel",
+            "a difference between wheels or recipes would have two possible causes",
+            "leave out the other server",
+        ),
+        (
+            options.slo and not options.vary,
+            "--slo goes with --vary",
+            "limits are kept or broken by a configuration",
             "",
         ),
         (

@@ -8,12 +8,18 @@ from pathlib import Path
 from sparkwright.store import open_store
 from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import Results, write_results
-from sparkwright.verify.setup import prepare
+from sparkwright.verify.setup import Refusals, prepare
 from sparkwright.verify.suite import run_plan
+from sparkwright.verify.tuned import write_tuned
 
 
 def run_verification(
-    plan: Plan, folder: Path, keys: tuple[str, str] = ("", ""), *, offline: bool = False
+    plan: Plan,
+    folder: Path,
+    keys: tuple[str, str] = ("", ""),
+    *,
+    offline: bool = False,
+    refusals: Refusals | None = None,
 ) -> Results:
     """Run *plan*, or what is left of it, and write the results to *folder*; arguments as for `prepare`.
 
@@ -23,8 +29,9 @@ def run_verification(
     """
 
     async def run() -> None:
-        await run_plan(*await prepare(plan, folder, keys, offline=offline), folder)
+        await run_plan(*await prepare(plan, folder, keys, offline=offline, refusals=refusals), folder)
 
     with open_store().running():  # so that no environment of a server is pruned meanwhile
         asyncio.run(run())
-    return write_results(folder)
+    results = write_results(folder)
+    return write_tuned(results, plan.options) if plan.options.vary else results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from sparkwright import __version__
 from sparkwright.base.card import card_capability
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, ServerError
 from sparkwright.engine.capabilities import METRICS, TOOLS, VLLM, refuse_lacking
 from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.environment import Environment
@@ -27,6 +27,7 @@ from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes import Recipe, load_recipe, variant
 from sparkwright.verify.capacity.search import CHECK as CAPACITY
+from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan
@@ -35,6 +36,7 @@ from sparkwright.verify.reference import identify, load_reference, reference_dig
 from sparkwright.verify.simulated import simulated
 
 Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
+Refusals = Callable[[Path, Sequence[Recipe]], Sequence[str]]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
@@ -42,7 +44,12 @@ _ON_ANY_SERVER = frozenset({"arrivals", CAPACITY, "coherence", "crash", "sweep"}
 
 
 async def prepare(
-    plan: Plan, folder: Path, keys: tuple[str, str] = ("", ""), *, offline: bool = False
+    plan: Plan,
+    folder: Path,
+    keys: tuple[str, str] = ("", ""),
+    *,
+    offline: bool = False,
+    refusals: Refusals | None = None,
 ) -> tuple[Plan, Manifest]:
     """Return *plan* with its servers, whose files are written below *folder*, and the head of its journal.
 
@@ -51,6 +58,9 @@ async def prepare(
         folder: of the run.
         keys: of the servers at `url` and `baseline_url` of the options; they are sent nowhere else.
         offline: fetch nothing: neither what a wheel requires nor, when vLLM starts, models.
+        refusals: returns for each of several recipes why it should not be started with the vLLM of an
+            interpreter, empty where nothing speaks against it; only configurations that are compared are
+            asked for.
 
     Raises:
         ConfigError: the server at the address cannot be checked by what was selected.
@@ -68,7 +78,7 @@ async def prepare(
         arms, server, identity = simulated(options, plan.profile, folder)
         plan = replace(plan, arms=arms)
     else:
-        plan, server, identity = _by_recipe(plan, folder, offline=offline)
+        plan, server, identity = _by_recipe(plan, folder, offline=offline, refusals=refusals)
     refuse_lacking(plan.context.lacks, options.require, server)
     if options.reference:
         identity["reference"] = reference_digest(Path(options.reference))
@@ -170,7 +180,9 @@ def _stand(
 # A recipe -----------------------------------------------------------------------------------------------
 
 
-def _by_recipe(plan: Plan, folder: Path, *, offline: bool) -> tuple[Plan, str, dict[str, str]]:
+def _by_recipe(
+    plan: Plan, folder: Path, *, offline: bool, refusals: Refusals | None
+) -> tuple[Plan, str, dict[str, str]]:
     """Return the plan with servers that the recipe starts, their title and identity."""
     options = plan.options
     changed = partial(variant, runner=options.runner, eager=True if options.eager else None)
@@ -187,8 +199,23 @@ def _by_recipe(plan: Plan, folder: Path, *, offline: bool) -> tuple[Plan, str, d
         identity = {**identity, "against-recipe": _digest(baseline_recipe)}
         title = f"{recipe.title} against {rival.title}"
 
+    served_by = {"main": (main, recipe), "baseline": (baseline, baseline_recipe)}
+    refused: dict[str, str] = {}
+    if options.vary:
+        configurations = options.configurations
+        served_by = {
+            arm_of(configurations, index): (main, changed(one.recipe))
+            for index, one in enumerate(configurations)
+        }
+        why = refusals(main.python, [one for _, one in served_by.values()]) if refusals else ()
+        refused = dict(zip(served_by, why, strict=False))
+        identity = {**identity, "configurations": str(len(configurations))}
+        title = f"configurations of {recipe.title}"
+
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
-        environment, served = (main, recipe) if arm == "main" else (baseline, baseline_recipe)
+        environment, served = served_by[arm]
+        if refused.get(arm):
+            raise ServerError("it was not started", because=refused[arm])
         return start_server(
             as_requested(served),
             folder=folder / "servers" / f"{arm}-{boot}",
@@ -197,7 +224,7 @@ def _by_recipe(plan: Plan, folder: Path, *, offline: bool) -> tuple[Plan, str, d
             deadlines=plan.profile.deadlines,
         )
 
-    arms = Arms({arm: partial(start, arm) for arm in ("main", "baseline")})
+    arms = Arms({arm: partial(start, arm) for arm in served_by})
     return replace(plan, arms=arms), title, {**identity, "recipe": _digest(recipe)}
 
 

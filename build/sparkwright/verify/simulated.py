@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ConfigError
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.simulator.faults import parse_faults
@@ -39,37 +43,74 @@ def start_simulator(
 
 def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[Arms, str, dict[str, str]]:
     """Return simulated servers of both arms, their title, and their identity."""
-    _ = parse_faults(options.faults)  # an unknown one is refused before anything starts
-
-    by_recipes = _by_recipes(options)
+    faults = [PlantedFault.of(text) for text in options.faults]  # an unknown one is refused before any start
+    recipes = _recipes(options)
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         k = 0 if arm == "baseline" and not options.against else options.speculative_tokens
-        arguments = [*(by_recipes.get(arm) or ("--k", str(k))), "--reasoning"]
-        arguments += ["--dialect", options.dialect, "--seed", str(options.seed + boot)]
+        recipe, seed = recipes.get(arm), options.seed + boot
+        if options.vary:  # configurations do not share the luck of their starts
+            seed = int(digest_of([arm, boot, options.seed])[:8], 16)
+        arguments = [*(simulator_arguments(recipe) if recipe else ("--k", str(k))), "--reasoning"]
+        arguments += ["--dialect", options.dialect, "--seed", str(seed)]
         arguments += ["--runner", options.runner] if options.runner else []
-        faults = options.faults if arm == "main" else ()
+        planted = [one.fault for one in faults if arm != "baseline" and one.fits(recipe)]
         place = folder / "servers" / f"{arm}-{boot}"
-        return start_simulator(arguments, faults, place, profile, card=CARD_PAGE)
+        return start_simulator(arguments, planted, place, profile, card=CARD_PAGE)
 
     identity = {
         "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",
         "faults": " ".join(options.faults),
         "seed": str(options.seed),
     }
-    if by_recipes:
-        identity |= {f"{arm} recipe": " ".join(arguments) for arm, arguments in by_recipes.items()}
+    identity |= {f"{arm} recipe": " ".join(simulator_arguments(one)) for arm, one in recipes.items()}
     broken = f" with {', '.join(options.faults)}" if options.faults else ""
-    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
+    arms = {arm: partial(start, arm) for arm in recipes or ("main", "baseline")}
     return Arms(arms), f"simulated vLLM {options.dialect}{broken}", identity
 
 
-def _by_recipes(options: VerifyOptions) -> dict[str, tuple[str, ...]]:
-    """Return the simulator's arguments of each arm where two recipes are compared; else none."""
+def _recipes(options: VerifyOptions) -> dict[str, Recipe]:
+    """Return the recipe of each arm where recipes or settings are compared; else none."""
+    if options.vary:
+        found = options.configurations
+        return {arm_of(found, index): one.recipe for index, one in enumerate(found)}
     if not options.against_recipe:
         return {}
     named = (options.recipe, options.use), recipe_and_use(options.against_recipe)
-    return {
-        arm: simulator_arguments(load_recipe(*one))
-        for arm, one in zip(("main", "baseline"), named, strict=True)
-    }
+    return {arm: load_recipe(*one) for arm, one in zip(("main", "baseline"), named, strict=True)}
+
+
+@dataclass(frozen=True)
+class PlantedFault:
+    """A fault of simulators, of those with one setting alone if it names one."""
+
+    fault: str
+    setting: str = ""
+    value: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> PlantedFault:
+        """Return the fault that *text* names, such as ``slow=3`` or ``slow=3@max-num-seqs=8``.
+
+        Raises:
+            ConfigError: its condition is not of the form SETTING=VALUE.
+            UnknownNameError: there is no such fault.
+        """
+        fault, at, condition = text.partition("@")
+        parse_faults([fault])
+        setting, equals, value = condition.partition("=")
+        if at and not (setting and equals and value):
+            raise ConfigError(f"--fault {text!r} cannot be used", because="after @ it takes SETTING=VALUE")
+        return cls(fault, setting, value)
+
+    def fits(self, recipe: Recipe | None) -> bool:
+        """Tell if the simulator of *recipe* has the fault."""
+        if not self.setting:
+            return True
+        speculative = recipe.speculative if recipe else {}
+        effective = {
+            **(recipe.flags if recipe else {}),
+            "method": speculative.get("method", "none"),
+            "num-speculative-tokens": speculative.get("num_speculative_tokens", 0),
+        }
+        return str(effective.get(self.setting)) == self.value

@@ -1,4 +1,4 @@
-"""The configurations of a search: a recipe with other values of some settings.
+"""The configurations of a comparison of settings: a recipe with other values of some of them.
 
 A setting is a flag of ``vllm serve``, a variable in capitals, ``speculative.KEY``, ``num-speculative-tokens``
 (0 for no speculation) or ``method`` (of drafting; ``mtp:2`` for two tokens, ``none`` for no speculation).
@@ -10,34 +10,33 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparkwright.base.config import Model, load_toml, to_builtins
+from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe, apply_use, load_recipe, recipes, variant
-from sparkwright.verify.tune.options import Drafting
+from sparkwright.recipes import Recipe, load_recipe, recipes
 
 METHOD, TOKENS, NONE = "method", "num-speculative-tokens", "none"
-KV, SEQS, BATCHED = "kv-cache-dtype", "max-num-seqs", "max-num-batched-tokens"
 MOST = 200
 """Configurations of a space at the most."""
-_FORMAT = 1
 _NGRAM_TOKENS = 4
 _SPECULATIVE = "speculative."
 _DEFAULT = "auto"  # of a flag that is not set: what vLLM chooses
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 
-class SpaceFile(Model, frozen=True):
-    """A file that describes a space."""
+class Drafting(Model, frozen=True):
+    """One method of drafting, as a recipe has it.
 
-    format: int
-    vary: dict[str, tuple[Any, ...]]
-    methods: dict[str, Drafting] = msgspec.field(default_factory=dict)
+    Attributes:
+        drafter: the drafter's checkpoint; empty where it needs none.
+    """
+
+    drafter: str = ""
+    speculative: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,30 +66,6 @@ class Configuration:
             return "the recipe as it is"
         return ", ".join(f"{name} {_written(value)}" for name, value in self.settings.items())
 
-    @property
-    def drafts(self) -> bool:
-        """Tell if it speculates."""
-        return bool(self.recipe.speculative)
-
-
-@dataclass(frozen=True)
-class Space:
-    """All configurations, the recipe as it is first."""
-
-    configurations: tuple[Configuration, ...]
-    settings: tuple[str, ...]
-
-    @cached_property
-    def by_key(self) -> dict[str, int]:
-        """Position of each configuration by its key."""
-        return {one.key: index for index, one in enumerate(self.configurations)}
-
-    def without_drafts(self, index: int) -> int | None:
-        """Return the configuration that differs from *index* by having no speculation; `None` if absent."""
-        plain = variant(self.configurations[index].recipe, speculation=False)
-        found = self.by_key.get(Configuration({}, plain).key)
-        return None if found == index else found
-
 
 # From what the user gives -------------------------------------------------------------------------------
 
@@ -116,17 +91,6 @@ def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def read_space(path: Path) -> SpaceFile:
-    """Return the space in a TOML file.
-
-    Raises:
-        ConfigError: it does not follow its format.
-    """
-    space = load_toml(path, SpaceFile, newest_format=_FORMAT)
-    _require_settable(space.vary)
-    return space
-
-
 def _require_settable(vary: Mapping[str, tuple[Any, ...]]) -> None:
     for name, values in vary.items():
         if name in _RESERVED:
@@ -150,7 +114,7 @@ def _written(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-# Defaults from the recipe -------------------------------------------------------------------------------
+# Methods of drafting ---------------------------------------------------------------------------------
 
 
 def methods_of(recipe: Recipe) -> dict[str, Drafting]:
@@ -163,64 +127,30 @@ def methods_of(recipe: Recipe) -> dict[str, Drafting]:
     for one in (recipe, *same):
         method = str(one.speculative.get("method", ""))
         if method and method not in found:
-            found[method] = Drafting(drafter=one.drafter, speculative=one.speculative, weights=one.name)
+            found[method] = Drafting(drafter=one.drafter, speculative=one.speculative)
     ngram = {"method": "ngram", "num_speculative_tokens": _NGRAM_TOKENS, "prompt_lookup_max": 4}
     return {**found, "ngram": found.get("ngram", Drafting(speculative=ngram)), NONE: Drafting()}
-
-
-def default_vary(recipe: Recipe, most: int) -> dict[str, tuple[Any, ...]]:
-    """Return the settings that are varied if the user names none.
-
-    Args:
-        recipe: to start from, its use applied.
-        most: the largest concurrency that is measured; fewer requests at a time are not tried.
-    """
-    vary: dict[str, tuple[Any, ...]] = {}
-    methods = {name: one for name, one in methods_of(recipe).items() if name not in {NONE, "ngram"}}
-    if methods and (len(methods) > 1 or not recipe.speculative):
-        drafting = [f"{name}:{few}" for name, one in methods.items() for few in _fewer(one.speculative)]
-        vary[METHOD] = (*drafting, NONE)
-    elif methods:
-        vary[TOKENS] = (0, *_fewer(recipe.speculative))
-    kv = str(recipe.flags.get(KV, "auto"))
-    vary[KV] = tuple(dict.fromkeys((kv, "fp8" if kv == "auto" else "auto")))
-    served = [recipe, *(apply_use(recipe, use) for use in recipe.uses)]
-    for flag in (SEQS, BATCHED):
-        values = sorted({value for one in served if isinstance(value := one.flags.get(flag), int)})
-        values = [value for value in values if flag != SEQS or value >= most]
-        if len(values) > 1:
-            vary[flag] = tuple(values)
-    return vary
-
-
-def _fewer(speculative: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return half of the drafted tokens, and all: more than a recipe has were often seen to fail."""
-    tokens = int(speculative.get("num_speculative_tokens", 1))
-    return tuple(dict.fromkeys((-(-tokens // 2), tokens)))
 
 
 # The grid -----------------------------------------------------------------------------------------------
 
 
-def make_space(
-    recipe: Recipe, vary: Mapping[str, tuple[Any, ...]], methods: Mapping[str, Drafting] | None = None
-) -> Space:
-    """Return every combination of values, and the recipe as it is.
+def make_space(recipe: Recipe, vary: Mapping[str, tuple[Any, ...]]) -> tuple[Configuration, ...]:
+    """Return the recipe as it is, and every other combination of values.
 
     Args:
         recipe: to start from, its use applied.
         vary: values by setting.
-        methods: methods of drafting beside those that are known for the model.
 
     Raises:
         ConfigError: a method is unknown, there is nothing to draft with, or there are too many combinations.
     """
-    known = {**methods_of(recipe), **(methods or {})}
+    known = methods_of(recipe)
     if unknown := [name for name in vary.get(METHOD, ()) if _method(name)[0] not in known]:
         raise ConfigError(
             f"there is no method {unknown[0]!r} for {recipe.model}",
             because=f"known for it are {', '.join(known)}",
-            next_step="describe it in a file for --space: [methods.NAME] with drafter and speculative",
+            next_step=f"write a recipe of {recipe.model} with that method, and name it instead",
         )
     if METHOD not in vary and not recipe.speculative and any(vary.get(TOKENS, ())):
         raise ConfigError(
@@ -239,7 +169,7 @@ def make_space(
                 next_step="vary fewer settings at once, or fewer values of each",
             )
     first = Configuration(found.pop(own.key, own).settings, recipe, own=True)
-    return Space((first, *found.values()), tuple(vary))
+    return (first, *found.values())
 
 
 def _grid(
@@ -303,8 +233,8 @@ def load_base(name: str, use: str) -> Recipe:
     recipe = load_recipe(name, use)
     if recipe.nodes > 1:
         raise ConfigError(
-            f"the recipe {recipe.name} cannot be tuned",
+            f"settings of the recipe {recipe.name} cannot be compared",
             because="it is for several machines, and servers are started on this one alone",
-            next_step="tune the recipe of the model for one machine",
+            next_step="compare those of the model's recipe for one machine",
         )
     return recipe

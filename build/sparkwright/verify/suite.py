@@ -15,13 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError, SparkwrightError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.engine.capabilities import TOKENIZE
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.client import canary, count_tokens, open_session
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
+from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.check import Context
@@ -181,12 +182,13 @@ class _PlanRun:
                     if (arm, boot) == ("main", 0) and not again:
                         self._tell_duration()
                     silences += not await self._measure_missing(arm, boot, server)
-            except ServerError as error:
+            except (ServerError, EndpointError, IncompatibleOptionsError) as error:
                 if ("main", 0) not in self.boots:
                     raise
                 warn(f"{arm} could not be started: {error}")
-                self.journal.write(Noted(name=f"{arm}-{boot} did not start", data={"because": str(error)}))
-                self.boots.setdefault((arm, boot), BootRecord(arm, boot, BootFacts()))
+                if (arm, boot) not in self.boots:
+                    self.boots[arm, boot] = BootRecord(arm, boot, BootFacts(refused=_reason(error)))
+                    self.journal.write(self.boots[arm, boot])
                 return
             if not self.missing(arm, boot):
                 return
@@ -304,6 +306,12 @@ class _PlanRun:
             threshold="none; an internal error is a defect of sparkwright: report it with the journal",
             evidence=tuple(observation.cell.key for observation in own),
         )
+
+
+def _reason(error: SparkwrightError) -> str:
+    """Return the cause of a failed start in one line."""
+    told = error.cause.because if isinstance(error, ServerFailedError) else error.because
+    return f"{error.what}: {' '.join(told.split())}"
 
 
 def _finite(finding: Finding) -> Finding:

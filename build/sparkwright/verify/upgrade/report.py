@@ -11,7 +11,7 @@ from sparkwright.verify.results import Results, load_run, write_report
 from sparkwright.verify.run import Run
 from sparkwright.verify.upgrade.pairs import match_runs
 from sparkwright.verify.upgrade.quality import judge_quality
-from sparkwright.verify.upgrade.speed import CHECK, Limits, judge_speed
+from sparkwright.verify.upgrade.speed import CHECK, SPREAD, judge_speed
 
 _SAME = (
     "version",
@@ -25,19 +25,19 @@ _SAME = (
 _LESS_CACHE = 0.95
 
 
-def compare_runs(before: Sequence[Run], after: Sequence[Run], limits: Limits | None = None) -> Run:
+def compare_runs(before: Sequence[Run], after: Sequence[Run], spread: float = SPREAD) -> Run:
     """Return the findings on runs *after* an upgrade against runs *before* it.
 
     Args:
         before: finished runs, each of one start of the server.
         after: likewise.
-        limits: of the comparison; the usual ones by default.
+        spread: assumed standard deviation between starts, where a side has a single one.
 
     Raises:
         ConfigError: the runs have no cell in common.
     """
     matched = match_runs(before, after)
-    speed = judge_speed(matched, limits or Limits())
+    speed = judge_speed(matched, spread)
     facts = {
         (arm, number): run.facts["main", 0]
         for arm, runs in (("before", before), ("after", after))
@@ -105,7 +105,7 @@ def _differing(before: Sequence[Run], after: Sequence[Run]) -> Finding:
     )
 
 
-def write_comparison(before: Sequence[Path], after: Sequence[Path], folder: Path, limits: Limits) -> Results:
+def write_comparison(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Results:
     """Compare the runs in the folders *before* and *after*; write page, JUnit file and verdict to *folder*.
 
     Raises:
@@ -113,4 +113,4 @@ def write_comparison(before: Sequence[Path], after: Sequence[Path], folder: Path
         StorageError: the disk is full or cannot be written.
     """
     runs = [[load_run(place) for place in places] for places in (before, after)]
-    return write_report(compare_runs(runs[0], runs[1], limits), folder)
+    return write_report(compare_runs(runs[0], runs[1]), folder)

@@ -25,6 +25,10 @@ from sparkwright.verify.upgrade.pairs import MatchedCells
 CHECK = "compare"
 MATERIAL = 0.05
 """A server that is slower by no more than this does not fail."""
+ALLOWED = 0.10
+"""Largest slowdown within the interval of a server that passes."""
+SPREAD = 0.025
+"""Assumed standard deviation between starts of one server, where a side has a single start."""
 ERROR = 0.05
 """Chance that the interval of any level misses the truth, for each quantity."""
 _FEW_REQUESTS = 4
@@ -75,20 +79,6 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The limits of a comparison.
-
-    Attributes:
-        spread: assumed standard deviation between starts of one server, 0.025 for 2.5 %; used where a side
-            has a single start.
-        allowed: largest slowdown within the interval of a server that passes.
-    """
-
-    spread: float = 0.025
-    allowed: float = 0.10
-
-
-@dataclass(frozen=True)
 class _Level:
     """The sweep's cells at one of so many concurrencies that are judged together, on both sides, by run."""
 
@@ -118,7 +108,7 @@ class _Level:
         return self.each(lambda observation: [one.cause for one in troubles(observation, metered=False)[:1]])
 
 
-def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
+def judge_speed(matched: MatchedCells, spread: float) -> list[Finding]:
     """Return findings on each quantity and, if both sides draft, acceptance, for each level of the sweep."""
     by_level: dict[int, list[str]] = {}
     for key in matched.cells("sweep"):
@@ -127,17 +117,17 @@ def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
     for concurrency, keys in sorted(by_level.items()):
         before, after = (matched.of(arm, keys) for arm in ("before", "after"))
         level = _Level(concurrency, len(by_level), before, after, matched.speed)
-        findings += [_quantity(level, quantity, limits) for quantity in QUANTITIES]
-        findings += _acceptance(level, limits)
+        findings += [_quantity(level, quantity, spread) for quantity in QUANTITIES]
+        findings += _acceptance(level)
     if findings and min(matched.starts) < LEAST_STARTS:
-        findings[0] = msgspec.structs.replace(findings[0], warnings=(_one_start(matched, limits.spread),))
+        findings[0] = msgspec.structs.replace(findings[0], warnings=(_one_start(matched, spread),))
     return findings
 
 
 # Ratios --------------------------------------------------------------------------------------------------
 
 
-def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> tuple[Ratio | None, int]:
+def _ratio(level: _Level, quantity: Quantity, spread: float) -> tuple[Ratio | None, int]:
     """Return the ratio of *quantity*, above 1 where it is better, and the number of prompts that it rests on.
 
     There is none if fewer than four prompts have it on every side.
@@ -150,7 +140,7 @@ def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> tuple[Ratio | N
     if min(map(len, arms)) >= LEAST_STARTS:
         return ratio_of(*arms, Spread.of(arms), error, error), prompts
     # Starts are as fast or slow at every concurrency, so their part needs no correction for its number.
-    of_starts = Spread(limits.spread, math.inf).width(ERROR / 2, len(new), len(old))
+    of_starts = Spread(spread, math.inf).width(ERROR / 2, len(new), len(old))
     of_prompts = Spread.of([_by_item(new, old)]).width(error, prompts)
     width = math.hypot(of_starts, of_prompts)
     middle = math.fsum(arms[0]) / len(new) - math.fsum(arms[1]) / len(old)
@@ -179,15 +169,15 @@ def _by_prompt(observations: Sequence[Observation], quantity: Quantity) -> dict[
 # Findings ------------------------------------------------------------------------------------------------
 
 
-def _quantity(level: _Level, quantity: Quantity, limits: Limits) -> Finding:
-    finding = _finding(level, quantity.name, quantity.definition, _ratio(level, quantity, limits), limits)
+def _quantity(level: _Level, quantity: Quantity, spread: float) -> Finding:
+    finding = _finding(level, quantity.name, quantity.definition, _ratio(level, quantity, spread))
     if disturbed := level.each(told_of):
         cause = f"not compared: {'; '.join(disturbed[:3])}"
         finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, cause=cause)
     return msgspec.structs.replace(finding, measured={**finding.measured, **_known_figures(level, quantity)})
 
 
-def _acceptance(level: _Level, limits: Limits) -> list[Finding]:
+def _acceptance(level: _Level) -> list[Finding]:
     """Return the finding on accepted tokens; none if neither side drafts."""
     new, old = ([o for run in runs for o in run] for runs in (level.after, level.before))
     found = paired_ratio(new, old, level.comparisons, ERROR)
@@ -198,14 +188,12 @@ def _acceptance(level: _Level, limits: Limits) -> list[Finding]:
         " (jackknife over questions). It does not differ from start to start."
     )
     prompts = sum(len(o.counted) for o in old)
-    return [_finding(level, "acceptance", definition, (found, prompts), limits)]
+    return [_finding(level, "acceptance", definition, (found, prompts))]
 
 
-def _finding(
-    level: _Level, name: str, definition: str, ratio: tuple[Ratio | None, int], limits: Limits
-) -> Finding:
+def _finding(level: _Level, name: str, definition: str, ratio: tuple[Ratio | None, int]) -> Finding:
     found, prompts = ratio
-    verdict, cause = _judged(found, f"{name} at c={level.concurrency}", limits.allowed)
+    verdict, cause = _judged(found, f"{name} at c={level.concurrency}", ALLOWED)
     if (unfit := level.unfit) and verdict is not Verdict.FAIL:
         verdict, cause = Verdict.INCONCLUSIVE, "; ".join(unfit[:3])
     return Finding(
@@ -223,7 +211,7 @@ def _finding(
         if found is not None
         else {},
         threshold=f"fails where the whole interval lies below 1 and reaches below {1 - MATERIAL:g}; passes"
-        f" where it lies above {1 - limits.allowed:g}; undecided otherwise. Intervals of all concurrencies"
+        f" where it lies above {1 - ALLOWED:g}; undecided otherwise. Intervals of all concurrencies"
         f" hold the truth in {1 - ERROR:.0%} of comparisons",
         evidence=tuple(o.cell.key for o in level.before[0]),
     )

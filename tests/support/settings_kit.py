@@ -1,10 +1,11 @@
-"""Searches on arithmetic servers: a response surface with noise, refusals, late tokens and wrong answers."""
+"""Comparisons of settings on arithmetic servers: a surface with noise, refusals, late tokens and wrong answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,16 @@ from sparkwright.base.errors import ServerError
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.client import Endpoint
 from sparkwright.engine.observations import BootFacts, HostSample, Observation
-from sparkwright.verify.profile import Profile
-from sparkwright.verify.tune import search as search_module
-from sparkwright.verify.tune.options import TuneOptions
-from sparkwright.verify.tune.search import Known, run_search
-from sparkwright.verify.tune.setup import prepare_search
-from sparkwright.verify.tune.space import Configuration
+from sparkwright.engine.servers import Arms
+from sparkwright.recipes import Recipe
+from sparkwright.verify import suite
+from sparkwright.verify.checks.settings import arm_of
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of
+from sparkwright.verify.profile import PROFILES, Profile
+from sparkwright.verify.results import Results, write_results
+from sparkwright.verify.setup import prepare
+from sparkwright.verify.tuned import write_tuned
 
 RECIPE = "qwen3.8-27b-mtp"
 TOKENS = "num-speculative-tokens"
@@ -47,7 +52,7 @@ def same(settings: Mapping[str, Any]) -> float:
 
 @dataclass
 class Surface:
-    """The servers of a search.
+    """The servers of a comparison.
 
     Attributes:
         slower: factor on a step's time by settings.
@@ -57,8 +62,8 @@ class Surface:
         short: configurations that leave little memory.
         luck: standard deviation between starts.
         seed: of that.
-        stop_after: cells after which the search is stopped.
-        starts: configurations and numbers that were started, in order.
+        stop_after: cells after which it is stopped.
+        starts: arms and numbers that were started, in order.
         cells: those that were measured.
     """
 
@@ -74,12 +79,12 @@ class Surface:
     cells: list[tuple[str, int, str]] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
-    async def start(self, configuration: Configuration, place: str) -> AsyncIterator[StartedServer]:
-        self.starts.append(place)
-        settings = effective(configuration)
+    async def start(self, arm: str, recipe: Recipe, boot: int) -> AsyncIterator[StartedServer]:
+        self.starts.append(f"{arm}-{boot}")
+        settings = effective(recipe)
         if self.refuses(settings):
             raise ServerError("the server ended while it started", because="CUDA out of memory")
-        number = int(digest_of([place, self.seed])[:8], 16)
+        number = int(digest_of([arm, boot, self.seed])[:8], 16)
         factor = float(np.random.default_rng(number).lognormal(0, self.luck)) if self.luck else 1.0
         server = Server(
             seed=number if self.luck else 0,
@@ -92,13 +97,16 @@ class Surface:
 
 @dataclass
 class StartedServer:
-    """One start of an arithmetic server, as the search sees it."""
+    """One start of an arithmetic server, as the suite sees it."""
 
     surface: Surface
     server: Server
     settings: Mapping[str, Any]
     facts: BootFacts = field(default_factory=boot_facts)
     log_seen: bool = True
+    restartable: bool = True
+    died: int | None = None
+    pid: int | None = None
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("http://localhost:9", "m"))
 
     def measure(self, cell: Cell) -> Observation:
@@ -113,41 +121,48 @@ class StartedServer:
         return msgspec.structs.replace(seen, host=(HostSample(at=1, memory_available_mib=left),))
 
 
-def effective(configuration: Configuration) -> dict[str, Any]:
-    """Return the flags of a configuration, and its drafted tokens."""
-    recipe = configuration.recipe
+def effective(recipe: Recipe) -> dict[str, Any]:
+    """Return the flags of *recipe*, and its drafted tokens."""
     tokens = recipe.speculative.get("num_speculative_tokens", 0)
     return {**recipe.flags, TOKENS: tokens, "method": recipe.speculative.get("method", "none")}
 
 
-def options(**changes: Any) -> TuneOptions:
-    """Return options of a small search; simulators are replaced by a `Surface`."""
+def options(**changes: Any) -> VerifyOptions:
+    """Return options of a small comparison; simulators are replaced by a `Surface`."""
     usual: dict[str, Any] = {
+        "profile": "demo",
         "recipe": RECIPE,
         "simulator": True,
         "vary": {TOKENS: (0, 1, 3), "max-num-seqs": (16, 32)},
         "levels": (1, 8),
-        "requests": 8,
         "max_tokens": 48,
         "categories": ("code", "prose"),
-        "quality": False,
     }
-    return TuneOptions(**{**usual, **changes})
+    return VerifyOptions(**{**usual, **changes})
 
 
-def searched(
-    folder: Path,
-    surface: Surface,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: TuneOptions | None = None,
-    **more: Any,
-) -> Known:
-    """Run the search in *folder* on *surface*, or what is left of it."""
+def compared(
+    folder: Path, surface: Surface, monkeypatch: pytest.MonkeyPatch, asked: VerifyOptions, *, judged: bool
+) -> Results:
+    """Compare settings on *surface* in *folder*, or what is left to measure; answers only where *judged*."""
 
     async def measure(server: StartedServer, cell: Cell, profile: Profile) -> Observation:
         return server.measure(cell)
 
-    monkeypatch.setattr(search_module, "measure", measure)
-    search, manifest = prepare_search(asked or options(), folder, **more)
-    replaced = dataclasses.replace(search, start=surface.start)  # type: ignore[arg-type]
-    return asyncio.run(run_search(replaced, folder, manifest))
+    monkeypatch.setattr(suite, "measure", measure)
+    plan = plan_of(asked, msgspec.structs.replace(PROFILES["demo"], speed=1.0))
+    plan = dataclasses.replace(
+        plan, context=dataclasses.replace(plan.context, made_up=plan.context.made_up or not judged)
+    )
+    found = asked.configurations
+    arms = {
+        arm_of(found, index): functools.partial(surface.start, arm_of(found, index), one.recipe)
+        for index, one in enumerate(found)
+    }
+
+    async def run() -> None:
+        prepared, manifest = await prepare(plan, folder)
+        await suite.run_plan(dataclasses.replace(prepared, arms=Arms(arms)), manifest, folder)
+
+    asyncio.run(run())
+    return write_tuned(write_results(folder), asked)
