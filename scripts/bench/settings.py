@@ -3,7 +3,7 @@
     python scripts/bench/settings.py [--seeds 200] [--spread 1.5,5] [--configurations 24] [--minutes 10]
 
 A surface has a random effect for each value of four settings and for each pair of values; each start draws
-its own luck. *compare* is the choice of ``sparkwright verify compare --vary``; the grid gives three starts to each
+its own luck. *compare* is ``sparkwright verify compare --vary``; the grid gives three starts to each
 configuration; random search gives three starts to random configurations, as many starts as that took. A
 miss is an answer more than 3 % below the best point; *kept* are misses that kept the recipe as it is, because
 nothing was surely better. On flat surfaces every configuration is the same, and

@@ -18,7 +18,7 @@ What is checked, and fails the script:
 - the installed files are the wheel's, by its ``RECORD``; its carries are those named; the engine's process
   imports exactly these files, and `vllm.__version__` is the wheel's;
 - the binaries that are not upstream's are those named, and the engine's process has exactly these files
-  mapped (what they compute is compared by ``sparkwright verify NATIVE.whl --against UPSTREAM.whl``);
+  mapped (what they compute is compared by ``sparkwright verify compare UPSTREAM.whl NATIVE.whl``);
 - the model runner, drafter and rejection sampler that ran are those asked for, and CUDA graphs are captured
   and replayed, or, eager, never;
 - at each level c: every request gives exactly the tokens asked for, ended by length; c requests ran at once;

@@ -1,4 +1,4 @@
-"""Comparisons of settings on arithmetic servers: a surface with noise, refusals, late tokens and wrong answers."""
+"""Settings compared on arithmetic servers: a surface with noise, refusals, late tokens and wrong answers."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from sparkwright.cli.verify_options import (
     RESUME,
     SEED,
     SPEED,
+    UNLOCKED,
 )
 from sparkwright.recipes import Recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
@@ -44,6 +45,7 @@ from sparkwright.verify.results import Results
 @click.option("--use", default="", help="The use of the recipe, such as many.")
 @click.option("--wheel", default="", help="The wheel that serves recipes or settings.")
 @click.option("--python", default="", help="The interpreter whose vLLM serves them instead.")
+@UNLOCKED
 @click.option("--demo", is_flag=True, help="Start simulators, without any GPU.")
 @FAULTS
 @click.option("--levels", type=Numbers(), default=(), help="Concurrencies for settings.  [default: 1,8,32]")

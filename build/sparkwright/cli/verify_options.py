@@ -29,6 +29,9 @@ QUIET = click.option("--quiet", "-q", is_flag=True, help="Show warnings and the 
 OFFLINE = click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
+UNLOCKED = click.option(
+    "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
+)
 PLAN = click.option(
     "--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes."
 )
@@ -65,9 +68,7 @@ OPTIONS = (
     ),
     click.option("--use", default="", help="The use of the recipe that is served, such as many."),
     click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
-    click.option(
-        "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
-    ),
+    UNLOCKED,
     click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
     click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
     FAULTS,

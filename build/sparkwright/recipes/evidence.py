@@ -21,7 +21,7 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 Grade = Literal["served", "tuned here", "A", "A-", "B", "C", "never"]
 GRADES: dict[Grade, str] = {
     "served": "served by this project on that card, with a record",
-    "tuned here": "measured on one machine by 'verify tune', which chose it among others",
+    "tuned here": "measured on one machine by 'verify compare', which chose it among others",
     "A": "served by others: tokens are counted and the configuration is stated",
     "A-": "served by others, and a part of the configuration had to be worked out",
     "B": "served by others, configured in part",

@@ -192,25 +192,7 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             options.url and (compared or "compare" in profile.checks),
             "servers at addresses are not compared in speed",
             "speed differs from start to start, and a server at an address is one, however often measured",
-            "give both wheels, the second one by --against",
-        ),
-        (
-            options.against_recipe and options.against,
-            "--against and --against-recipe exclude each other",
-            "a difference between two wheels with two recipes would have two possible causes",
-            "compare the wheels by one recipe, and the recipes on one wheel",
-        ),
-        (
-            options.against_recipe and simulated and not options.recipe,
-            "--against-recipe needs --recipe beside --demo",
-            "a simulator has no recipe by default",
-            "",
-        ),
-        (
-            options.vary and (options.url or options.against or options.against_recipe),
-            "--vary compares settings of one recipe on one wheel",
-            "a difference between wheels or recipes would have two possible causes",
-            "leave out the other server",
+            "compare wheels: sparkwright verify compare OLD.whl NEW.whl",
         ),
         (
             options.slo and not options.vary,
@@ -229,12 +211,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "--reference and a comparison of speed exclude each other",
             "that measures speed alone",
             "use the reference in a run of its own: sparkwright verify reference use",
-        ),
-        (
-            simulated and options.against not in {"", "simulator"},
-            f"a simulator is not compared with {options.against}",
-            "",
-            "give --against simulator",
         ),
         (
             options.prompts and options.input_tokens,

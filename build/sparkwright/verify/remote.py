@@ -91,9 +91,9 @@ def require_sendable(options: VerifyOptions) -> None:
     named = {"--url": options.url, "--python": options.python, "--log": options.log}
     named |= {"--prompts": options.prompts, "--reference": options.reference}
     if options.against and not options.simulator and not options.against.endswith(".whl"):
-        named["--against with an interpreter"] = options.against
+        named["an interpreter"] = options.against
     if Path(recipe_and_use(options.against_recipe)[0]).suffix == ".toml":
-        named["--against-recipe with a file"] = options.against_recipe
+        named["the file of a recipe"] = options.against_recipe
     if found := [name for name, value in named.items() if value]:
         raise ConfigError(
             f"{found[0]} cannot be used with --cluster",

@@ -263,11 +263,7 @@ REFUSED = {
     ),
     "less than nothing": (("--demo", "--soak-seconds=-5"), 10, "--soak-seconds"),
     "for ever": (("--demo", "--soak-seconds=inf"), 10, "--soak-seconds"),
-    "no wheel": (("--python", sys.executable, "--against", "gone.whl"), 10, "gone.whl"),
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
-    "a wheel against an address": (
-        ("--url", "http://127.0.0.1:9", "--against", __file__), 10, "addresses"
-    ),
     "starts of an address": (
         ("--url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:8", "--checks", "compare"),
         10,
@@ -278,22 +274,20 @@ REFUSED = {
     "prompts of a length": (("--demo", "--input-tokens", "50"), 2, "--input-tokens"),
     "no rate": (("--demo", "--rate", "0"), 2, "'0' is not a list of positive numbers"),
     "arrivals without a rate": (("--demo", "--checks", "arrivals"), 10, "--rate"),
-    "a wheel against a simulator": (("--demo", "--against", __file__), 10, "--against"),
-    "a recipe against an address": (
-        ("--url", "http://127.0.0.1:9", "--against-recipe", "smoke"), 10, "addresses"
+    "nothing to compare": (("compare",), 10, "what to compare"),
+    "one recipe to compare": (("compare", "smoke", "--demo"), 10, "--vary SETTING=VALUE"),
+    "a wheel and a recipe": (("compare", "gone.whl", "smoke"), 10, "what to compare"),
+    "no wheel to compare": (("compare", "gone.whl", "lost.whl"), 10, ".whl cannot be used"),
+    "an unknown recipe": (("compare", "soup", "--demo", "--vary", "max-num-seqs=1,2"), 12, "soup"),
+    "nothing to serve with": (("compare", "smoke", "--vary", "max-num-seqs=1,2"), 10, "--demo"),
+    "what cannot be varied": (("compare", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
+    "a fault of no simulator": (
+        ("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,2", "--fault", "gremlins@x=1"),
+        12,
+        "gremlins",
     ),
-    "nothing to tune": (("tune",), 10, "recipe"),
-    "an unknown recipe to tune": (("tune", "soup", "--demo"), 12, "soup"),
-    "nothing to tune with": (("tune", "smoke"), 10, "--demo"),
-    "what cannot be varied": (("tune", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
-    "a fault of no simulator": (("tune", "smoke", "--demo", "--fault", "gremlins@x=1"), 12, "gremlins"),
-    "goodput without an objective": (("tune", "smoke", "--demo", "--objective", "goodput"), 10, "--slo"),
-    "an unknown rival": (("--demo", "--recipe", "smoke", "--against-recipe", "soup"), 12, "soup"),
-    "two rivals": (
-        ("--demo", "--recipe", "smoke", "--against", "simulator", "--against-recipe", "smoke"),
-        10,
-        "exclude each other",
-    ),
+    "limits of two recipes": (("compare", "smoke", "smoke", "--demo", "--slo", "ttft_p95=2s"), 10, "--slo"),
+    "an unknown rival": (("compare", "soup", "smoke", "--demo"), 12, "soup"),
 }  # fmt: skip
 
 

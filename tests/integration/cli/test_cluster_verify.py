@@ -145,10 +145,6 @@ def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host]
     words = (
         "--recipe",
         recipe,
-        "--profile",
-        "demo",
-        "--against",
-        other,
         "--boots",
         "2",
         "--levels",
@@ -156,7 +152,7 @@ def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host]
         "--unlocked",
     )
     run = tmp_path / "run"
-    ran = world.call("verify", one, *words, "--out", run, *cluster(hosts))
+    ran = world.call("verify", "compare", other, one, *words, "--out", run, *cluster(hosts))
     assert {check for check, _ in concluded(run)} == {"compare"}, ran.said
     stated = json.loads((run / "verdict.json").read_text())["run"]
     assert (stated["wheel"]["sha256"], stated["against"]) == (sha256(one), sha256(other))

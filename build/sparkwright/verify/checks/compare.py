@@ -63,7 +63,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return _judge(context, seen.made)
 
 
-# In no profile: --against selects it.
+# In no profile: `verify compare` selects it.
 CHECK = Check("compare", cells, judge)
 
 

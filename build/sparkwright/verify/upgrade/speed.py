@@ -234,8 +234,8 @@ def _one_start(matched: MatchedCells, spread: float) -> str:
     before, after = matched.starts
     return (
         f"{before} start before and {after} after: a difference of {100 * spread:g} %"
-        " between starts of one server is assumed, not measured; more runs of each side, or --against,"
-        " measure it"
+        " between starts of one server is assumed, not measured; more runs of each side, or two wheels by"
+        " turns, measure it"
     )
 
 
