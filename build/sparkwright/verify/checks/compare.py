@@ -28,7 +28,7 @@ LEVELS = (1, 8)
 WAVES = 3
 LOOKS = (3, 5, 7, 10)
 """Starts of each server after which the comparison is judged: it ends as soon as it is decided."""
-FALSE_WORSE = 0.01
+FALSE_WORSE = 0.008
 """Chance that a server as fast as the baseline is called worse by its steps, over all of these moments."""
 TRIVIAL = 0.02
 """A server that is slower by less passes, however surely."""
@@ -48,13 +48,13 @@ def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
     Starts follow in the order ABBAAB for three of each, and are added while nothing is decided, up to
     `Profile.most_boots` of each.
     """
-    looks = _looks(context.profile)
     look = _look(context.profile, seen.values())
     planned = list(_starts(context, look.starts))
     if not look.last and all(cell.key in seen for cell in planned):
         verdicts = {finding.verdict for finding in _judge(context, list(seen.values()))}
         if Verdict.FAIL not in verdicts and Verdict.INCONCLUSIVE in verdicts:
-            planned = list(_starts(context, looks[looks.index(look.starts) + 1]))
+            later = (one.starts for one in looks_of(context.profile) if one.starts > look.starts)
+            planned = list(_starts(context, next(later)))
     yield from planned
 
 
@@ -78,7 +78,7 @@ def _judge(context: Context, observations: Sequence[Observation]) -> list[Findin
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
     """A moment at which a comparison is judged.
 
     Attributes:
@@ -112,18 +112,17 @@ class _Look:
         return Verdict.INCONCLUSIVE, "inconclusive", shown
 
 
-def _looks(profile: Profile) -> list[int]:
-    """Return the numbers of starts at which it is judged; the first and the last are the profile's."""
+def looks_of(profile: Profile) -> list[Look]:
+    """Return the moments at which it is judged; the first and the last are the profile's."""
     between = [starts for starts in LOOKS if profile.boots < starts < profile.most_boots]
-    return sorted({profile.boots, *between, max(profile.boots, profile.most_boots)})
+    planned = sorted({profile.boots, *between, max(profile.boots, profile.most_boots)})
+    return [Look(starts, starts == planned[-1], FALSE_WORSE / len(planned)) for starts in planned]
 
 
-def _look(profile: Profile, observations: Iterable[Observation]) -> _Look:
+def _look(profile: Profile, observations: Iterable[Observation]) -> Look:
     """Return the first moment by which all of *observations* were made."""
-    looks = _looks(profile)
     begun = 1 + max((o.cell.boot for o in observations), default=0)
-    starts = next(starts for starts in looks if starts >= begun)
-    return _Look(starts, last=starts == looks[-1], error=FALSE_WORSE / len(looks))
+    return next(look for look in looks_of(profile) if look.starts >= begun)
 
 
 def _starts(context: Context, boots: int) -> Iterator[Cell]:
@@ -155,7 +154,7 @@ def _decode_rate(sample: Sample) -> float:
     return 1000 / sample.tpot_ms if sample.tpot_ms > 0 else math.nan
 
 
-def _steps(seen: CheckedCells, look: _Look) -> Finding:
+def _steps(seen: CheckedCells, look: Look) -> Finding:
     """Return the finding on the time of a step, over both levels: what is drafted does not blur it."""
     # By the client's events where each is one step, since counters hold warm-up requests too.
     by_events = all(
@@ -219,11 +218,11 @@ def _interval(word: str, ratio: Ratio) -> Values:
     }
 
 
-def _too_few(look: _Look) -> str:
+def _too_few(look: Look) -> str:
     return f"{look.starts} start of each does not represent other starts"
 
 
-def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_steps: Verdict) -> Finding:
+def _speed(seen: CheckedCells, level: int, context: Context, look: Look, of_steps: Verdict) -> Finding:
     """Return the finding on decode rates, which acceptance blurs.
 
     Where they decide nothing, steps and acceptance do: a decode rate is the second over the first.
@@ -264,7 +263,7 @@ def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_ste
     )
 
 
-def _of_requests(seen: CheckedCells, value: Callable[[Sample], float], look: _Look) -> Ratio | None:
+def _of_requests(seen: CheckedCells, value: Callable[[Sample], float], look: Look) -> Ratio | None:
     """Return the ratio of a value of requests, for the same prompts.
 
     Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
@@ -311,7 +310,7 @@ def _acceptance_length(seen: CheckedCells, arm: str) -> float:
     return math.fsum(one.mal * one.drafts for one in known) / drafts if drafts else 1.0
 
 
-def _first_token(seen: CheckedCells, context: Context, look: _Look) -> list[str]:
+def _first_token(seen: CheckedCells, context: Context, look: Look) -> list[str]:
     """Return a warning if times to the first token are longer; not on an accelerated clock."""
     if context.profile.speed != 1:
         return []
