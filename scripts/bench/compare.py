@@ -58,7 +58,8 @@ def main() -> int:
                 bound = float(beta.ppf(0.95, worse + 1, trials - worse))
             row = (
                 name, f"{100 * abs(slower):.0f} %", f"{100 * spread:.1f} %", f"{worse}",
-                f"{100 * bound:.2f} %", f"{verdicts.count(Verdict.PASS)}", f"{verdicts.count(Verdict.INCONCLUSIVE)}",
+                f"{100 * bound:.2f} %", f"{verdicts.count(Verdict.PASS)}",
+                f"{verdicts.count(Verdict.INCONCLUSIVE)}",
                 f"{sum(starts for _, starts in found) / trials:.1f}",
             )  # fmt: skip
             print("  ".join(f"{word:>11}" for word in row), flush=True)
