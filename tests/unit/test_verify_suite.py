@@ -221,7 +221,7 @@ def test_a_later_one_that_does_not_start_leaves_its_cells_out(tmp_path: Path, me
     one = Asked("one", (("main", 0), ("baseline", 0)))
     run(tmp_path, Fake(broken=frozenset({"baseline"})), one)
     assert one.seen == [("one0",)]
-    assert "baseline-0 did not start" in read_journal(tmp_path).notes
+    assert read_journal(tmp_path).boots["baseline", 0].facts.refused
     assert measured == ["one0"]
 
 
