@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -196,6 +197,60 @@ def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | No
     path.write_text(new_recipe(name, base, model=model, drafter=drafter), encoding="utf-8")
     click.echo(f"made     {path}")
     click.echo(f"next     sparkwright recipe check {path}")
+
+
+@command.command("import")
+@click.argument("source")
+@click.option("--name", default="", help="The recipe's name; what is served by default.")
+@click.option("--series", "wanted", default="", help="The series by whose release it is checked.")
+@click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
+@common_options
+@run_in_session
+def import_(session: Session, *, source: str, name: str, wanted: str, out: Path | None) -> None:
+    """Make a recipe of SOURCE: a file, - for standard input, or a command in quotes.
+
+    Takes 'vllm serve ...', 'docker run ...', a script or compose file with one, and recipes of
+    spark-vllm-docker and sparkrun. Says what was left out, and what is wrong or dangerous, with the reason;
+    options that the release lacks are left out.
+    """
+    from sparkwright.recipes.imported import Remark, import_recipe, without_dead
+    from sparkwright.recipes.write import recipe_text
+    from sparkwright.serve.check_recipes import check_recipes
+
+    recipe, remarks = import_recipe(_text_of(source), name)
+    path = out or Path(f"{recipe.name}.toml")
+    if path.exists():
+        raise ConfigError(f"{path} exists", next_step="name another file with --out")
+    series = wanted or session.checkout.lock.series
+    (found,) = check_recipes(
+        session.checkout, session.store, session.repository, [recipe], series, offline=session.offline
+    )
+    recipe, dead = without_dead(recipe, found.problems)
+    told = (*remarks, *dead, *(Remark("wrong", *rule.split(": ", 1)) for rule in found.rules))
+    path.write_text(recipe_text(recipe), encoding="utf-8")
+    if session.as_json:
+        print_json({"recipe": str(path), "vllm": found.version, "remarks": [asdict(one) for one in told]})
+        return
+    if told:
+        show_table(("remark", "what", "because"), [(one.level, one.what, one.because) for one in told])
+    click.echo(f"made     {path}, checked by vLLM {found.version}")
+    click.echo(f"next     sparkwright serve {path} --dry-run")
+
+
+def _text_of(source: str) -> str:
+    """Return the text of a file, of standard input, or *source* itself.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if source == "-":
+        return sys.stdin.read()
+    if any(sign.isspace() for sign in source):
+        return source
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{printable(source)} cannot be read", because=str(error)) from error
 
 
 @command.command("export")

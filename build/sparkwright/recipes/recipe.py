@@ -253,6 +253,11 @@ def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> 
     return spelled
 
 
+def refused_variable(name: str) -> bool:
+    """Tell if a recipe cannot hold the variable: programs load code by it, or it is no name."""
+    return bool(_LOADS_CODE.match(name)) or not _VARIABLE.fullmatch(name)
+
+
 def _require_plain(path: Path, recipe: Recipe) -> None:
     """Refuse variables that have programs load code, and models that would be read as options.
 
@@ -261,7 +266,7 @@ def _require_plain(path: Path, recipe: Recipe) -> None:
     """
     variables = [recipe.environment, *(use.environment for use in recipe.uses.values())]
     names = {name for one in variables for name in one}
-    refused = [name for name in sorted(names) if _LOADS_CODE.match(name) or not _VARIABLE.fullmatch(name)]
+    refused = [name for name in sorted(names) if refused_variable(name)]
     if refused:
         raise ConfigError(
             f"{path} does not follow its format",

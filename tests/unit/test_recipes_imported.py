@@ -1,0 +1,177 @@
+"""Recipes from commands, compose files and other tools' YAML: what is kept, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.recipes.imported import import_recipe, without_dead
+from sparkwright.recipes.release_options import Problem
+from sparkwright.recipes.write import recipe_text
+
+DRAFTS = '{"method": "dflash", "model": "org/drafter", "num_speculative_tokens": 15}'
+SERVE = f"vllm serve org/Model-FP8 --max-model-len 65536 --speculative-config '{DRAFTS}'"
+
+
+def levels(text: str) -> set[tuple[str, str]]:
+    """Return level and subject of each remark."""
+    return {(one.level, one.what) for one in import_recipe(text)[1]}
+
+
+def flags(text: str) -> dict[str, object]:
+    return import_recipe(f"vllm serve org/model {text}")[0].flags
+
+
+CONTAINER = "docker run --rm -it --gpus all -v /data/model:/models/m -e FIRST=1 vllm/vllm-openai:v0.30 {}"
+COMPOSE = f"""
+services:
+  cache: {{image: redis}}
+  chat:
+    image: vllm/vllm-openai:v0.30
+    environment: [FIRST=1, HF_TOKEN=secret]
+    command: ["org/Model-FP8", "--max-model-len", "65536", "--speculative-config", '{DRAFTS}']
+"""
+TEMPLATE = f"""
+recipe_version: "1"
+name: Model FP8
+model: org/Model-FP8
+container: vllm-node
+mods: [mods/fix]
+defaults: {{port: 8000, max_model_len: 65536}}
+env: {{FIRST: 1}}
+command: |
+  vllm serve org/Model-FP8 --port {{port}} \\
+    --max-model-len {{max_model_len}} \\
+    --speculative-config '{DRAFTS.replace("{", "{{").replace("}", "}}")}'
+"""
+BARE = """
+model: org/Model-FP8
+defaults: {max_model_len: 65536, tensor_parallel: 1}
+env: {FIRST: "1"}
+"""
+SCRIPT = f"""#!/bin/bash
+pip install -U something
+export FIRST=1
+MODEL=org/Model-FP8
+docker stop x > /dev/null 2>&1 && sleep 1
+exec vllm serve $MODEL \\
+  --max-model-len=${{LENGTH:-65536}} -sc '{DRAFTS}' 2>&1 | tee log  # what was said
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"FIRST=1 {SERVE}",
+        CONTAINER.format(SERVE),
+        CONTAINER.format(SERVE[11:]),
+        COMPOSE,
+        TEMPLATE,
+        SCRIPT,
+        f"FIRST=1 python3 -m vllm.entrypoints.openai.api_server --model {SERVE[11:]}",
+    ],
+    ids=["line", "container", "entry point", "compose", "template", "script", "module"],
+)
+def test_every_form_gives_the_same_recipe(text: str, tmp_path: Path) -> None:
+    recipe, _ = import_recipe(text)
+    assert (recipe.model, recipe.drafter, recipe.nodes) == ("org/Model-FP8", "org/drafter", 1)
+    assert recipe.flags == {"max-model-len": 65536}
+    assert recipe.speculative == {"method": "dflash", "num_speculative_tokens": 15}
+    assert recipe.environment == {"FIRST": "1"}
+    path = tmp_path / "written.toml"
+    path.write_text(recipe_text(recipe))
+    written = load_recipe(path)
+    assert (written.name, written.flags) == ("model-fp8", recipe.flags)
+
+
+def test_defaults_without_a_command_become_flags() -> None:
+    assert import_recipe(BARE)[0].flags == {"max-model-len": 65536}
+
+
+def test_options_get_their_names_and_types() -> None:
+    assert flags("-tp 1 --a.b_c on --a.d 2 --no-enable-x --y true --z 0.5 -O3 --names one two") == {
+        "a": {"b_c": "on", "d": 2},
+        "enable-x": False,
+        "y": True,
+        "z": 0.5,
+        "optimization-level": 3,
+        "names": ["one", "two"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{SERVE} --trust-remote-code", ("dangerous", "--trust-remote-code")),
+        (f"{SERVE} --gpu-memory-utilization 0.95", ("dangerous", "--gpu-memory-utilization 0.95")),
+        (f"{SERVE} --host 0.0.0.0", ("dangerous", "--host 0.0.0.0")),
+        (f"{SERVE} --api-key secret", ("left out", "--api-key")),
+        (f"HF_TOKEN=secret {SERVE}", ("left out", "HF_TOKEN")),
+        (f"LD_PRELOAD=/x.so {SERVE}", ("dangerous", "LD_PRELOAD")),
+        (f"MAX_JOBS=4 {SERVE}", ("left out", "MAX_JOBS=4")),
+        (CONTAINER.format(SERVE), ("left out", "vllm/vllm-openai:v0.30")),
+        (CONTAINER.format(SERVE).replace("--rm", "--privileged"), ("dangerous", "--privileged")),
+        (CONTAINER.format("/models/n"), ("wrong", "/models/n")),
+        (
+            CONTAINER.format(SERVE).replace("/models/m", "/usr/dist-packages/vllm/a.py"),
+            ("left out", "/data/model"),
+        ),
+        (TEMPLATE, ("left out", "mods: mods/fix")),
+        (SCRIPT, ("left out", "pip install -U something")),
+    ],
+)
+def test_what_a_recipe_does_not_hold_is_said(text: str, said: tuple[str, str]) -> None:
+    assert said in levels(text)
+    assert "secret" not in recipe_text(import_recipe(text)[0])
+
+
+def test_a_plain_line_gives_no_remark() -> None:
+    assert levels(SERVE) == set()
+
+
+def test_a_folder_of_the_container_is_the_hosts() -> None:
+    assert import_recipe(CONTAINER.format("/models/m/one --max-num-seqs 4"))[0].model == "/data/model/one"
+
+
+def test_two_cards_are_two_machines_and_more_are_refused() -> None:
+    assert import_recipe(f"{SERVE} -tp 2 --distributed-executor-backend ray")[0].nodes == 2
+    with pytest.raises(ConfigError, match="needs 4 machines"):
+        import_recipe(f"{SERVE} -tp 2 -pp 2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "docker run ghcr.io/x/image",  # whose own script decides
+        f"{SERVE}\n{SERVE}",
+        "vllm serve --max-model-len 4",
+        "vllm serve $MODEL",
+        "vllm serve ...",
+        "vllm serve 'org/model",
+        TEMPLATE.replace("port: 8000, ", ""),
+    ],
+)
+def test_what_names_no_server_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        import_recipe(text)
+
+
+def test_what_a_release_lacks_is_left_out_and_what_it_refuses_is_wrong() -> None:
+    recipe = Recipe(
+        format=1, name="x", title="x", model="m", flags={"old": 1, "kv": 2}, environment={"VLLM_OLD": "1"}
+    )
+    problems = [
+        Problem("flag", "--old", "gone"),
+        Problem("variable", "VLLM_OLD", "unread"),
+        Problem("value", "--kv 2", "no choice"),
+        Problem("deprecated", "--kv", "later"),
+    ]
+    left, remarks = without_dead(recipe, problems)
+    assert (left.flags, left.environment) == ({"kv": 2}, {})
+    assert [(one.level, one.what) for one in remarks] == [
+        ("left out", "--old"), ("left out", "VLLM_OLD"), ("wrong", "--kv 2"),
+    ]  # fmt: skip
