@@ -118,7 +118,32 @@ def command(
             as_json=as_json, refusals=partial(_refusals, offline=offline),
         )  # fmt: skip
     if results is not None:
+        if options.vary and not as_json:
+            _show_ranking(results)
         show_results(results, as_json=as_json, machines=done)
+
+
+def _show_ranking(results: Results) -> None:
+    """Print the figures of each configuration, the best first."""
+    from sparkwright.cli.tables import show_table
+
+    _, *rows = results.run.findings
+    figures = list(dict.fromkeys(name for row in rows for name in row.measured if " c=" in name))
+    show_table(
+        ("configuration", "standing", "against the recipe", *figures, "starts"),
+        [
+            (
+                row.name,
+                str(row.measured["standing"]),
+                f"{100 * (float(ratio) - 1):+.1f} %"
+                if (ratio := row.measured.get("speed over the baseline's"))
+                else "",
+                *(str(row.measured.get(name, "")) for name in figures),
+                f"{row.measured['starts']:.0f}",
+            )
+            for row in rows
+        ],
+    )
 
 
 def _kind(place: str | None) -> str:

@@ -94,6 +94,24 @@ def test_check_names_a_dead_variable_and_is_silent_on_its_twin(
     assert {problem["name"] for one in said for problem in one["problems"]} == {"VLLM_FP8_MOE_BACKEND"}
 
 
+@pytest.mark.slow
+@pytest.mark.upstream
+def test_import_leaves_out_what_the_release_lacks_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "VLLM_USE_V1=1 HF_TOKEN=secret vllm serve org/model --use-v2-block-manager --max-num-seqs 4"
+    out = tmp_path / "mine.toml"
+    words = ["recipe", "import", command, "--out", str(out), "--root", str(ROOT)]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["remarks"]
+    left = {"VLLM_USE_V1", "HF_TOKEN", "--use-v2-block-manager"}
+    assert {(one["level"], one["what"]) for one in said} == {("left out", name) for name in left}
+    recipe = load_recipe(out)
+    assert (recipe.model, recipe.flags, recipe.environment) == ("org/model", {"max-num-seqs": 4}, {})
+    assert main(words) != 0
+    assert "exists" in capsys.readouterr().err
+
+
 def test_a_strangers_recipe_cannot_steer_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
