@@ -51,7 +51,7 @@ Host *
   StrictHostKeyChecking yes
 """
 VLLM = '''\
-"""``vllm serve`` on one of two machines: the worker holds a connection to the head, which is the simulator."""
+"""``vllm serve`` on one of two machines: the worker holds a connection to the head, a simulator."""
 import json
 import os
 import signal
@@ -171,7 +171,11 @@ class TwoHosts:
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the second machine, but the sshd that listens."""
         told = subprocess.run(
-            ["ip", "netns", "pids", self.namespaces[1]], capture_output=True, text=True, check=True, timeout=30
+            ["ip", "netns", "pids", self.namespaces[1]],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
         )
         own = self.sshd.pid if self.sshd else 0
         found = []
@@ -250,15 +254,19 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         hosts.start_sshd()
         probe = hosts.inside(0, "ssh", NAME, "true")
-        wait_until(lambda: subprocess.run(probe, env=hosts.environment(), timeout=30).returncode == 0)
+        wait_until(
+            lambda: subprocess.run(probe, env=hosts.environment(), timeout=30, check=False).returncode == 0
+        )
         yield hosts
     finally:
         for name in names:
-            told = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30)
+            told = subprocess.run(
+                ["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30, check=False
+            )
             for pid in map(int, told.stdout.split()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30, check=False)
         if hosts.sshd is not None:
             hosts.sshd.wait()
 

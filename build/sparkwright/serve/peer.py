@@ -222,9 +222,9 @@ def refusal(host: SshHost, status: int, said: str) -> ClusterError:
         port, user = (f"-p {host.port} " if host.port else ""), (f"{host.user}@" if host.user else "")
         words = f"{port}{user}{host.host}"
         return ClusterError(
-            f"{name} cannot be reached without a password",
+            f"{name} cannot be reached",
             because=because,
-            next_step=f"let `ssh {words} true` work without a question: ssh-copy-id {words}",
+            next_step=f"let `ssh {words} true` work without a question, by ssh-copy-id {words}",
         )
     if status == _NOT_FOUND:
         return ClusterError(f"{name} has no python3", because=because, next_step="install python3 there")

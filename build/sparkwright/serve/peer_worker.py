@@ -226,8 +226,13 @@ class _Worker:
         if places.python is not None:
             await _copied(self._peer, "Python", places.python, places)
         stored = await launch.models() if launch.models is not None else 0
-        for name in filter(None, (self._recipe.model, self._recipe.drafter)):
-            await _copied_model(self._peer, name, self._recipe, launch.environment)
+        recipe = self._recipe
+        models = {
+            recipe.model: recipe.flags.get("revision"),
+            recipe.drafter: recipe.speculative.get("revision"),
+        }
+        for name, revision in models.items():
+            await _copied_model(self._peer, name, str(revision or ""), recipe, launch.environment)
         variables = {
             name: value
             for name, value in launch.environment.items()
@@ -304,12 +309,14 @@ async def _copied(peer: Peer, what: str, folder: Path, places: PeerPlaces) -> No
     await _stoppable(bring)
 
 
-async def _copied_model(peer: Peer, name: str, recipe: Recipe, environment: Mapping[str, str]) -> None:
+async def _copied_model(
+    peer: Peer, name: str, revision: str, recipe: Recipe, environment: Mapping[str, str]
+) -> None:
     """Copy a model into the cache of the hub there, or one that is named by its folder."""
     own = _folder(name)
     named = recipe.flags.get("download-dir")
     hub = {**environment, "HF_HUB_CACHE": str(named)} if named else environment
-    folder = own or find_folder(name, hub, str(recipe.flags.get("revision") or ""))
+    folder = own or (find_folder(name, hub, revision) if name else None)
     if folder is None:
         return  # the engine makes it up, or knows better
     root = folder if own else folder.parents[1]

@@ -51,7 +51,7 @@ def say(**told: Any) -> None:
 
 
 def facts(request: dict[str, str]) -> None:
-    """Print the facts of this machine; *request* names the interpreter that the server's environment is of."""
+    """Print the facts of this machine; *request* names the interpreter of the server's environment."""
     version, _, headers = output(request["python"], "-I", "-c", _PYTHON).partition("\n")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     home = os.environ.get("HF_HOME") or cache / "huggingface"
