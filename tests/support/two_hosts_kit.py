@@ -207,8 +207,8 @@ class TwoHosts:
     def call(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run ``sparkwright serve`` with *words* to its end."""
         return subprocess.run(
-            self.inside(0, *self._command(*words)), env=self.environment(**variables), cwd=self.folder / "here",
-            capture_output=True, text=True, timeout=300, check=False,
+            self.inside(0, *self._command(*words)), env=self.environment(**variables),
+            cwd=self.folder / "here", capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
     def serve(self, *words: str | Path, **variables: str) -> Serving:

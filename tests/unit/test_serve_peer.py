@@ -17,7 +17,7 @@ from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ssh import SshHost
 from sparkwright.recipes import serve_arguments
-from sparkwright.serve.peer import CHILD, End, MachineFacts, Peer, _differences, _pairs
+from sparkwright.serve.peer import CHILD, End, MachineFacts, Peer, _differences, links_between
 from sparkwright.serve.peer_copy import Copied, copy, list_model, list_tree
 from sparkwright.serve.peer_worker import PeerPlaces, order_worker
 
@@ -58,7 +58,9 @@ def peer() -> Peer:
 
 class TestLink:
     def test_the_fastest_that_both_share_comes_first(self) -> None:
-        found = [(mbps, near.interface, far.address) for mbps, near, far in _pairs(facts(1), facts(2))]
+        found = [
+            (one.mbps, one.here.interface, one.there.address) for one in links_between(facts(1), facts(2))
+        ]
         assert found == [
             (200_000, "enp1s0f0np0", "169.254.10.2"),
             (200_000, "enP2p1s0f0np0", "10.0.2.2"),
@@ -67,7 +69,9 @@ class TestLink:
 
     def test_devices_that_are_not_active_are_left_out(self) -> None:
         quiet = facts(1).devices | {"class/infiniband/rocep1s0f0/ports/1/state": "1: DOWN"}
-        found = {near.interface: near.devices for _, near, _ in _pairs(facts(1, devices=quiet), facts(2))}
+        found = {
+            one.here.interface: one.here.devices for one in links_between(facts(1, devices=quiet), facts(2))
+        }
         assert found == {"enp1s0f0np0": (), "enP2p1s0f0np0": ("roceP2p1s0f0",), "enP7s7": ()}
 
     def test_both_machines_get_their_own_ends(self, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ goes over the fastest link that they share.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -19,11 +18,10 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_interface
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from sparkwright.base.config import convert, decode_json
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, ConfigError, ProcessError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.process import run
@@ -35,7 +33,6 @@ from sparkwright.serve.settings import as_head
 
 CHILD = Path(__file__).with_name("child") / "peer.py"
 _SCRIPT = 'command -v python3 >/dev/null || exit 127; exec python3 -c "$@"'
-_NO_FORWARDS = "-oClearAllForwardings=yes"
 _NOT_FOUND, _OF_SSH = 127, 255
 _ASK_S = 120.0
 _TRIED = 4
@@ -203,17 +200,6 @@ def find_peer(text: str, recipe: Recipe, python: Path, *, force: bool = False) -
     return peer
 
 
-def reply(output: str | bytes) -> dict[str, Any]:
-    """Return the last line of JSON in the *output* of ``child/peer.py``; empty without one."""
-    text = output if isinstance(output, str) else output.decode(errors="replace")
-    for line in reversed(text.splitlines()):
-        with contextlib.suppress(ValueError):
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-    return {}
-
-
 def refusal(host: SshHost, status: int, said: str) -> ClusterError:
     """Return why a connection of ssh ended with *status*."""
     name = host.shown
@@ -239,10 +225,10 @@ def _ask(host: SshHost, request: str) -> MachineFacts:
         done = run(argv, timeout=_ASK_S, accept=range(256))
     except ProcessError as error:
         raise refusal(host, 1, error.because) from error
-    told = reply(done.stdout)
+    told = [line for line in done.stdout.splitlines() if line.startswith(b"{")]  # a login may print more
     if done.status or not told:
-        raise refusal(host, done.status, str(told.get("error", "")) or done.stderr)
-    return convert(told, MachineFacts)
+        raise refusal(host, done.status, done.stderr or done.text)
+    return decode_json(told[-1], MachineFacts)
 
 
 # Comparison -------------------------------------------------------------------------------------------------
@@ -309,69 +295,88 @@ def _numbers(version: str) -> tuple[int, ...]:
 # The link ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Link:
+    """Two ends with addresses of one network; *mbps* is -1 where no driver tells the speed."""
+
+    mbps: int
+    here: End
+    there: End
+
+
 def _linked(host: SshHost, own: MachineFacts, other: MachineFacts, python: Path) -> Peer:
     """Return the peer with the fastest link over which ssh reaches it.
 
     Raises:
         ClusterError: there is none.
     """
-    pairs = _pairs(own, other)
-    for mbps, near, far in pairs[:_TRIED]:
-        options = _over(host, near.address, far.address)
-        probe = host.argv("exit 0", forwards=options)
-        if run(probe, timeout=_ASK_S, accept=range(256)).status == 0:
-            same = [pair for pair in pairs if pair[0] == mbps]
-            here, there = (
-                replace(end, devices=tuple(dict.fromkeys(name for pair in same for name in pair[at].devices)))
-                for at, end in ((1, near), (2, far))
-            )
-            return Peer(host, other, here, there, mbps, python, options)
-    tried = [f"{near.address} to {far.address}" for _, near, far in pairs[:_TRIED]]
+    links = links_between(own, other)
+    for link in links[:_TRIED]:
+        options = _over(host, link)
+        if run(host.argv("exit 0", forwards=options), timeout=_ASK_S, accept=range(256)).status == 0:
+            # NCCL uses both halves of a ConnectX port, each with an interface and a device of its own.
+            equal = [one for one in links if one.mbps == link.mbps]
+            here = _with_devices(link.here, [one.here for one in equal])
+            there = _with_devices(link.there, [one.there for one in equal])
+            return Peer(host, other, here, there, link.mbps, python, options)
+    what = f"this machine and {host.shown} share no link"
+    if links:
+        tried = "; ".join(f"{one.here.address} to {one.there.address}" for one in links[:_TRIED])
+        raise ClusterError(
+            what,
+            because=f"ssh does not get through from {tried}",
+            next_step="let sshd listen at these addresses, and firewalls let it through",
+        )
     addresses = " and ".join(
         f"{name} has {', '.join(' '.join(one) for one in facts.addresses) or 'none'}"
         for name, facts in (("this machine", own), (host.shown, other))
     )
     raise ClusterError(
-        f"this machine and {host.shown} share no link",
-        because=f"ssh does not get through: {'; '.join(tried)}"
-        if tried
-        else f"none of their addresses are of one network: {addresses}",
-        next_step="connect the QSFP ports, and give both interfaces addresses of one network (netplan)"
-        if not tried
-        else "let sshd listen at these addresses, and firewalls let it through",
+        what,
+        because=f"no two of their addresses are of one network: {addresses}",
+        next_step="connect the QSFP ports, and give both interfaces addresses of one network (netplan)",
     )
 
 
-def _pairs(own: MachineFacts, other: MachineFacts) -> list[tuple[int, End, End]]:
-    """Return the ends of possible links with their speeds, the fastest first."""
+def _with_devices(end: End, ends: list[End]) -> End:
+    """Return *end* with the devices of all *ends*."""
+    return replace(end, devices=tuple(dict.fromkeys(name for one in ends for name in one.devices)))
+
+
+def links_between(own: MachineFacts, other: MachineFacts) -> list[Link]:
+    """Return the links that both machines may have, the fastest first."""
+    found = [
+        Link(min(near_mbps, far_mbps), near, far)
+        for (near_mbps, network, near), (far_mbps, its, far) in product(_ends(own), _ends(other))
+        if network == its and near.address != far.address
+    ]
+    return sorted(found, key=lambda one: -one.mbps)
+
+
+def _ends(facts: MachineFacts) -> list[tuple[int, str, End]]:
+    """Return the interfaces that are up, one for each address, with their speeds and networks."""
+    link = facts.link("", {})
+    speeds = {one.name: one.mbps for one in link.interfaces if one.up}
+    active = {one.device for one in link.rdma if one.state == "ACTIVE"}
     found = []
-    speeds = []
-    devices = []
-    for facts in (own, other):
-        link = facts.link("", {})
-        speeds.append({one.name: one.mbps for one in link.interfaces if one.up})
-        devices.append({one.device for one in link.rdma if one.state == "ACTIVE"})
-    for (near, here), (far, there) in product(own.addresses, other.addresses):
-        a, b = ip_interface(here), ip_interface(there)
-        shared = a.network == b.network and a.ip != b.ip and not (a.version > 4 and a.ip.is_link_local)  # noqa: PLR2004
-        if shared and near in speeds[0] and far in speeds[1]:
-            ends = (
-                End(name, str(one.ip), tuple(rdma for rdma in facts.rdma_of(name) if rdma in active))
-                for name, one, facts, active in ((near, a, own, devices[0]), (far, b, other, devices[1]))
-            )
-            found.append((min(speeds[0][near], speeds[1][far]), *ends))
-    return sorted(found, key=lambda one: -one[0])
+    for name, text in facts.addresses:
+        address = ip_interface(text)
+        # Every interface has a link-local address of IPv6, which leads nowhere without its name.
+        if name in speeds and not (address.version > 4 and address.ip.is_link_local):  # noqa: PLR2004
+            devices = tuple(one for one in facts.rdma_of(name) if one in active)
+            found.append((speeds[name], str(address.network), End(name, str(address.ip), devices)))
+    return found
 
 
-def _over(host: SshHost, near: str, far: str) -> tuple[str, ...]:
-    """Return the options by which ssh connects from the address *near* to *far*, and nothing but *host*."""
-    argv = host.argv("")
-    told = run(["ssh", "-G", *argv[1:]], accept=range(256)).text.splitlines()
+def _over(host: SshHost, link: Link) -> tuple[str, ...]:
+    """Return the options by which ssh connects over *link*, and to *host* alone, by its key."""
+    told = run(["ssh", "-G", *host.argv("")[1:]], accept=range(256)).text.splitlines()
     settings = dict(line.partition(" ")[::2] for line in told)
     name, port = settings.get("hostname", host.host), settings.get("port", "22")
     alias = settings.get("hostkeyalias") or (name if port == "22" else f"[{name}]:{port}")
     return (
-        _NO_FORWARDS, f"-oHostName={far}", f"-oBindAddress={near}", f"-oHostKeyAlias={alias}",
+        "-oClearAllForwardings=yes", f"-oHostName={link.there.address}",
+        f"-oBindAddress={link.here.address}", f"-oHostKeyAlias={alias}",
         "-oProxyJump=none", "-oControlPath=none", "-oCiphers=^aes128-gcm@openssh.com",
     )  # fmt: skip
 

@@ -188,7 +188,7 @@ async def with_worker(
         if this.cancelling() > 1:
             worker.kill()
         try:
-            await (ending or worker.end())
+            await (worker.end() if ending is None else ending)
         except asyncio.CancelledError:
             worker.kill()
             raise

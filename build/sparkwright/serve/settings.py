@@ -58,7 +58,7 @@ def as_head(recipe: Recipe, address: str) -> Recipe:
     if recipe.nodes == 1 or not address:
         raise ConfigError(
             f"the recipe {recipe.name} is for {recipe.nodes} machine{'s' if recipe.nodes > 1 else ''}",
-            because="--peer or --head was given" if address else "the other one was not named",
+            because="--peer or --head was given" if address else "neither --peer nor --head was given",
             next_step="leave out --peer and --head" if address
             else "give --peer HOST, which starts both; without ssh between them, --head ADDRESS of this one, "
             f"and on the other what `sparkwright recipe show {recipe.name}` prints",
