@@ -132,13 +132,9 @@ def test_a_machine_has_to_have_what_this_one_has(changes: dict[str, Any], what: 
     assert next((one[0] for one in found), None) == what
 
 
-def test_a_python_of_the_users_is_copied() -> None:
+def test_a_python_of_the_users_need_not_be_there() -> None:
     own = Path("/home/a/.local/share/uv/python/cpython-3.12/bin/python3.12")
-    lacking = facts(2, python="", headers=False)
-    assert not list(_differences(facts(1), lacking, PAIR, own))
-    peer = Peer(SshHost("b"), lacking, End("a", "1"), End("b", "2"), -1, own, ())
-    places = PeerPlaces.of(peer, Path("/store/environments/KEY/bin/python"), Path("/store/caches"))
-    assert places.moved(f"home = {own.parent}") == f"home = {lacking.home}/pythons/cpython-3.12/bin"
+    assert not list(_differences(facts(1), facts(2, python="", headers=False), PAIR, own))
 
 
 # Copies -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from sparkwright.serve.peer import Peer, refusal
 _PIECE = 1 << 20
 _LISTED_S, _DONE_S, _ENDS_S = 900.0, 900.0, 30.0
 _LARGEST_SCRIPT = 1 << 18
+_LARGE = 64 << 20
 _BLOBS = "blobs"
 
 
@@ -55,6 +56,8 @@ class CopiedFile:
             while left and (piece := stream.read(min(left, _PIECE))):
                 left -= len(piece)
                 yield piece
+            if self.size >= _LARGE:  # what the page cache holds of weights, a Spark's card lacks
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,11 @@ class PeerPlaces:
 
     Attributes:
         environment: the server's.
-        python: the folder of its Python; `None` where the other machine has the same.
         caches: of what is compiled.
     """
 
     peer: Peer
     environment: Path
-    python: Path | None
     caches: Path
 
     @classmethod
@@ -73,18 +71,16 @@ class PeerPlaces:
                 because=f"{folder} is no virtual environment",
                 next_step="leave out --python, or name the interpreter of an environment by venv or uv",
             )
-        own = None if peer.facts.python else peer.python.parents[1]
-        return cls(peer, folder, own, caches)
+        return cls(peer, folder, caches)
 
     @property
     def there(self) -> dict[Path, str]:
         """The paths of the copies."""
         home = self.peer.facts.home
-        found = {
+        return {
             self.environment: f"{home}/environments/{self.environment.name}",
             self.caches: f"{home}/caches",
         }
-        return found | ({self.python: f"{home}/pythons/{self.python.name}"} if self.python else {})
 
     def moved(self, text: str) -> str:
         """Return *text* with the paths of the other machine."""
@@ -222,9 +218,12 @@ class _Worker:
     async def _bring(self) -> int:
         """Bring what the worker needs, fetch the models, bring these too, and start it."""
         launch, places = self._launch, self._places
-        await _copied(self._peer, "the environment", places.environment, places)
-        if places.python is not None:
-            await _copied(self._peer, "Python", places.python, places)
+        await _copied(
+            self._peer, "the environment", places.environment, places.there[places.environment], places.moved
+        )
+        if not self._peer.facts.python:  # at its own path, as not every Python works at another one
+            base = self._peer.python.parents[1]
+            await _copied(self._peer, "Python", base, str(base))
         stored = await launch.models() if launch.models is not None else 0
         recipe = self._recipe
         models = {
@@ -302,11 +301,8 @@ class _Worker:
             return there.end()
 
 
-async def _copied(peer: Peer, what: str, folder: Path, places: PeerPlaces) -> None:
-    def bring(stop: threading.Event) -> None:
-        copy(peer, what, places.there[folder], list_tree(folder, places.moved), stop)
-
-    await _stoppable(bring)
+async def _copied(peer: Peer, what: str, folder: Path, there: str, moved: Callable[[str], str] = str) -> None:
+    await _stoppable(lambda stop: copy(peer, what, there, list_tree(folder, moved), stop))
 
 
 async def _copied_model(

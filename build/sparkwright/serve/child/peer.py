@@ -31,6 +31,7 @@ _SILENT_S = 60.0  # without a byte, after which the other machine is gone
 _ENDS_S = 20.0
 _POLL_S = 0.25
 _PIECE = 1 << 20
+_LARGE = 64 << 20
 _PART = ".sparkwright-part"
 _SYS = Path("/sys")
 _DEVICES = (
@@ -157,6 +158,10 @@ def receive_file(source: BinaryIO, place: Path, one: dict[str, Any]) -> None:
             stream.write(piece)
             digest.update(piece)
             left -= len(piece)
+        if one["size"] >= _LARGE:  # what the page cache holds of weights, a Spark's card lacks
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     expected = source.read(digest.digest_size)
     if len(expected) < digest.digest_size:
         raise EOFError
