@@ -127,6 +127,16 @@ def test_a_lost_connection_ends_both(hosts: TwoHosts, serving: Any) -> None:
     hosts.wait_until_gone()
 
 
+def test_a_cable_that_is_pulled_ends_both(hosts: TwoHosts, serving: Any) -> None:
+    this = serving()
+    this.wait_for("serve.ready")
+    subprocess.run(["ip", "-n", hosts.namespaces[1], "link", "set", FAST, "down"], check=True, timeout=30)
+    hosts.wait_until_gone(90)
+    status, errors = this.end()
+    assert status == ServerEndedError.exit_code
+    assert f"the connection to the worker on {NAME} was lost" in errors
+
+
 def test_killed_it_leaves_nothing_on_either_machine(hosts: TwoHosts, serving: Any) -> None:
     hosts.fault("deaf")
     this = serving()

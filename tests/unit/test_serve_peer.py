@@ -44,8 +44,8 @@ def facts(host: int = 1, **changes: Any) -> MachineFacts:
     values = {
         "machine": "aarch64", "libc": "2.39", "python": "3.12", "compiler": True, "headers": True,
         "capability": "12.1", "driver": "580.95.05", "shared": True, "total_kib": 121 * GIB,
-        "available_kib": 115 * GIB, "home": "/home/b/.cache/sparkwright-peer", "hub": "/home/b/hub",
-        "addresses": tuple(addresses), "devices": devices,
+        "available_kib": 115 * GIB, "memlock": -1, "home": "/home/b/.cache/sparkwright-peer",
+        "hub": "/home/b/hub", "addresses": tuple(addresses), "devices": devices,
     }  # fmt: skip
     return MachineFacts(**{**values, **changes})
 

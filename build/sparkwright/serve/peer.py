@@ -36,6 +36,7 @@ _SCRIPT = 'command -v python3 >/dev/null || exit 127; exec python3 -c "$@"'
 _NOT_FOUND, _OF_SSH = 127, 255
 _ASK_S = 120.0
 _TRIED = 4
+_LOCKED = 1 << 30  # for the buffers that NCCL registers with RDMA devices
 _MASTER_PORT = 29501  # vllm/config/parallel.py
 _USUAL_SHARE = 0.92
 _SAID = 500
@@ -49,6 +50,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         headers: Python's headers are there, which Triton compiles with.
         capability: of the first card, such as ``12.1``; empty without one.
         shared: the card has no memory of its own.
+        memlock: bytes of memory that a process may lock; -1 for all.
         home: folder for copies.
         hub: folder of huggingface_hub's cache.
         addresses: interfaces and their addresses with the length of the prefix.
@@ -65,6 +67,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     shared: bool
     total_kib: int
     available_kib: int
+    memlock: int
     home: str
     hub: str
     addresses: tuple[tuple[str, str], ...]
@@ -190,6 +193,12 @@ def find_peer(text: str, recipe: Recipe, python: Path, *, force: bool = False) -
         "serve.peer", host=host.shown, interface=peer.here.interface, there=peer.there.interface,
         speed=peer.speed, devices=peer.here.devices,
     )  # fmt: skip
+    for name, facts in (("this machine", own), (host.shown, other)):
+        if peer.here.devices and 0 <= facts.memlock < _LOCKED:
+            warn(
+                f"a process of {name} may lock {facts.memlock >> 20} MiB of memory, and RDMA locks more",
+                next_step="there, put `* - memlock unlimited` into /etc/security/limits.conf, log in again",
+            )
     ends = (
         own.link(platform.node(), {**os.environ, **peer.head(recipe).environment}),
         other.link(host.shown, peer.there.variables),

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import select
 import shutil
 import signal
@@ -71,6 +72,7 @@ def facts(request: dict[str, str]) -> None:
         shared=bool(capability) and not own[:1].isdigit(),
         total_kib=int(memory["MemTotal"].split()[0]),
         available_kib=int(memory["MemAvailable"].split()[0]),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         home=str(cache / "sparkwright-peer"),
         hub=str(hub.expanduser()),
         addresses=[
