@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -28,6 +29,9 @@ from sparkwright.serve.preflight import Hub, PreflightRequest
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from sparkwright.serve.peer import Peer
 
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp",)
@@ -62,6 +66,12 @@ _SOURCES = ("wheel", "channel", "python")
     "stall_s",
     type=click.FloatRange(min=1),
     help="With --watch: seconds without any work after which an engine that holds requests is wedged.",
+)
+@click.option(
+    "--peer",
+    default="",
+    metavar="[USER@]HOST[:PORT]",
+    help="Of two machines, the other one, as ssh reaches it: the worker is brought and started there.",
 )
 @click.option(
     "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
@@ -102,7 +112,9 @@ def command(
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = as_head(with_settings(served_recipe(recipe, use), stated_settings(asked)), asked["head"])
+    chosen = with_settings(served_recipe(recipe, use), stated_settings(asked))
+    if not asked["peer"]:
+        chosen = as_head(chosen, asked["head"])
     options = _options(chosen, asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
@@ -112,10 +124,11 @@ def command(
     with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
+            chosen, peer = _with_peer(chosen, asked)
             hub = _look_first(store, chosen, options, asked)
             environment, chosen = _installed(chosen, asked)
             _preflight(store, environment, _request(chosen, options, hub, asked), asked)
-            serving = Serving(chosen, environment, options, folder, caches_of(store))
+            serving = Serving(chosen, environment, options, folder, caches_of(store), peer)
             asyncio.run(serve(serving, _watching(chosen, asked)))
 
 
@@ -174,6 +187,22 @@ def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:
 
 def _is_rehearsal(recipe: Recipe) -> bool:
     return recipe.model.startswith(REHEARSAL)
+
+
+def _with_peer(recipe: Recipe, asked: dict[str, Any]) -> tuple[Recipe, Peer | None]:
+    """Return *recipe* as it is served with the machine of ``--peer``, and that; `None` without one."""
+    if not asked["peer"]:
+        return recipe, None
+    from sparkwright.serve.peer import find_peer
+
+    if asked["head"]:
+        raise ConfigError(
+            "it is not clear how two machines serve",
+            because="--peer starts the worker, and with --head you start it",
+            next_step="leave out --head",
+        )
+    peer = find_peer(asked["peer"], recipe, asked["python"] or Path(sys.executable), force=asked["force"])
+    return peer.head(recipe), peer
 
 
 # The vLLM ---------------------------------------------------------------------------------------------------
@@ -281,6 +310,7 @@ def _request(
         address=options.host,
         port=options.port,
         sidecars_gib=asked["sidecars_gib"],
+        nodes=1 if asked["peer"] else 0,  # the link was checked when it was found
         hub=hub,
     )
 
@@ -293,6 +323,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
     from sparkwright.serve.plan import planned
     from sparkwright.store import open_store
 
+    recipe, peer = _with_peer(recipe, asked)
     environment, wheel, chosen = None, "", ""
     if asked["python"]:
         environment = existing_environment(asked["python"], recipe)
@@ -307,8 +338,13 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         else:
             environment = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
             wheel, chosen = environment.described, offered.why
-    plan = planned(recipe, options, open_store(), environment, wheel=wheel, chosen=chosen)
-    show_plan(plan, as_json=as_json)
+    store, worker = open_store(), None
+    plan = planned(recipe, options, store, environment, wheel=wheel, chosen=chosen)
+    if peer is not None:
+        from sparkwright.serve.peer_worker import plan_worker
+
+        worker = peer.host.shown, plan_worker(peer, recipe, plan, store, options).shown
+    show_plan(plan, worker=worker, as_json=as_json)
 
 
 @contextlib.contextmanager

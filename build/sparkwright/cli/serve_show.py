@@ -32,7 +32,9 @@ _LINES = {
     "serve.fetches": "fetches  {what}: {because}",
     "serve.incident": "evidence {folder}",
     "serve.makes": "makes    {name} {why}",
+    "serve.peer": "peer     {host} from {interface} to {there}, {speed}",
     "serve.wheel": "wheel    {name}: {why}",
+    "serve.worker": "worker   on {host}, log {log}",
 }
 # Flags that have the engine run Python of others than vLLM's.
 _CODE = frozenset({
@@ -43,10 +45,10 @@ _TERMINAL_S, _PLAIN_S = 2.0, 30.0
 _QUESTION = {"role": "user", "content": "Why is the sky blue?"}
 
 
-def show_plan(plan: Plan, *, as_json: bool) -> None:
-    """Print a plan."""
+def show_plan(plan: Plan, *, worker: tuple[str, str] | None = None, as_json: bool) -> None:
+    """Print a plan; *worker* is the second of two machines, with the command there."""
     if as_json:
-        print_json(to_builtins(plan))
+        print_json({**to_builtins(plan), **({"worker": worker} if worker else {})})
         return
     if plan.wheel:
         click.echo(f"wheel    {plan.wheel}{f': {plan.chosen}' if plan.chosen else ''}")
@@ -66,6 +68,8 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         click.echo(f"keys     {', '.join(keys)}: {RECIPE_KEY}")
     assigned = " ".join(_assigned(one.name, one.value, plan.key_file) for one in plan.variables)
     click.echo(printable(f"\nenv {assigned} \\\n  {plan.command}"))
+    if worker:
+        click.echo(printable(f"\non {worker[0]}:\n{worker[1]}"))
     click.echo("\na dry run: nothing was started")
 
 

@@ -230,7 +230,7 @@ def _described(
         raise ConfigError(
             f"the recipe {chosen.name} cannot be installed as a service",
             because=f"{chosen.nodes} machines serve it together, and a service is of one",
-            next_step=f"sparkwright serve {recipe} --head ADDRESS, on the first of them",
+            next_step=f"sparkwright serve {recipe} --peer HOST, on the first of them",
         )
     name = asked["name"] or chosen.name
     places = _places(name, asked)

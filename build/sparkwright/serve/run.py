@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
 if TYPE_CHECKING:
     import aiohttp
+
+    from sparkwright.serve.peer import Peer
 
 
 PORT = 8000
@@ -78,6 +81,7 @@ class Serving:
     Attributes:
         folder: folder for logs and evidence.
         caches: the folder of all servers' caches.
+        peer: the machine of its worker; `None` where it is served by this one alone.
     """
 
     recipe: Recipe
@@ -85,6 +89,7 @@ class Serving:
     options: ServeOptions
     folder: Path
     caches: Path
+    peer: Peer | None = None
 
 
 def server_variables(
@@ -210,7 +215,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
     )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         with task("start the engine"):
-            await stack.enter_async_context(server)
+            await stack.enter_async_context(_started(server, serving))
         warn_of_fallbacks(server.facts)
         session = await stack.enter_async_context(open_session(server.endpoint))
         warmed = await _warmed(server, session, recipe) if options.warm_up else None
@@ -226,6 +231,15 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
             log=str(server.log),
         )
         yield session
+
+
+def _started(server: ServerProcess, serving: Serving) -> AbstractAsyncContextManager[object]:
+    """Return the block in which *server* runs, with its worker where two machines serve."""
+    if serving.peer is None:
+        return server
+    from sparkwright.serve.peer_worker import with_worker
+
+    return with_worker(server, serving.peer, serving.recipe, serving.environment, serving.caches)
 
 
 async def _warmed(server: ServerProcess, session: aiohttp.ClientSession, recipe: Recipe) -> WarmUp:

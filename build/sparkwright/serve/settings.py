@@ -58,9 +58,10 @@ def as_head(recipe: Recipe, address: str) -> Recipe:
     if recipe.nodes == 1 or not address:
         raise ConfigError(
             f"the recipe {recipe.name} is for {recipe.nodes} machine{'s' if recipe.nodes > 1 else ''}",
-            because="--head was given" if address else "the other one finds this one by --head ADDRESS",
-            next_step="leave out --head" if address
-            else f"give --head; for the other machine, see `sparkwright recipe show {recipe.name}`",
+            because="--peer or --head was given" if address else "neither --peer nor --head was given",
+            next_step="leave out --peer and --head" if address
+            else "give --peer HOST, which starts both; without ssh between them, --head ADDRESS of this one, "
+            f"and on the other what `sparkwright recipe show {recipe.name}` prints",
         )  # fmt: skip
     together = {"nnodes": recipe.nodes, "node-rank": 0, "master-addr": address}
     why = dict.fromkeys(together, "two machines serve together, and this one answers")

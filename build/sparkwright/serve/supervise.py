@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkwright.base.errors import FetchError, ServerEndedError, ServerError
+from sparkwright.base.errors import ClusterError, FetchError, ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.health import notify, write_state
@@ -79,6 +79,7 @@ async def supervise(
         ServerEndedError: it had to be started again too often, or ended in its first warm-up.
         ServerError: the first start failed, which another start would not cure.
         FetchError: a model could not be fetched for the first start.
+        ClusterError: the second of two machines could not be used for it.
     """
     restarts: tuple[float, ...] = ()
     announced = False
@@ -91,7 +92,7 @@ async def supervise(
                     notify("READY=1\nSTATUS=serving")
                 announced = True
                 judgement = await watch(engine, options)
-        except (ServerError, ServerEndedError, FetchError) as error:
+        except (ServerError, ServerEndedError, FetchError, ClusterError) as error:
             if not announced:
                 raise
             judgement = Judgement(WatchVerdict.DEAD, f"it could not be started: {error.what}")

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from sparkwright.base.process.run import TAIL, Completed, log_end, not_started
 from sparkwright.base.process.session import kill_group
@@ -28,12 +28,15 @@ class Dialogue:
         argv: program and arguments.
     """
 
-    def __init__(self, argv: Sequence[str | Path], *, patience_s: float = 60.0) -> None:
+    def __init__(
+        self, argv: Sequence[str | Path], *, patience_s: float = 60.0, output: IO[bytes] | None = None
+    ) -> None:
         """Start the program.
 
         Args:
             argv: program and arguments.
             patience_s: time from the end of its input until it is killed.
+            output: file for its output, of which `line` returns nothing then.
 
         Raises:
             ToolError: it does not exist, or may not be run.
@@ -46,7 +49,12 @@ class Dialogue:
         pipe = subprocess.PIPE
         try:
             self._child = subprocess.Popen(
-                self.argv, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True
+                self.argv,
+                stdin=pipe,
+                stdout=output or pipe,
+                stderr=self._errors,
+                bufsize=0,
+                start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
@@ -83,6 +91,14 @@ class Dialogue:
             self._rest += piece
         found, _, self._rest = self._rest.partition(b"\n")
         return found
+
+    def poll(self) -> int | None:
+        """Return its exit status; `None` while it runs."""
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """Kill it; `end` returns its result."""
+        kill_group(self._child)
 
     def end(self) -> Completed:
         """End its input, wait until it has ended, and return the result; kill it where it takes too long."""

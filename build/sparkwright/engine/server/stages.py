@@ -34,8 +34,9 @@ _LINE_ENDS = re.compile(r"[\r\n]")
 class BootStages:
     """Reports the stage that a server's log has come to, as a task inside the block."""
 
-    def __init__(self, log: Path) -> None:
-        self._log, self._at = log, 0
+    def __init__(self, log: Path, *, where: str = "") -> None:
+        """Begin at the start of *log*; the names of stages begin with *where*."""
+        self._log, self._where, self._at = log, where, 0
         self._open = contextlib.ExitStack()
         self._task: Task | None = None
         self._rest = ""
@@ -71,7 +72,7 @@ class BootStages:
                         self._stage(name)
 
     def _stage(self, name: str, total: int | None = None, unit: str = "", done: int = 0) -> None:
-        now = self._task
+        name, now = self._where + name, self._task
         if now is None or now.name != name or (total is not None and now.total != total):
             self._end()
             now = self._task = self._open.enter_context(task(name, total=total, unit=unit))

@@ -1,0 +1,269 @@
+"""``sparkwright serve --peer`` on two machines: network namespaces with a real sshd, and the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_kit import Serving
+from two_hosts_kit import FAST, NAME, SLOW, TwoHosts, two_hosts, worker_environment, write_recipe
+from world import wait_until
+
+from sparkwright.base.errors import ClusterError, ConfigError, ServerEndedError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+    with two_hosts(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def serving(hosts: TwoHosts) -> Iterator[Any]:
+    started: list[Serving] = []
+
+    def start(*words: str | Path, **variables: str) -> Serving:
+        started.append(hosts.serve(*words, **variables))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def events(ready: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    folder = next(one for one in Path(ready["log"]).parents if (one / "events.jsonl").exists())
+    found = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [one for one in found if one["kind"] == kind]
+
+
+def warnings(this: Serving) -> str:
+    return "\n".join(line["message"] for line in this.lines() if line["kind"] == "warning")
+
+
+def test_both_start_answer_and_end_and_the_second_start_copies_nothing(hosts: TwoHosts, serving: Any) -> None:
+    this = serving()
+    ready = this.wait_for("serve.ready")
+    peer = this.wait_for("serve.peer")
+    assert (peer["interface"], peer["there"], peer["speed"]) == (FAST, FAST, "200 Gb/s")
+    assert "link" not in warnings(this)
+    worker = worker_environment(Path(ready["log"]).with_name("worker.log"))
+    assert worker["NCCL_SOCKET_IFNAME"] == f"={FAST}"
+    assert worker["GLOO_SOCKET_IFNAME"] == FAST
+    assert worker["NCCL_IB_HCA"] == "=rocep1s0f0"
+    assert worker["VLLM_HOST_IP"] == "10.77.1.2"
+    assert worker["python"] == str(hosts.copies / "environments" / "environment" / "bin" / "python")
+    stored = hosts.there / "hf" / "hub" / "models--org--tiny"
+    own = hosts.folder / "here" / "hf" / "hub" / "models--org--tiny"
+    for name in ("config.json", "model.safetensors"):
+        path = Path("snapshots", "c" * 40, name)
+        assert (stored / path).read_bytes() == (own / path).read_bytes()
+        assert (stored / path).readlink() == (own / path).readlink()
+    copied = {one["name"]: one["total"] for one in events(ready, "task.started") if one["unit"] == "B"}
+    assert copied[f"copy org/tiny to {NAME}"] > 3 << 20
+    assert copied[f"copy the environment to {NAME}"] > 1 << 20
+    assert f"{NAME}: load the weights" in {one["name"] for one in events(ready, "task.started")}
+    this.child.send_signal(signal.SIGINT)
+    status, errors = this.end()
+    assert status == 0, errors
+    assert this.lines()[-1]["kind"] == "serve.stopped"
+    hosts.wait_until_gone(5)
+
+    again = serving()
+    ready = again.wait_for("serve.ready")
+    copied = {one["name"]: one["total"] for one in events(ready, "task.started") if one["unit"] == "B"}
+    assert set(copied.values()) == {0}
+    again.child.send_signal(signal.SIGTERM)
+    assert again.end()[0] == 0
+    hosts.wait_until_gone(5)
+
+
+def test_a_worker_that_ends_ends_both_and_watched_both_start_again(hosts: TwoHosts, serving: Any) -> None:
+    this = serving("--watch")
+    this.wait_for("serve.ready")
+    hosts.fault("worker-dies")
+    assert this.wait_for("serve.restarting")["verdict"] == "dead"
+    (hosts.folder / "faults" / "worker-dies").unlink()
+    wait_until(lambda: sum(line["kind"] == "serve.ready" for line in this.lines()) == 2, patience_s=90)
+    hosts.fault("worker-dies")
+    this.child.send_signal(signal.SIGTERM)
+    assert this.end()[0] in {0, ServerEndedError.exit_code}
+    hosts.wait_until_gone()
+
+    this = serving()
+    status, errors = this.end()
+    assert status == ServerEndedError.exit_code
+    assert f"the worker on {NAME} ended by itself with status 1" in errors
+    assert "NCCL error: unhandled system error" in errors
+    assert "serve.ready" not in {line["kind"] for line in this.lines()}
+    hosts.wait_until_gone(5)
+
+
+def test_a_head_that_ends_ends_the_worker(hosts: TwoHosts, serving: Any) -> None:
+    this = serving()
+    this.wait_for("serve.ready")
+    (engine,) = (one for one in this.family if any("child.py" in word for word in one.cmdline()))
+    os.kill(engine.pid, signal.SIGKILL)
+    status, errors = this.end()
+    assert status == ServerEndedError.exit_code, errors
+    hosts.wait_until_gone()
+
+
+def test_a_lost_connection_ends_both(hosts: TwoHosts, serving: Any) -> None:
+    this = serving()
+    this.wait_for("serve.ready")
+    hosts.kill_sshd()
+    status, errors = this.end()
+    assert status == ServerEndedError.exit_code
+    assert f"the connection to the worker on {NAME} was lost" in errors
+    hosts.wait_until_gone()
+
+
+def test_a_cable_that_is_pulled_ends_both(hosts: TwoHosts, serving: Any) -> None:
+    this = serving()
+    this.wait_for("serve.ready")
+    subprocess.run(["ip", "-n", hosts.namespaces[1], "link", "set", FAST, "down"], check=True, timeout=30)
+    # What is left is sshd's, which knows of nothing.
+    wait_until(lambda: all(one.name().startswith("sshd") for one in hosts.processes()), patience_s=120)
+    status, errors = this.end()
+    assert status == ServerEndedError.exit_code
+    assert f"the connection to the worker on {NAME} was lost" in errors
+
+
+def test_killed_it_leaves_nothing_on_either_machine(hosts: TwoHosts, serving: Any) -> None:
+    hosts.fault("deaf")
+    this = serving()
+    this.wait_for("serve.ready")
+    assert hosts.processes()
+    this.child.kill()
+    this.end()
+    hosts.wait_until_gone()
+
+
+def test_a_second_signal_waits_for_no_worker(hosts: TwoHosts, serving: Any) -> None:
+    hosts.fault("deaf")
+    this = serving()
+    this.wait_for("serve.ready")
+    this.child.send_signal(signal.SIGINT)
+    this.wait_for("serve.stopping")
+    this.child.send_signal(signal.SIGINT)
+    this.child.wait(10)
+    this.end()
+    hosts.wait_until_gone()
+
+
+def test_a_slow_link_is_told_and_serves(hosts: TwoHosts, serving: Any) -> None:
+    for host in (0, 1):
+        hosts.sysfs(host, {FAST: 1000, SLOW: 1000}, rdma=False)
+    this = serving()
+    this.wait_for("serve.ready")
+    assert this.wait_for("serve.peer")["speed"] == "1 Gb/s"
+    assert f"{NAME} has no fast link to the other machine" in warnings(this)
+    this.child.send_signal(signal.SIGINT)
+    assert this.end()[0] == 0
+    hosts.wait_until_gone(5)
+
+
+def test_a_dry_run_shows_both_commands_and_copies_nothing(hosts: TwoHosts) -> None:
+    told = hosts.call("--dry-run", "--set", "master-port=29777")
+    assert told.returncode == 0, told.stderr
+    head, worker = told.stdout.split(f"\non {NAME}:\n")
+    assert f"NCCL_SOCKET_IFNAME={'='}{FAST}" in head
+    assert "--node-rank 0 --master-addr 10.77.1.1" in head
+    assert "--node-rank 1 --master-addr 10.77.1.1 --headless" in worker
+    assert "--master-port 29777" in worker
+    assert f"{hosts.copies}/environments/environment/bin/python" in worker
+    assert not hosts.copies.exists()
+    told = hosts.call("--dry-run", "--json")
+    assert json.loads(told.stdout)["worker"][0] == NAME
+    assert not hosts.processes()
+
+
+def patch_python(hosts: TwoHosts, text: str) -> None:
+    """Let the python3 of the second machine run *text* before what it was asked to run."""
+    place = hosts.folder / "ssh" / "there" / "python3"
+    place.write_text(
+        "#!/bin/sh\nshift\nexec /usr/bin/python3 -c 'import sys, platform, shutil\n"
+        f'{text}\nexec(sys.argv.pop(1))\' "$@"\n'
+    )
+    place.chmod(0o755)
+
+
+def refused(hosts: TwoHosts, *words: str, **variables: str) -> tuple[int, str]:
+    told = hosts.call("--dry-run", *words, **variables)
+    return told.returncode, told.stderr
+
+
+@pytest.mark.parametrize(
+    ("patch", "what"),
+    [
+        ('platform.machine = lambda: "riscv64"', "has another architecture"),
+        ('platform.libc_ver = lambda: ("glibc", "2.17")', "has an older glibc"),
+        ("shutil.which = lambda name: None", "has no C compiler"),
+    ],
+)
+def test_a_machine_of_another_kind_is_refused(hosts: TwoHosts, patch: str, what: str) -> None:
+    patch_python(hosts, patch)
+    assert refused(hosts)[0] == ClusterError.exit_code
+    assert f"error: {NAME} {what}" in refused(hosts)[1]
+    patch_python(hosts, "")
+    assert refused(hosts)[0] == 0
+
+
+def test_what_stands_in_the_way_is_told(hosts: TwoHosts) -> None:
+    status, errors = refused(hosts, "--peer", "10.77.2.99")
+    assert (status, "10.77.2.99 cannot be reached" in errors) == (75, True), errors
+    status, errors = refused(hosts, "--peer", "a:b@c")
+    assert (status, "holds a password" in errors) == (ConfigError.exit_code, True)
+
+    listening = "import socket; s = socket.create_server(('10.77.1.1', 29501)); print(flush=True); s.accept()"
+    command = hosts.inside(0, "/usr/bin/python3", "-c", listening)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        status, errors = refused(hosts)
+        assert (status, "port 29501 of 10.77.1.1 is in use" in errors) == (75, True), errors
+        other.kill()
+
+    key = hosts.folder / "ssh" / "client"
+    key.rename(key.with_name("away"))
+    status, errors = refused(hosts)
+    assert (status, "ssh-copy-id spark-b" in errors) == (75, True), errors
+    key.with_name("away").rename(key)
+
+    write_recipe(hosts, nodes=1)
+    status, errors = refused(hosts)
+    assert (status, "the recipe tiny-2x is for 1 machine" in errors) == (ConfigError.exit_code, True), errors
+    write_recipe(hosts)
+
+    a = hosts.namespaces[0]
+    for words in (
+        ("address", "del", "10.77.1.1/24", "dev", FAST),
+        ("address", "del", "10.77.2.1/24", "dev", SLOW),
+        ("address", "add", "10.77.2.1/32", "dev", SLOW),
+        ("route", "add", "10.77.2.2", "dev", SLOW),
+    ):
+        subprocess.run(["ip", "-n", a, *words], check=True)
+    status, errors = refused(hosts)
+    assert (status, "share no link" in errors) == (75, True), errors
+    assert f"{FAST} 10.77.1.2/24" in errors
+
+
+def test_a_full_disk_there_is_told_before_bytes_are_sent(hosts: TwoHosts) -> None:
+    (hosts.there / "cache").mkdir()
+    assert hosts.sshd is not None
+    inside = ["nsenter", "-t", str(hosts.sshd.pid), "-m"]
+    disk = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(hosts.there / "cache")]
+    subprocess.run([*inside, *disk], check=True, timeout=30)
+    told = hosts.call()
+    assert told.returncode == ClusterError.exit_code
+    assert f"{NAME} has no room for the environment" in told.stderr
+    hosts.wait_until_gone(5)
