@@ -38,7 +38,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish.channel import STATE, ChannelState, decode_state, generation_folder, metadata_path
-from sparkwright.publish.roots import ONLINE, OURS, PinnedRoot, name_of
+from sparkwright.publish.roots import ONLINE, OURS, PinnedRoot, name_of, require_follows
 from sparkwright.publish.seen import Memory
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def _verified(
             target = updater.get_targetinfo(STATE)
         except (RepositoryError, DownloadHTTPError, DownloadLengthMismatchError) as error:
             raise _refusal(error, files, channel, reached, where) from error
+        require_follows(reached, pinned, f"the newest root of channel {channel} at {where}")
         if named and seen is not None and seen.version > reached.version:
             raise ReplayedChannelError(
                 f"the named root leads to version {reached.version} at {where}",
