@@ -163,6 +163,16 @@ class HttpMirror:
 
         return self._get(path, elsewhere, hashed)
 
+    def offers(self, folder: str) -> bool:
+        """Tell if a client that asks for *folder* gets anything, such as the page in it.
+
+        Raises:
+            FetchError: that cannot be told.
+        """
+        return (
+            self._get(folder, f"{self.url}/{quote(checked_path(folder), safe='/')}/", lambda _: True) is True
+        )
+
     def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none.
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.base.events import emit, task
+from sparkwright.lock.runtime import parse_runtime
 from sparkwright.publish.channel import (
     CHANNELS,
     CLOCK_SKEW,
@@ -32,7 +34,7 @@ from sparkwright.publish.channel import (
     require_channel_name,
 )
 from sparkwright.publish.history import generations_of
-from sparkwright.publish.mirror import FolderMirror, Mirror
+from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror
 from sparkwright.publish.promotion import (
     InTotoStatement,
     PromotionPredicate,
@@ -41,12 +43,15 @@ from sparkwright.publish.promotion import (
 )
 from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.series import FOLDER as SERIES
+from sparkwright.publish.series import series_of
 
 if TYPE_CHECKING:
     from sparkwright.publish.repository import ReadChannel
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5
+_CONNECTIONS = 8
 _ELSEWHERE = "do not install from there; take another mirror"
 
 
@@ -122,6 +127,7 @@ def verify_channel(
     with task("verify wheels", total=sum(file.size for file in chosen), unit="bytes") as progress:
         for file in chosen:
             reading.wheel(file, state)
+            reading.no_page_beside(file, state)
             progress.advance(file.size)
     memory.remember(
         state.origin,
@@ -307,6 +313,33 @@ class _Reading:
         for run in statement.predicate.evidence:
             sha256 = run.digest.get("sha256", "")
             self._require(f"{file.folder}/evidence/{sha256}.json", sha256, f"evidence about {file.filename}")
+
+    def no_page_beside(self, file: ListedWheel, state: ChannelState) -> None:
+        """Over HTTP, refuse a page of any package that a wheel is installed with and *state* does not list.
+
+        Raises:
+            TamperedError: there is one: pip and uv would take that package from it.
+        """
+        mirror = self.mirror
+        if not (isinstance(mirror, HttpMirror) and file.runtime):
+            return
+        what = f"the runtime of {file.filename}"
+        runtime = parse_runtime(self._require(file.runtime_path, file.runtime, what).decode(), what)
+        indexes = [STABLE, f"{STABLE}/{SERIES}/{series_of(file.version)}"]
+        folders = [
+            f"{CHANNELS}/{self.channel}/{index}/{package.name}"
+            for index in indexes
+            for package in runtime.packages
+            if f"{index}/{package.name}/index.html".partition("/")[2] not in state.pages
+        ]
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            for folder, offered in zip(folders, pool.map(mirror.offers, folders), strict=True):
+                if offered:
+                    raise TamperedError(
+                        f"page {folder}/ is of no generation of channel {self.channel}",
+                        because=f"{mirror.address} offers it, and pip and uv would take it",
+                        next_step=_ELSEWHERE,
+                    )
 
     def _runtime(self, file: ListedWheel, predicate: PromotionPredicate) -> None:
         """Verify the locked runtime of a wheel, which channel and promotion name by the same digest."""
