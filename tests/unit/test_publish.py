@@ -276,10 +276,23 @@ def test_a_damaged_list_names_nothing_outside(tmp_path: Path, damage: bytes) -> 
     publish(wheels_in(tmp_path / "dist"), tmp_path / "dist")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling", "not-utf8", "simple-a-file", "page-a-folder"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pipe",
+        "folder",
+        "dangling",
+        "not-utf8",
+        "simple-a-file",
+        "simple-a-link",
+        "project-a-link",
+        "page-a-folder",
+    ],
+)
 def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str) -> None:
     healthy = wheel(tmp_path, "1")
     odd = tmp_path / "x-1-py3-none-any.whl"
+    (tmp_path / "elsewhere").mkdir()
     match kind:
         case "pipe":
             os.mkfifo(odd)
@@ -291,12 +304,18 @@ def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str)
             healthy.rename(tmp_path / os.fsdecode(b"vllm-1-py3-none-any\xff.whl"))
         case "simple-a-file":
             (tmp_path / "simple").write_bytes(b"x")
+        case "simple-a-link":
+            (tmp_path / "simple").symlink_to("elsewhere")
+        case "project-a-link":
+            (tmp_path / "simple").mkdir()
+            (tmp_path / "simple/vllm").symlink_to("../elsewhere")
         case _:
             (tmp_path / "simple/vllm/index.html").mkdir(parents=True)
     with pytest.raises(PublishError) as caught:
         publish(wheels_in(tmp_path), tmp_path)
     assert caught.value.exit_code == 61
     str(caught.value).encode()
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 TAG = "cp38-abi3-manylinux_2_28_aarch64"

@@ -315,7 +315,8 @@ def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str,
     for name, sha256 in pages.items():
         path = folder / name
         above = [at for at in path.parents if at != folder and at.is_relative_to(folder)]
-        in_the_way = next((at for at in above if os.path.lexists(at) and not at.is_dir()), None)
+        lying = (at for at in above if os.path.lexists(at) and (at.is_symlink() or not at.is_dir()))
+        in_the_way = next(lying, None)
         if in_the_way is None and os.path.lexists(path):
             # A page, or the list of pages, may have been damaged since.
             known = path.is_file() and (
