@@ -103,3 +103,11 @@ def test_a_path_that_leads_elsewhere_is_refused(target: FolderTarget, path: str)
     for use in (checked_path, target.read, target.url):
         with pytest.raises(PublishError):
             use(path)
+
+
+def test_a_file_beyond_reason_is_not_read(target: FolderTarget) -> None:
+    target.replace("p", b"1", expected=None)
+    with (target.folder / "p").open("wb") as stream:
+        stream.truncate(200 << 30)
+    with pytest.raises(UploadError, match="more than"):
+        target.read("p")

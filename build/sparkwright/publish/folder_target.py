@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file
 from sparkwright.base.errors import LostRaceError, UploadError
-from sparkwright.publish.target import Stored, checked_path, require_digest
+from sparkwright.publish.target import MOST_BYTES, Stored, checked_path, require_digest
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 _LOCK = ".publish.lock"
@@ -32,8 +32,7 @@ class FolderTarget:
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
-        with open_plain(self.folder, path) as stream:
-            data = stream.read() if stream else None
+        data = read_plain(self.folder, path)
         return None if data is None else Stored(data, sha256_bytes(data))
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
@@ -144,6 +143,24 @@ def open_plain(folder: Path, path: str) -> Iterator[BinaryIO | None]:
                     next_step="copy the channel again from where it was published",
                 )
             yield stream
+
+
+def read_plain(folder: Path, path: str) -> bytes | None:
+    """Return the small file at *path* in *folder*, `None` if there is none.
+
+    Raises:
+        StorageError, UploadError: see `open_plain`.
+        UploadError: it is too large.
+    """
+    with open_plain(folder, path) as stream:
+        data = stream.read(MOST_BYTES + 1) if stream else None
+    if data is not None and len(data) > MOST_BYTES:
+        raise UploadError(
+            f"{folder / path} was not read",
+            because=f"it has more than {MOST_BYTES} bytes, which no page of a channel has",
+            next_step="copy the channel again from where it was published",
+        )
+    return data
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError
 from sparkwright.publish.channel import CHANNELS, require_channel_name
-from sparkwright.publish.folder_target import open_plain
-from sparkwright.publish.target import checked_path
+from sparkwright.publish.folder_target import open_plain, read_plain
+from sparkwright.publish.target import MOST_BYTES, checked_path
 from sparkwright.upstream import IndexSettings
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 << 20
-"""Bytes of a page or a statement, at most; a page with 100,000 wheels has about as many."""
 # S3 answers 403 for a file that is not there, to those who may not list the bucket.
 _NOT_FOUND = (403, 404, 410)
 
@@ -44,7 +42,7 @@ class Mirror(Protocol):
 
         Raises:
             FetchError: it cannot be fetched, or is too large.
-            UploadError: it is no plain file of a folder.
+            UploadError: the same, of a folder.
         """
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
@@ -78,11 +76,7 @@ class FolderMirror:
     def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """See `Mirror.read`."""
         del elsewhere
-        with open_plain(self.folder, path) as stream:
-            data = stream.read(MOST_BYTES + 1) if stream else None
-        if data is not None and len(data) > MOST_BYTES:
-            raise _too_large(f"{self.folder}/{path}")
-        return data
+        return read_plain(self.folder, path)
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from sparkwright.base.errors import PublishError, TamperedError
 
+MOST_BYTES = 64 << 20
+"""Bytes of a page or a statement, at most; a page with 100,000 wheels has about as many."""
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
