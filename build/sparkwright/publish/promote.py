@@ -379,14 +379,14 @@ class ChannelPublisher:
         for name, data in pages.items():
             deposits.put(f"{state.folder}/{name}", data)
         deposits.put(state.path, state.payload)
-        if self.adopt:
-            self._remove_other_roots(state.channel, keys)
-        for path in keys.files:
-            deposits.put(metadata_path(state.channel, path.name), path.read_bytes())
         with Lease(self.target, self.patience_s) as lease:
             deposits.settle()
             version, metadata = self._put_metadata(state, current.version if current else 0, keys, deposits)
             lease.require()
+            if self.adopt:
+                self._remove_other_roots(state.channel, keys)
+            for path in keys.files:  # right before: a reader of a new root takes no pointer by a former key
+                deposits.put(metadata_path(state.channel, path.name), path.read_bytes())
             self.target.replace(
                 metadata_path(state.channel), metadata["timestamp"], expected=current.tag if current else None
             )
