@@ -221,7 +221,7 @@ class _Reading:
         for name, sha256 in state.pages.items():
             self._require(f"{state.folder}/{name}", sha256, f"page {name} of generation {state.generation}")
         waiting = time.monotonic() + self.options.patience_s
-        while stale := self._stale_pages(state):
+        while stale := self._stale_page(state):
             if time.monotonic() >= waiting:
                 name, generation = stale
                 raise ReplayedChannelError(
@@ -241,53 +241,48 @@ class _Reading:
         for index in (f"{CHANNELS}/{self.channel}/{STABLE}", state.folder):
             top = folder / index
             found = {path for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
-            others = {path.relative_to(top).as_posix() for path in found} - {*state.pages, STATE}
-            if others:  # of earlier generations, perhaps, which had more projects or series
-                with contextlib.suppress(TamperedError):
-                    for earlier in generations_of(self.mirror.read, state):
-                        others -= {
-                            name for name in others if self._is(f"{index}/{name}", earlier.pages.get(name))
-                        }
-            if others:
-                raise TamperedError(
-                    f"page {index}/{min(others)} is of no generation of channel {self.channel}",
-                    because="the publisher signed none of that name, and pip and uv would take it",
-                    next_step=_ELSEWHERE,
-                )
+            names = {path.relative_to(top).as_posix() for path in found} - {*state.pages, STATE}
+            for name in sorted(names):  # of earlier generations, perhaps, which had more projects or series
+                data = None if (top / name).is_symlink() else self.mirror.read(f"{index}/{name}")
+                if data is None or self._generation_with(name, sha256_bytes(data), state) is None:
+                    raise TamperedError(
+                        f"page {index}/{name} is of no generation of channel {self.channel}",
+                        because="the publisher signed none of that name, and pip and uv would take it",
+                        next_step=_ELSEWHERE,
+                    )
 
-    def _is(self, path: str, sha256: str | None) -> bool:
-        """Return if the file at *path* has that digest."""
-        data = self.mirror.read(path) if sha256 else None
-        return data is not None and sha256_bytes(data) == sha256
-
-    def _stale_pages(self, state: ChannelState) -> tuple[str, int] | None:
-        """Return a stable page that is of the generation before, and its number; `None` if all are new.
+    def _stale_page(self, state: ChannelState) -> tuple[str, int] | None:
+        """Return a stable page that is of an earlier generation, and its number; `None` if all are new.
 
         Raises:
-            TamperedError: a page is of neither.
+            TamperedError: a page is of none.
         """
-        earlier: ChannelState | None = None
         for name, sha256 in state.pages.items():
             data = self.mirror.read(f"{CHANNELS}/{self.channel}/{STABLE}/{name}")
-            if data is not None and sha256_bytes(data) == sha256:
+            found = None if data is None else sha256_bytes(data)
+            if found == sha256:
                 continue
-            earlier = earlier or self._earlier(state)
-            known = earlier.pages.get(name) if earlier else None
-            if (data is None and known is None) or (data is not None and sha256_bytes(data) == known):
-                return name, state.generation - 1
+            generation = self._generation_with(name, found, state)
+            if generation is not None:
+                return name, generation
             raise TamperedError(
                 f"page {STABLE}/{name} of channel {self.channel} was changed",
-                because="it is missing"
-                if data is None
-                else f"its SHA-256 is {sha256_bytes(data)}, not {sha256}",
+                because="it is missing" if found is None else f"its SHA-256 is {found}, not {sha256}",
                 next_step=_ELSEWHERE,
             )
         return None
 
-    def _earlier(self, state: ChannelState) -> ChannelState | None:
-        """Return the generation before *state*, by the digest that it names; `None` if it is not there."""
-        with contextlib.suppress(TamperedError):
-            return next(itertools.islice(generations_of(self.mirror.read, state), 1, None), None)
+    def _generation_with(self, name: str, sha256: str | None, state: ChannelState) -> int | None:
+        """Return the generation before *state* that has the page *name* with that digest.
+
+        Of a page that is missing, that is the one right before, if it has none either.
+        """
+        with contextlib.suppress(TamperedError):  # generations that are not there
+            for earlier in itertools.islice(
+                generations_of(self.mirror.read, state), 1, None if sha256 else 2
+            ):
+                if earlier.pages.get(name) == sha256:
+                    return earlier.generation
         return None
 
     def beside(self, file: ListedWheel) -> None:
