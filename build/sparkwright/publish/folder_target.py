@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file
+from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file, sha256_stream
 from sparkwright.base.errors import LostRaceError, UploadError
 from sparkwright.publish.target import MOST_BYTES, Stored, checked_path, require_digest
 from sparkwright.store import atomic_file, hold, storing, write_atomically
@@ -40,7 +39,7 @@ class FolderTarget:
         at = self._place(path)
         with open_plain(self.folder, path) as found:
             if found is not None:
-                require_digest(str(at), hashlib.file_digest(found, "sha256").hexdigest(), sha256)
+                require_digest(str(at), sha256_stream(found), sha256)
                 return
         with _using(f"writing {path} in {self.folder}"):
             at.parent.mkdir(parents=True, exist_ok=True)
