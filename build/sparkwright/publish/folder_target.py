@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file, sha256_stream
-from sparkwright.base.errors import LostRaceError, UploadError
-from sparkwright.publish.target import MOST_BYTES, Stored, checked_path, require_digest
+from sparkwright.base.errors import UploadError
+from sparkwright.publish.target import MOST_BYTES, Stored, checked_path, lost_race, require_digest
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 _LOCK = ".publish.lock"
@@ -60,11 +60,7 @@ class FolderTarget:
         ):
             found = self.read(path)
             if (found.tag if found else None) != expected:
-                raise LostRaceError(
-                    f"{path} was not replaced",
-                    because=f"another publisher wrote it first, into {self.folder}",
-                    next_step="run the same command again: it starts from what the other one published",
-                )
+                raise lost_race(path, str(self.folder))
             at.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(at, data)
         return sha256_bytes(data)

@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import TamperedError, UnknownNameError
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.companion.choosing import FoundCompanion, companion_of_recipe
 from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.companion.package import architecture_name
@@ -20,6 +19,7 @@ from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror, open_mi
 from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.series import series_of
+from sparkwright.publish.target import require_signed
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 from sparkwright.store import Store
 from sparkwright.upstream import IndexSettings, read_settings
@@ -168,14 +168,13 @@ def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:
             because="it was promoted without one, so that no requirements with digests can be written",
             next_step="ask its publisher to promote it again with one: sparkwright lock runtime",
         )
-    data = mirror.read(file.runtime_path)
-    if data is None or sha256_bytes(data) != file.runtime:
-        raise TamperedError(
-            f"the runtime of {file.filename} is not the one of its channel",
-            because="it is missing" if data is None else "its bytes are not those that were signed",
-            next_step="copy the channel again from where it was published",
-        )
-    return data
+    return require_signed(
+        mirror.read(file.runtime_path),
+        file.runtime,
+        f"the runtime of {file.filename}",
+        f"{mirror.address}/{file.runtime_path}",
+        "copy the channel again from where it was published",
+    )
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:

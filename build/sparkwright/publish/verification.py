@@ -45,6 +45,7 @@ from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.series import FOLDER as SERIES
 from sparkwright.publish.series import series_of
+from sparkwright.publish.target import require_signed
 
 if TYPE_CHECKING:
     from sparkwright.publish.repository import ReadChannel
@@ -371,20 +372,8 @@ class _Reading:
 
     def _require(self, path: str, sha256: str, what: str, elsewhere: str = "") -> bytes:
         """Return the file at *path*, or at the absolute address *elsewhere*; it has to have that digest."""
-        data = self.mirror.read(path, elsewhere)
-        if data is None:
-            raise TamperedError(
-                f"{what} is missing",
-                because=f"{elsewhere} does not exist"
-                if elsewhere
-                else f"{path} does not exist at {self.mirror.address}",
-                next_step="the mirror may be incomplete; take another one",
-            )
-        if (actual := sha256_bytes(data)) != sha256:
-            raise TamperedError(
-                f"{what} was changed", because=f"its SHA-256 is {actual}, not {sha256}", next_step=_ELSEWHERE
-            )
-        return data
+        where = elsewhere or f"{self.mirror.address}/{path}"
+        return require_signed(self.mirror.read(path, elsewhere), sha256, what, where, _ELSEWHERE)
 
 
 def _require_subject(statement: InTotoStatement, file: ListedWheel, what: str) -> None:
