@@ -94,6 +94,25 @@ def test_a_changed_byte_is_found_over_http(published: ChannelWorld, tmp_path: Pa
         published.verify(mirror=HttpMirror(address, SETTINGS))
 
 
+@pytest.mark.parametrize("index", ["simple", "simple/series/0.24"])
+def test_a_page_of_a_package_that_a_wheel_needs_is_found_over_http(tmp_path: Path, index: str) -> None:
+    """Such a page is not listed anywhere; pip and uv ask for it by the package's name."""
+    world = ChannelWorld(tmp_path)
+    needs = "".join(f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in ("numpy", "torch"))
+    world.promote_file(world.wheel("0.24.0+spark.9.ffffffff"), requires=needs)
+    page = world.published / f"channels/nightly/{index}/torch/index.html"
+    with served(world.published) as (address, asked):
+        mirror = HttpMirror(address, SETTINGS)
+        world.verify(mirror=mirror)
+        assert f"/channels/nightly/{index}/torch/" in asked
+        assert f"/channels/nightly/{index}/vllm/" not in asked
+        page.parent.mkdir()
+        page.write_text('<a href="torch-2.99.0-py3-none-any.whl">torch</a>')
+        with pytest.raises(TamperedError, match=f"page channels/nightly/{index}/torch/ is of no generation"):
+            world.verify(mirror=mirror)
+        world.verify(mirror=mirror, wheels="none")  # its reader installs by digests
+
+
 class _Bucket(Handler):
     """Answers as S3 does to those who may not list a bucket."""
 

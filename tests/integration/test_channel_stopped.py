@@ -18,7 +18,8 @@ import pytest
 from channel_kit import POLICY, ChannelWorld, now
 from killed import at_call, in_child
 
-from sparkwright.base.errors import LostRaceError, ReplayedChannelError
+from sparkwright.base.errors import LostRaceError, ReplayedChannelError, UntrustedKeyError
+from sparkwright.publish.keys import rotate_key
 from sparkwright.publish.repository import read_unverified
 
 SIMPLE = "channels/nightly/simple"
@@ -116,6 +117,28 @@ def test_a_killed_rollback_is_finished_by_the_next_one(world: ChannelWorld, tmp_
         roll_back(copy)
         assert copy.listed() == {"1": None, "2": "x"}
         copy.verify()
+
+
+def test_a_killed_replacement_of_a_key_shuts_readers_out_before_the_pointer_alone(
+    world: ChannelWorld, tmp_path: Path
+) -> None:
+    rotate_key(world.home, revoke="stolen")
+    seen = []
+    for copy in killed_at_each_write(
+        world, tmp_path, lambda copy: copy.publisher().renew("nightly", POLICY, now())
+    ):
+        try:
+            copy.verify()
+        except UntrustedKeyError:
+            seen.append("shut out")
+        except ReplayedChannelError:
+            seen.append("behind")
+        else:
+            seen.append("new" if copy.verify().state.action.kind == "renew" else "old")
+        copy.publisher().renew("nightly", POLICY, now())
+        copy.verify()
+    assert sorted(set(seen), key=seen.index) == ["old", "shut out", "new"]
+    assert seen.count("shut out") == 1
 
 
 def test_a_reader_never_sees_a_state_that_is_wrong(world: ChannelWorld) -> None:

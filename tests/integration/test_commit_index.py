@@ -13,7 +13,7 @@ from upstream_kit import make_access
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, WheelError
-from sparkwright.upstream import fetch_artifact, first_download, has_wheels, nightly_commit
+from sparkwright.upstream import download, fetch_artifact, first_download, has_wheels, nightly_commit
 from sparkwright.upstream.commit_index import list_wheels
 
 VERSION = "1.2.1.dev3+g{}"
@@ -57,6 +57,17 @@ def test_a_wheel_is_taken_and_its_digest_recorded(access, commit, wheels):
     assert (found.filename, found.sha256) == (wheels["aarch64"].name, sha256_file(wheels["aarch64"]))
     assert (found.commit, found.trust) == (commit, "first-download")
     assert access.store.find_intact(found.sha256)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_wheel_of_an_unknown_digest_is_fetched_to_a_limit(access, commit, wheels, monkeypatch, beyond):
+    size = wheels["aarch64"].stat().st_size
+    monkeypatch.setattr(download, "MOST_WHEEL_BYTES", size - beyond)
+    if beyond:
+        with pytest.raises(FetchError, match="no wheel has more"):
+            first_download(access, commit, "aarch64")
+    else:
+        assert first_download(access, commit, "aarch64").size == size
 
 
 def test_what_is_known_asks_nothing_and_works_offline(access, index, commit, wheels):

@@ -11,7 +11,7 @@ import pytest
 import wheelkit
 from channel_kit import ChannelWorld, now, pinned
 
-from sparkwright.base.errors import ConfigError, MissingEvidenceError, TamperedError
+from sparkwright.base.errors import ConfigError, DigestError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.environment import Environment, OfferedWheel, Sources, plan_environment
@@ -106,7 +106,7 @@ def test_a_changed_companion_or_runtime_is_refused(offered: Offered) -> None:
     (copy,) = offered.world.published.rglob(offered.companion.name)
     copy.chmod(0o644)
     copy.write_bytes(copy.read_bytes() + b"0")
-    with pytest.raises(TamperedError, match="not those that were signed"):
+    with pytest.raises(DigestError):
         offered.runtime()
     (runtime,) = offered.world.published.rglob("*.requirements.txt")
     runtime.unlink()

@@ -27,6 +27,7 @@ from sparkwright.base.errors import (
     TamperedError,
     UnknownNameError,
     UntrustedKeyError,
+    UploadError,
 )
 from sparkwright.publish import repository
 from sparkwright.publish.mirror import FolderMirror
@@ -437,7 +438,7 @@ def test_a_folder_of_other_things_than_plain_files_is_refused_at_once(
         with path.open("wb") as stream:
             stream.truncate(200 << 30)
     begun = time.monotonic()
-    with pytest.raises((FetchError, TamperedError)):
+    with pytest.raises((FetchError, TamperedError, UploadError)):
         world.verify()
     assert time.monotonic() - begun < 20
 

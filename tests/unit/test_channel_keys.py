@@ -10,6 +10,7 @@ import pytest
 from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.errors import (
+    ExpiredChannelError,
     PublishError,
     ReplayedChannelError,
     SignatureError,
@@ -336,6 +337,25 @@ def test_a_channel_of_the_future_is_changed_by_an_explicit_word_alone(world: Cha
     again = world.publisher(adopt=True).renew("nightly", POLICY, now())
     assert world.verify().state == again
     assert world.publisher().renew("nightly", POLICY, now()).generation == again.generation + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("expired", ExpiredChannelError), ("revoked", UntrustedKeyError)]
+)
+def test_a_publisher_on_a_new_machine_is_shown_the_way_on(
+    world: ChannelWorld, fault: str, kind: type[Exception]
+) -> None:
+    """It has the keys, and no memory of what it published by a key that is revoked, or long ago."""
+    if fault == "expired":
+        world.publisher(adopt=True).renew("nightly", POLICY, now() - timedelta(days=40))
+    else:
+        rotate_key(world.home, revoke="stolen")
+    (world.folder / "publisher-seen.json").unlink()
+    with pytest.raises(kind) as caught:
+        world.publisher().renew("nightly", POLICY, now())
+    assert "run the same command with --adopt" in str(caught.value.next_step)
+    renewed = world.publisher(adopt=True).renew("nightly", POLICY, now())
+    assert world.verify().state == renewed
 
 
 # Identities and secrets -----------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_a_history_that_was_changed_is_noticed(world: ChannelWorld) -> None:
     world.promote("2")
     path = world.published / first.path
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(TamperedError, match="generation 1 of nightly is not what its successor names"):
+    with pytest.raises(TamperedError, match="generation 1 of nightly was changed"):
         world.publisher().rollback("nightly", POLICY, now(), to=None, reason="x")
 
 

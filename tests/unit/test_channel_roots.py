@@ -291,6 +291,46 @@ def test_a_root_whose_key_is_not_of_its_id_is_refused(world: ChannelWorld, thief
         first_root(lying.to_bytes(), "it")
 
 
+def test_an_identity_with_the_publishers_public_key_is_not_the_publisher(
+    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key of another kind may state that value, too, and is verified by what the thief wrote beside it."""
+    monkeypatch.setattr(IdentityKey, "verify_signature", lambda *_: None)
+    own = load_publisher(world.home).root
+    first_root(own.data, "it")
+    lying = copy.deepcopy(own.metadata)
+    value = {**lying.signed.keys[own.publisher].keyval, "identity": "thief", "issuer": "https://issuer"}
+    lying.signed.keys[own.publisher] = IdentityKey(own.publisher, "sigstore-oidc", "Fulcio", value)
+    lying.signatures = {own.publisher: Signature(own.publisher, "ab", {"bundle": {}})}
+    with pytest.raises(UntrustedKeyError, match="was not made by its publisher"):
+        first_root(lying.to_bytes(), "it")
+
+
+@pytest.mark.parametrize("field", ["publisher", "channel"])
+def test_a_pinned_publisher_does_not_become_another_by_a_later_root(
+    world: ChannelWorld, thief: ChannelWorld, field: str
+) -> None:
+    """The client of TUF follows any root that is signed by the one before, whatever publisher it states."""
+    own, victim = load_publisher(thief.home), load_publisher(world.home).root
+    memory, roots = SeenChannels(world.folder / "m.json"), [own.root, victim]
+    verified(thief.published, roots, memory)
+    verified(world.published, roots, memory)
+    before = memory.path.read_bytes()
+    lying = copy.deepcopy(own.root.root)
+    lying.version = 2
+    ours = {"publisher": victim.publisher, "channel": "stable"}
+    lying.unrecognized_fields[OURS] = {**lying.unrecognized_fields[OURS], field: ours[field]}
+    metadata = Metadata(lying)
+    metadata.sign(own.signer)
+    (thief.published / "channels/nightly/2.root.json").write_bytes(metadata.to_bytes())
+    with pytest.raises(SignatureError, match="does not follow the root before it"):
+        verified(thief.published, roots, memory)
+    with pytest.raises(SignatureError, match="does not follow the root before it"):
+        next_root(own.root, metadata.to_bytes(), "2.root.json")
+    assert memory.path.read_bytes() == before
+    verified(world.published, roots, memory)
+
+
 def test_a_root_of_another_channel_verifies_nothing(world: ChannelWorld) -> None:
     world.promote("1", "stable")
     roots = [pinned(own_root_file(world.home_of("stable")))]

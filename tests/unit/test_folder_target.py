@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError, PublishError, UploadError
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.target import checked_path
@@ -47,6 +50,52 @@ def test_a_folder_in_the_place_of_a_file_is_one_clear_error(target: FolderTarget
         target.replace("f/p", b"1", expected=None)
 
 
+@pytest.mark.parametrize("link", ["wheels", "wheels/aa", "wheels/aa/d"])
+def test_a_link_in_the_place_of_a_folder_is_not_followed(
+    target: FolderTarget, tmp_path: Path, link: str
+) -> None:
+    """Whoever may write to the target would have its publisher write, or remove, files elsewhere."""
+    path, file, elsewhere = "wheels/aa/d/f", tmp_path / "f", tmp_path / "elsewhere"
+    file.write_bytes(b"x")
+    target.put_file(path, file, sha256_bytes(b"x"))
+    elsewhere.mkdir()
+    shutil.move(target.folder / link, elsewhere)
+    (target.folder / link).symlink_to(elsewhere / Path(link).name)
+    changes = (
+        lambda: target.put_file("wheels/aa/d/g", file, sha256_bytes(b"x")),
+        lambda: target.put_file(path, file, sha256_bytes(b"x")),
+        lambda: target.replace(path, b"y", expected=sha256_bytes(b"x")),
+        lambda: target.remove(path),
+    )
+    for change in changes:
+        with pytest.raises(UploadError, match="is a link"):
+            change()
+    with pytest.raises(UploadError, match="no plain file of that folder"):
+        target.read(path)
+    assert [found.read_bytes() for found in elsewhere.rglob("*") if found.is_file()] == [b"x"]
+
+
+def test_the_folder_of_a_target_may_be_a_link(target: FolderTarget, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    target.folder.symlink_to(tmp_path / "disk")
+    target.replace("a/p", b"1", expected=None)
+    assert (tmp_path / "disk/a/p").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_plain_file_is_not_waited_for(target: FolderTarget, tmp_path: Path, kind: str) -> None:
+    target.folder.mkdir()
+    (tmp_path / "f").write_bytes(b"x")
+    path = target.folder / "p"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    for use in (target.read, lambda path: target.put_file(path, tmp_path / "f", sha256_bytes(b"x"))):
+        with pytest.raises(UploadError, match="no plain file"):
+            use("p")
+
+
 @pytest.mark.parametrize(
     "path", ["", "/a", "../a", "a/../b", "a//b", "a/", ".", "a/./b", "a\\b", "a\nb", "a\0b"]
 )
@@ -54,3 +103,11 @@ def test_a_path_that_leads_elsewhere_is_refused(target: FolderTarget, path: str)
     for use in (checked_path, target.read, target.url):
         with pytest.raises(PublishError):
             use(path)
+
+
+def test_a_file_beyond_reason_is_not_read(target: FolderTarget) -> None:
+    target.replace("p", b"1", expected=None)
+    with (target.folder / "p").open("wb") as stream:
+        stream.truncate(200 << 30)
+    with pytest.raises(UploadError, match="more than"):
+        target.read("p")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from sparkwright.git import (
     check_object_id,
     check_ref,
     fetch,
+    fetching,
     list_remote,
     open_repository,
 )
@@ -325,3 +327,36 @@ def test_a_fetch_is_a_task(
     fetch(repository, upstream.address, ["refs/heads/main"])
     assert [data["name"] for data in heard.of("task.finished")] == ["fetch refs/heads/main"]
     assert heard.of("task.failed") == []
+
+
+_CUT = """#!/usr/bin/env python3
+import os, subprocess, sys
+
+sender = subprocess.Popen(["git", "upload-pack", *sys.argv[1:]], stdout=subprocess.PIPE)
+left = {}
+while left > 0 and (data := os.read(sender.stdout.fileno(), left)):
+    os.write(1, data)
+    left -= len(data)
+sender.kill()
+"""
+
+
+@pytest.mark.parametrize("cut", [400_000, 1 << 30])
+def test_of_a_fetch_that_was_cut_off_no_commit_is_left_without_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Git unpacks a few objects as they come, the commit first; what is here is never fetched again."""
+    upstream = UpstreamRepository(tmp_path / "upstream")
+    commit = upstream.commit("large", {f"file{number}": os.urandom(1 << 17) for number in range(8)})
+    (program := tmp_path / "cut").write_text(_CUT.format(cut))
+    program.chmod(0o755)
+    monkeypatch.setattr(fetching, "_OWN_OR_NOT", f"--upload-pack={program}")
+    store = open_repository(tmp_path / "store")
+    if cut < 1 << 20:
+        with pytest.raises(FetchError):
+            fetch(store, upstream.address, [commit])
+        assert not store.has(commit)
+        monkeypatch.undo()
+    fetch(store, upstream.address, [commit])
+    assert len(store.files(store.tree_of(commit))) == 8
+    store.command("rev-list", "--objects", "--quiet", commit)

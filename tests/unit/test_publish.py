@@ -220,8 +220,9 @@ def test_a_page_that_others_wrote_is_not_replaced(tmp_path: Path, name: str, fir
     ours = wheel(tmp_path, "1")
     if not first:
         publish([wheel(tmp_path, "1", "other")], tmp_path)
-        (tmp_path / "simple/index.html").unlink()
-        (tmp_path / "simple/.written.json").write_bytes(b"{}")
+        listed = tmp_path / "simple/.written.json"
+        written = {page: sha256 for page, sha256 in json.loads(listed.read_bytes()).items() if page != name}
+        listed.write_text(json.dumps(written))
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"somebody else's")
@@ -255,31 +256,32 @@ def test_a_page_of_ours_that_somebody_edited_is_not_removed(tmp_path: Path) -> N
     assert "simple/gone/index.json" in index.removed
 
 
-def test_an_index_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
-    """It has no list of what was written."""
-    publish([wheel(tmp_path, "1"), gone := wheel(tmp_path, "1", "gone")], tmp_path)
-    (tmp_path / "simple/.written.json").unlink()
-    foreign = tmp_path / "simple/foreign/index.html"
-    foreign.parent.mkdir()
-    foreign.write_bytes(b"<!DOCTYPE html>\n<html>")
-    gone.unlink()
-    wheel(tmp_path, "2")
-    index = publish(wheels_in(tmp_path), tmp_path)
-    assert {"simple/gone/index.html", "simple/gone/index.json"} <= set(index.removed)
-    assert foreign.exists()
-
-
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"../../x": "y", "a": 1}', b"\xff"])
 def test_a_damaged_list_names_nothing_outside(tmp_path: Path, damage: bytes) -> None:
     publish([wheel(tmp_path / "dist", "1")], tmp_path / "dist")
+    pages = json.loads((tmp_path / "dist/simple/.written.json").read_bytes())
     (tmp_path / "dist/simple/.written.json").write_bytes(damage)
     publish(wheels_in(tmp_path / "dist"), tmp_path / "dist")
+    assert json.loads((tmp_path / "dist/simple/.written.json").read_bytes()).keys() == pages.keys()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling", "not-utf8", "simple-a-file", "page-a-folder"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pipe",
+        "folder",
+        "dangling",
+        "not-utf8",
+        "simple-a-file",
+        "simple-a-link",
+        "project-a-link",
+        "page-a-folder",
+    ],
+)
 def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str) -> None:
     healthy = wheel(tmp_path, "1")
     odd = tmp_path / "x-1-py3-none-any.whl"
+    (tmp_path / "elsewhere").mkdir()
     match kind:
         case "pipe":
             os.mkfifo(odd)
@@ -291,12 +293,18 @@ def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str)
             healthy.rename(tmp_path / os.fsdecode(b"vllm-1-py3-none-any\xff.whl"))
         case "simple-a-file":
             (tmp_path / "simple").write_bytes(b"x")
+        case "simple-a-link":
+            (tmp_path / "simple").symlink_to("elsewhere")
+        case "project-a-link":
+            (tmp_path / "simple").mkdir()
+            (tmp_path / "simple/vllm").symlink_to("../elsewhere")
         case _:
             (tmp_path / "simple/vllm/index.html").mkdir(parents=True)
     with pytest.raises(PublishError) as caught:
         publish(wheels_in(tmp_path), tmp_path)
     assert caught.value.exit_code == 61
     str(caught.value).encode()
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 TAG = "cp38-abi3-manylinux_2_28_aarch64"

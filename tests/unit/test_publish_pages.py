@@ -11,7 +11,7 @@ import pytest
 from pypi_simple import ProjectPage
 
 from sparkwright.publish import ProjectStatus, PublishedFile
-from sparkwright.publish.pages import is_index_page, project_html, project_json, root_html, root_json
+from sparkwright.publish.pages import project_html, project_json
 
 PLAIN = PublishedFile(
     "vllm", "0.24.0+spark.1.aa", "vllm-0.24.0+spark.1.aa-cp38-abi3-manylinux_2_28_aarch64.whl", "0" * 64, 7,
@@ -85,12 +85,3 @@ def test_without_a_status_none_is_stated() -> None:
         assert page.repository_version == "1.4"
         assert page.status is None
         assert page.status_reason is None
-
-
-def test_pages_of_ours_are_recognised_and_others_are_not() -> None:
-    status = ProjectStatus("archived", "gone")
-    pages = [root_html(["a"]), root_json(["a"]), project_html("a", [PLAIN], status)]
-    for page in pages:
-        assert is_index_page(page)
-    assert not is_index_page(pages[0].replace(b"1.4", b"9.9"))
-    assert not is_index_page(b"<!DOCTYPE html>\n<html>")

@@ -36,7 +36,7 @@ def test_a_wheel_by_address_is_fetched_to_a_limit(tmp_path: Path, monkeypatch: p
         address = f"http://127.0.0.1:{server.server_port}/x.whl"
         resolver = specs.Resolver(checkout, access, tmp_path, "", "")
         assert resolver._local(address).stat().st_size == 5 << 20
-        monkeypatch.setattr(specs, "_MOST_BYTES", 2 << 20)
+        monkeypatch.setattr(specs, "MOST_WHEEL_BYTES", 2 << 20)
         with pytest.raises(BisectionError, match="which no wheel has"):
             resolver._local(address)
         assert (tmp_path / "x.whl").stat().st_size <= 3 << 20

@@ -37,7 +37,7 @@ from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOpt
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.store.remote import RemoteSettings, RemoteTier
-from sparkwright.store.usage import oldest_run
+from sparkwright.store.usage import no_new_runs, oldest_run
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
 P = ParamSpec("P")
@@ -303,21 +303,32 @@ def _mended(session: Session, opened: int, error: Exception) -> bool:
     elif not _may_be_gits(error):
         return False
     elif why := unsoundness(session.repository):
-        if oldest_run(session.store.runs, but=session.run) is not None:
-            raise ProcessError(
-                "git's objects in the store are damaged",
-                because=f"{why}; other runs use them, so that the repository cannot be begun again",
-                next_step="when those have ended, start again: what it held is fetched or made again",
-            ) from error
-        session.repository.close()
-        with session.store.scratch() as trash:
-            discard(session.repository, trash)
+        begin_repository_again(session, why)
     elif _inode(session.repository) != opened:
         why = "another run found the repository damaged"
     if not why:
         return False
     warn(f"the store was damaged; missing files are fetched or made again: {why}", because=why)
     return True
+
+
+def begin_repository_again(session: Session, why: str) -> None:
+    """Discard the store's repository, which is damaged; *why* says how.
+
+    A run that has read of it would go on to write into the next one, trees whose parts are only in this one.
+
+    Raises:
+        ProcessError: another run uses it.
+    """
+    with session.store.scratch() as trash, no_new_runs(session.store.runs):
+        if oldest_run(session.store.runs, but=session.run) is not None:
+            raise ProcessError(
+                "git's objects in the store are damaged",
+                because=f"{why}; other runs use them, so that the repository cannot be begun again",
+                next_step="when those have ended, start again: what it held is fetched or made again",
+            )
+        session.repository.close()
+        discard(session.repository, trash)
 
 
 def _may_be_gits(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import click
 from sparkwright.base.errors import FetchError
 from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.cli.session import Session, begin_repository_again, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.store.survey import KindTotal
 
@@ -43,17 +43,16 @@ def list_command(session: Session) -> None:
 @run_read_only
 def verify_command(session: Session, *, remove: bool) -> None:
     """Hash every file, read every record and name, and check git's objects."""
-    from sparkwright.git import discard, unsoundness
+    from sparkwright.git import unsoundness
     from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
 
-    faults = verify(session.store)
-    if why := unsoundness(session.repository):
-        faults.append(StoreFault(session.store.git, why))
+    files = verify(session.store)
+    why = unsoundness(session.repository)
+    faults = [*files, *([StoreFault(session.store.git, why)] if why else [])]
     if remove:
-        with session.store.scratch() as trash:
-            if why:
-                discard(session.repository, trash)
-            remove_faults(faults)
+        remove_faults(files)
+    if remove and why:
+        begin_repository_again(session, why)
     if session.as_json:
         damaged = [{"path": str(fault.path), "why": fault.why} for fault in faults]
         print_json({"store": str(session.store.home), "damaged": damaged, "removed": remove})

@@ -31,6 +31,9 @@ _SETTINGS = {
     "diff.algorithm": "histogram",
     "diff.renames": "true",
     "fetch.fsckObjects": "false",
+    # What comes is taken as one pack, whole or not at all. By default, few objects are unpacked as they come,
+    # the commit first, and one that was cut off is here from then on, without its files.
+    "fetch.unpackLimit": "1",
     "gc.auto": "0",
     "maintenance.auto": "false",
     "merge.conflictStyle": "zdiff3",

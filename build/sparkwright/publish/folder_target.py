@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file
-from sparkwright.base.errors import LostRaceError, UploadError
-from sparkwright.publish.target import Stored, checked_path, require_digest
+from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file, sha256_stream
+from sparkwright.base.errors import UploadError
+from sparkwright.publish.target import MOST_BYTES, Stored, checked_path, lost_race, require_digest
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 _LOCK = ".publish.lock"
-_INSTEAD = "publish into another folder"
+_INSTEAD = "use another folder"
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,17 @@ class FolderTarget:
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
-        with self._using(f"reading {path}"):
-            try:
-                data = self._at(path).read_bytes()
-            except FileNotFoundError:
-                return None
-        return Stored(data, sha256_bytes(data))
+        data = read_plain(self.folder, path)
+        return None if data is None else Stored(data, sha256_bytes(data))
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         """See `Target.put_file`."""
-        at = self._at(path)
-        with self._using(f"writing {path}"):
-            if at.exists():
-                require_digest(str(at), sha256_file(at), sha256)
+        at = self._place(path)
+        with open_plain(self.folder, path) as found:
+            if found is not None:
+                require_digest(str(at), sha256_stream(found), sha256)
                 return
+        with _using(f"writing {path} in {self.folder}"):
             at.parent.mkdir(parents=True, exist_ok=True)
             with (
                 atomic_file(at) as handle,
@@ -54,15 +53,14 @@ class FolderTarget:
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
         """See `Target.replace`."""
-        at = self._at(path)
-        with self._using(f"writing {path}"), hold(self.folder / _LOCK, f"the channels in {self.folder}"):
+        at = self._place(path)
+        with (
+            _using(f"writing {path} in {self.folder}"),
+            hold(self.folder / _LOCK, f"the channels in {self.folder}"),
+        ):
             found = self.read(path)
             if (found.tag if found else None) != expected:
-                raise LostRaceError(
-                    f"{path} was not replaced",
-                    because=f"another publisher wrote it first, into {self.folder}",
-                    next_step="run the same command again: it starts from what the other one published",
-                )
+                raise lost_race(path, str(self.folder))
             at.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(at, data)
         return sha256_bytes(data)
@@ -70,7 +68,7 @@ class FolderTarget:
     def sizes(self, prefix: str) -> dict[str, int]:
         """See `Target.sizes`."""
         start = self._at(prefix.rstrip("/")) if prefix else self.folder
-        with self._using(f"listing {prefix or self.folder}"):
+        with _using(f"listing {start}"):
             found = {}
             for at in start.rglob("*"):
                 with contextlib.suppress(FileNotFoundError):  # removed since its folder was read
@@ -80,8 +78,8 @@ class FolderTarget:
 
     def remove(self, path: str) -> None:
         """See `Target.remove`; its folder stays, as another publisher may be about to write into it."""
-        with self._using(f"removing {path}"):
-            self._at(path).unlink(missing_ok=True)
+        with _using(f"removing {path} in {self.folder}"):
+            self._place(path).unlink(missing_ok=True)
 
     def url(self, path: str) -> str:
         """See `Target.url`."""
@@ -95,18 +93,83 @@ class FolderTarget:
     def _at(self, path: str) -> Path:
         return self.folder / checked_path(path)
 
-    @contextlib.contextmanager
-    def _using(self, what: str) -> Iterator[None]:
-        """Turn an unusable folder into one error about *what*.
+    def _place(self, path: str) -> Path:
+        """Return the place of *path* for a change of it, which no link on the way leads elsewhere.
 
         Raises:
-            StorageError: the disk is full, read-only or broken.
-            UploadError: a file is in the place of a folder, or the like.
+            UploadError: there is one.
         """
-        try:
-            with storing(f"{what} in {self.folder}", instead=_INSTEAD):
-                yield
-        except OSError as error:
+        at = self._at(path)
+        link = next(
+            (above for above in at.parents if self.folder in above.parents and above.is_symlink()), None
+        )
+        if link is not None:
             raise UploadError(
-                f"{what} in {self.folder} failed", because=error.strerror or str(error), next_step=_INSTEAD
-            ) from error
+                f"{path} was not changed in {self.folder}",
+                because=f"{link} is a link, and whoever made it chooses where it leads",
+                next_step="put a folder in its place; the folder of a target may be a link itself",
+            )
+        return at
+
+
+@contextlib.contextmanager
+def open_plain(folder: Path, path: str) -> Iterator[BinaryIO | None]:
+    """Give the file at *path* in *folder*, `None` if there is none.
+
+    A pipe would be waited for, and a device has no end.
+
+    Raises:
+        StorageError: the disk is broken.
+        UploadError: it is no plain file, or not in the folder.
+    """
+    at = folder / checked_path(path)
+    with _using(f"reading {at}"):
+        try:
+            handle = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            yield None
+            return
+        with os.fdopen(handle, "rb") as stream:
+            within = at.resolve().is_relative_to(folder.resolve())
+            if not (within and stat.S_ISREG(os.fstat(handle).st_mode)):
+                raise UploadError(
+                    f"{at} was not read",
+                    because="it is no plain file of that folder",
+                    next_step="copy the channel again from where it was published",
+                )
+            yield stream
+
+
+def read_plain(folder: Path, path: str) -> bytes | None:
+    """Return the small file at *path* in *folder*, `None` if there is none.
+
+    Raises:
+        StorageError, UploadError: see `open_plain`.
+        UploadError: it is too large.
+    """
+    with open_plain(folder, path) as stream:
+        data = stream.read(MOST_BYTES + 1) if stream else None
+    if data is not None and len(data) > MOST_BYTES:
+        raise UploadError(
+            f"{folder / path} was not read",
+            because=f"it has more than {MOST_BYTES} bytes, which no page of a channel has",
+            next_step="copy the channel again from where it was published",
+        )
+    return data
+
+
+@contextlib.contextmanager
+def _using(what: str) -> Iterator[None]:
+    """Turn an unusable folder into one error about *what*.
+
+    Raises:
+        StorageError: the disk is full, read-only or broken.
+        UploadError: a file is in the place of a folder, or the like.
+    """
+    try:
+        with storing(what, instead=_INSTEAD):
+            yield
+    except OSError as error:
+        raise UploadError(
+            f"{what} failed", because=error.strerror or str(error), next_step=_INSTEAD
+        ) from error

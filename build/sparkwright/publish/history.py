@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import TamperedError
 from sparkwright.publish.channel import STATE, ChannelState, decode_state, generation_folder
+from sparkwright.publish.target import require_signed
 
 
 def generations_of(read: Callable[[str], bytes | None], state: ChannelState) -> Iterator[ChannelState]:
@@ -25,13 +24,8 @@ def generations_of(read: Callable[[str], bytes | None], state: ChannelState) -> 
     while state.previous and state.generation > oldest:
         folder = generation_folder(state.channel, state.generation - 1, state.previous)
         what = f"generation {state.generation - 1} of {state.channel}"
-        payload = read(f"{folder}/{STATE}")
-        if payload is None or sha256_bytes(payload) != state.previous:
-            raise TamperedError(
-                f"{what} is not what its successor names",
-                because=f"{folder}/{STATE} is missing" if payload is None else "its SHA-256 is another",
-                next_step="take it from another copy of the target",
-            )
+        path, otherwise = f"{folder}/{STATE}", "take it from another copy of the target"
+        payload = require_signed(read(path), state.previous, what, path, otherwise)
         state = decode_state(payload, state.channel, what)
         yield state
 

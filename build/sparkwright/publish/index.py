@@ -20,7 +20,7 @@ from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
 from sparkwright.lock.runtime import SUFFIX, LockedRuntime
-from sparkwright.publish.pages import PublishedFile, is_index_page
+from sparkwright.publish.pages import PublishedFile
 from sparkwright.publish.runtimes import runtime_page
 from sparkwright.publish.series import FOLDER, index_pages, series_pages
 from sparkwright.store import atomic_file, hold, storing, write_atomically
@@ -288,18 +288,13 @@ def _is_ours(path: Path, sha256: str) -> bool:
 def _read_written(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every page and metadata file that `publish` wrote in *folder*, by its path there.
 
-    Where that list is missing or damaged, pages are recognised by their form.
+    Without that list, or with a damaged one, it has written none.
     """
-    path = folder / _WRITTEN
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
-        written = decode_json(path.read_bytes(), dict[str, str])
-        return {name: sha256 for name, sha256 in written.items() if _INDEX_FILE.fullmatch(name)}
-    pages = {page: page.read_bytes() for page in folder.glob(f"{SIMPLE}/**/index.*") if page.is_file()}
-    return {
-        page.relative_to(folder).as_posix(): sha256_bytes(data)
-        for page, data in pages.items()
-        if is_index_page(data)
-    }
+    try:
+        written = decode_json((folder / _WRITTEN).read_bytes(), dict[str, str])
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return {name: sha256 for name, sha256 in written.items() if _INDEX_FILE.fullmatch(name)}
 
 
 def _write_written(folder: Path, digests: Mapping[str, str]) -> None:
@@ -315,12 +310,10 @@ def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str,
     for name, sha256 in pages.items():
         path = folder / name
         above = [at for at in path.parents if at != folder and at.is_relative_to(folder)]
-        in_the_way = next((at for at in above if os.path.lexists(at) and not at.is_dir()), None)
+        lying = (at for at in above if os.path.lexists(at) and (at.is_symlink() or not at.is_dir()))
+        in_the_way = next(lying, None)
         if in_the_way is None and os.path.lexists(path):
-            # A page, or the list of pages, may have been damaged since.
-            known = path.is_file() and (
-                name in earlier or is_index_page(data := path.read_bytes()) or sha256_bytes(data) == sha256
-            )
+            known = path.is_file() and (name in earlier or sha256_file(path) == sha256)
             in_the_way = None if known else path
         if in_the_way is not None:
             raise PublishError(

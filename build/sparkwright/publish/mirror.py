@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from sparkwright.base.digests import CHUNK
-from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, UploadError
+from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError
 from sparkwright.publish.channel import CHANNELS, require_channel_name
-from sparkwright.publish.target import checked_path
-from sparkwright.store import storing
+from sparkwright.publish.folder_target import open_plain, read_plain
+from sparkwright.publish.target import MOST_BYTES, checked_path
 from sparkwright.upstream import IndexSettings
 
 if TYPE_CHECKING:
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 << 20
-"""Bytes of a page or a statement, at most; a page with 100,000 wheels has about as many."""
 # S3 answers 403 for a file that is not there, to those who may not list the bucket.
 _NOT_FOUND = (403, 404, 410)
 
@@ -47,6 +42,7 @@ class Mirror(Protocol):
 
         Raises:
             FetchError: it cannot be fetched, or is too large.
+            UploadError: the same, of a folder.
         """
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
@@ -58,7 +54,7 @@ class Mirror(Protocol):
             elsewhere: as in `read`.
 
         Raises:
-            FetchError: it cannot be fetched.
+            FetchError, UploadError: see `read`.
         """
 
 
@@ -80,41 +76,13 @@ class FolderMirror:
     def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """See `Mirror.read`."""
         del elsewhere
-        with self._opened(path) as stream:
-            data = stream.read(MOST_BYTES + 1) if stream else None
-        if data is not None and len(data) > MOST_BYTES:
-            raise _too_large(f"{self.folder}/{path}")
-        return data
+        return read_plain(self.folder, path)
 
     def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""
         del elsewhere
-        with self._opened(path) as stream:
+        with open_plain(self.folder, path) as stream:
             return _hashed(iter(lambda: stream.read(CHUNK), b""), most) if stream else None
-
-    @contextlib.contextmanager
-    def _opened(self, path: str) -> Iterator[BinaryIO | None]:
-        """Give the file at *path*, `None` if there is none; a pipe would be waited for, a device has no end.
-
-        Raises:
-            FetchError: it is no plain file, or not in the folder.
-        """
-        at = self.folder / checked_path(path)
-        with _reading(str(at)):
-            try:
-                handle = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
-                yield None
-                return
-            with os.fdopen(handle, "rb") as stream:
-                within = at.resolve().is_relative_to(self.folder.resolve())
-                if not (within and stat.S_ISREG(os.fstat(handle).st_mode)):
-                    raise FetchError(
-                        f"{at} was not read",
-                        because="it is no plain file of that folder",
-                        next_step="copy the channel again from where it was published",
-                    )
-                yield stream
 
 
 @dataclass(frozen=True)
@@ -162,6 +130,16 @@ class HttpMirror:
             return ("", stated) if stated > most else _hashed(response.iter_content(CHUNK), most)
 
         return self._get(path, elsewhere, hashed)
+
+    def offers(self, folder: str) -> bool:
+        """Tell if a client that asks for *folder* gets anything, such as the page in it.
+
+        Raises:
+            FetchError: that cannot be told.
+        """
+        return (
+            self._get(folder, f"{self.url}/{quote(checked_path(folder), safe='/')}/", lambda _: True) is True
+        )
 
     def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none.
@@ -247,15 +225,6 @@ def _divided(path: str) -> tuple[str, str]:
     if not found:
         return path.removesuffix(f"/{CHANNELS}"), ""
     return base, require_channel_name(rest.split("/", maxsplit=1)[0])
-
-
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    try:
-        with storing(f"reading {what}", instead="take another copy"):
-            yield
-    except OSError as error:
-        raise UploadError(f"{what} cannot be read", because=error.strerror or str(error)) from error
 
 
 def _too_large(what: str) -> FetchError:

@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import TamperedError, UnknownNameError
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.companion.choosing import FoundCompanion, companion_of_recipe
 from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.companion.package import architecture_name
@@ -20,10 +19,11 @@ from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror, open_mi
 from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.series import series_of
+from sparkwright.publish.target import require_signed
 from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
 from sparkwright.store import Store
 from sparkwright.upstream import IndexSettings, read_settings
-from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.wheel.names import parse_name
 
 _UNVERIFIED_BYTES = VerifyChannelOptions(wheels="none")  # the digest is checked when the wheel is fetched
@@ -128,21 +128,14 @@ class _Fetching:
     channel: str
 
     def wheel(self, file: ListedWheel) -> Path:
-        """Return a wheel with the bytes that were signed: in the folder of the channel, or fetched."""
-        if isinstance(self.mirror, FolderMirror):
-            wheel = self.mirror.folder / file.path
-            found = self.mirror.digest(file.path, file.size)
-            if found != (file.sha256, file.size):
-                raise TamperedError(
-                    f"{wheel} is not the wheel of channel {self.channel}",
-                    because="its bytes are not those that were signed" if found else "it is not there",
-                    next_step="copy the channel again from where it was published",
-                )
-            return wheel
-        assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
-        address = file.url or f"{self.mirror.url}/{quote(file.path, safe='/')}"
+        """Return a wheel with the bytes that were signed, as a copy: others may write to a folder."""
         artifact = Artifact(filename=file.filename, sha256=file.sha256, size=file.size)
-        fetch_artifact(self.store, artifact, self.settings, address=address)
+        if isinstance(self.mirror, FolderMirror):
+            adopt_copy(self.store, self.mirror.folder / file.path, artifact)
+        else:
+            assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
+            address = file.url or f"{self.mirror.url}/{quote(file.path, safe='/')}"
+            fetch_artifact(self.store, artifact, self.settings, address=address)
         return self.store.named_file(file.sha256, file.filename)
 
     def runtime(self, file: ListedWheel) -> Path | None:
@@ -175,14 +168,13 @@ def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:
             because="it was promoted without one, so that no requirements with digests can be written",
             next_step="ask its publisher to promote it again with one: sparkwright lock runtime",
         )
-    data = mirror.read(file.runtime_path)
-    if data is None or sha256_bytes(data) != file.runtime:
-        raise TamperedError(
-            f"the runtime of {file.filename} is not the one of its channel",
-            because="it is missing" if data is None else "its bytes are not those that were signed",
-            next_step="copy the channel again from where it was published",
-        )
-    return data
+    return require_signed(
+        mirror.read(file.runtime_path),
+        file.runtime,
+        f"the runtime of {file.filename}",
+        f"{mirror.address}/{file.runtime_path}",
+        "copy the channel again from where it was published",
+    )
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:

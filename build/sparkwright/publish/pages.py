@@ -8,7 +8,6 @@ an upload time is on a page only where the caller gives one, so equal files give
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,13 +19,6 @@ from sparkwright.base.digests import to_json
 
 API_VERSION = "1.4"
 _UP = "../../"
-_HEAD = (
-    "<!DOCTYPE html>",
-    '<html lang="en">',
-    "<head>",
-    '<meta charset="utf-8">',
-)
-_VERSION = f'<meta name="pypi:repository-version" content="{API_VERSION}">'
 
 
 @dataclass(frozen=True)
@@ -155,25 +147,17 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
     return entry
 
 
-def is_index_page(page: bytes) -> bool:
-    """Tell if *page* has the form that this module writes: HTML with its head, or JSON in canonical form."""
-    if page.startswith("\n".join([*_HEAD, _VERSION]).encode()):
-        return True
-    try:
-        value = json.loads(page)
-        return isinstance(value, dict) and "meta" in value and page == to_json(value) + b"\n"
-    except ValueError:
-        return False
-
-
 def _meta(name: str, content: str) -> str:
     return f'<meta name="{name}" content="{html.escape(content)}">'
 
 
 def _page(title: str, links: Sequence[str], meta: Sequence[str] = ()) -> bytes:
     lines = [
-        *_HEAD,
-        _VERSION,
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        _meta("pypi:repository-version", API_VERSION),
         *meta,
         f"<title>{html.escape(title)}</title>",
         "</head>",

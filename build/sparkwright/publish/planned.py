@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
-from sparkwright.base.errors import LostRaceError
 from sparkwright.publish import lease
-from sparkwright.publish.target import Stored, Target, checked_path, require_digest
+from sparkwright.publish.target import Stored, Target, checked_path, lost_race, require_digest
 
 _SMALL = 1 << 20
 """Bytes up to which a file that is there already is read and compared; of a larger one the size is."""
@@ -75,11 +74,7 @@ class PlannedTarget:
         """See `Target.replace`."""
         found = self.read(checked_path(path))
         if (found.tag if found else None) != expected:
-            raise LostRaceError(
-                f"{path} cannot be replaced",
-                because="another publisher wrote it meanwhile",
-                next_step="run the same command again: it starts from what the other one published",
-            )
+            raise lost_race(path, self.url(path))
         self._plan(PlannedWrite(path, len(data), "replaced" if found else "new"), data)
         return sha256_bytes(data)
 

@@ -23,7 +23,14 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostRaceError, PublishError, TamperedError, UnknownNameError
+from sparkwright.base.errors import (
+    ExpiredChannelError,
+    LostRaceError,
+    PublishError,
+    TamperedError,
+    UnknownNameError,
+    UntrustedKeyError,
+)
 from sparkwright.base.events import emit, task
 from sparkwright.publish.channel import (
     CLOCK_SKEW,
@@ -113,6 +120,7 @@ class ChannelPublisher:
         Raises:
             SignatureError: its metadata are damaged, unsigned, or have a wrong signature.
             UntrustedKeyError: a key signed them that this publisher does not trust.
+            ExpiredChannelError: it is expired, and this machine has not written it.
             ReplayedChannelError: it is older than one that was seen before.
         """
         from sparkwright.publish.repository import read_channel, read_unverified
@@ -133,7 +141,15 @@ class ChannelPublisher:
         if own or self.adopt:
             found = read_unverified(read, channel, where)
         else:
-            found = read_channel(read, channel, self.roots(), seen, where)
+            try:
+                found = read_channel(read, channel, self.roots(), seen, where)
+            except (ExpiredChannelError, UntrustedKeyError) as error:  # says what a reader does about it
+                raise type(error)(
+                    error.what,
+                    because=error.because,
+                    next_step=f"look at it: sparkwright channel log {channel}; if it is as you published it, "
+                    "run the same command with --adopt",
+                ) from error
         return PointedChannel(found.state, stored.tag, found.version)
 
     def require(self, channel: str) -> PointedChannel:
@@ -363,14 +379,14 @@ class ChannelPublisher:
         for name, data in pages.items():
             deposits.put(f"{state.folder}/{name}", data)
         deposits.put(state.path, state.payload)
-        if self.adopt:
-            self._remove_other_roots(state.channel, keys)
-        for path in keys.files:
-            deposits.put(metadata_path(state.channel, path.name), path.read_bytes())
         with Lease(self.target, self.patience_s) as lease:
             deposits.settle()
             version, metadata = self._put_metadata(state, current.version if current else 0, keys, deposits)
             lease.require()
+            if self.adopt:
+                self._remove_other_roots(state.channel, keys)
+            for path in keys.files:  # right before: a reader of a new root takes no pointer by a former key
+                deposits.put(metadata_path(state.channel, path.name), path.read_bytes())
             self.target.replace(
                 metadata_path(state.channel), metadata["timestamp"], expected=current.tag if current else None
             )

@@ -38,8 +38,9 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish.channel import STATE, ChannelState, decode_state, generation_folder, metadata_path
-from sparkwright.publish.roots import ONLINE, OURS, PinnedRoot, name_of
+from sparkwright.publish.roots import ONLINE, OURS, PinnedRoot, name_of, require_follows
 from sparkwright.publish.seen import Memory
+from sparkwright.publish.target import require_signed
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
@@ -50,6 +51,7 @@ Read = Callable[[str], bytes | None]
 _CONFIG = UpdaterConfig(prefix_targets_with_hash=False, timestamp_max_length=1 << 18)
 """Signatures of a timestamp may be bundles of sigstore, each of which has a certificate and proofs."""
 _ELSEWHERE = "do not install from there; take another mirror"
+_INCOMPLETE = "the mirror may be incomplete; take another one"
 
 _MEANINGS: tuple[tuple[type[Exception], type[SparkwrightError], str, str, str], ...] = (
     (
@@ -213,6 +215,7 @@ def _verified(
             target = updater.get_targetinfo(STATE)
         except (RepositoryError, DownloadHTTPError, DownloadLengthMismatchError) as error:
             raise _refusal(error, files, channel, reached, where) from error
+        require_follows(reached, pinned, f"the newest root of channel {channel} at {where}")
         if named and seen is not None and seen.version > reached.version:
             raise ReplayedChannelError(
                 f"the named root leads to version {reached.version} at {where}",
@@ -251,18 +254,15 @@ def read_unverified(read: Read, channel: str, where: str) -> ReadChannel:
 
     def listed(role: str, meta: MetaFile) -> bytes:
         path = metadata_path(channel, f"{meta.version}.{role}.json")
-        data = files.read(path)
-        if data is None:
-            raise _missing(path, where)
-        meta.verify_length_and_hashes(data)
-        metadata[role] = data
-        return data
+        sha256 = (meta.hashes or {})["sha256"]
+        metadata[role] = require_signed(files.read(path), sha256, path, "it", _INCOMPLETE)
+        return metadata[role]
 
     try:
         snapshot = Metadata[Snapshot].from_bytes(listed("snapshot", pointer.signed.snapshot_meta)).signed
         targets = Metadata[Targets].from_bytes(listed("targets", snapshot.meta["targets.json"])).signed
         target = targets.targets[STATE]
-    except (AttributeError, DeserializationError, KeyError, LengthOrHashMismatchError) as error:
+    except (AttributeError, DeserializationError, KeyError) as error:
         raise SignatureError(f"the metadata of channel {channel} are damaged", because=repr(error)) from error
     return ReadChannel(_state(files, target, channel), pointer.signed.version, metadata)
 
@@ -313,22 +313,8 @@ def _state(files: _Files, target: TargetFile, channel: str) -> ChannelState:
         )
     folder = generation_folder(channel, generation, target.hashes.get("sha256", ""))
     path = f"{folder}/{STATE}"
-    data = files.read(path)
-    if data is None:
-        raise _missing(path, channel)
-    try:
-        target.verify_length_and_hashes(data)
-    except LengthOrHashMismatchError as error:
-        raise TamperedError(f"{path} was changed", because=str(error), next_step=_ELSEWHERE) from error
+    data = require_signed(files.read(path), target.hashes.get("sha256", ""), path, "it", _INCOMPLETE)
     return decode_state(data, channel, f"the state of channel {channel}")
-
-
-def _missing(path: str, where: str) -> TamperedError:
-    return TamperedError(
-        f"{path} is missing",
-        because=f"it does not exist at {where}",
-        next_step="the mirror may be incomplete; take another one",
-    )
 
 
 def _signer(pointer: Metadata[Timestamp], root: PinnedRoot) -> str:

@@ -159,10 +159,7 @@ def first_root(data: bytes, what: str) -> PinnedRoot:
             next_step=f"put all versions before it beside it ({root_name(1)} and so on, as in the channel), "
             "or compare its SHA-256: sparkwright channel key pin FILE --digest SHA256",
         )
-    if (
-        list(pinned.root.keys) != [pinned.publisher]
-        or key_id_of(pinned.root.keys[pinned.publisher]) != pinned.publisher
-    ):
+    if list(pinned.root.keys) != [pinned.publisher] or not _is_of_its_id(pinned.root.keys[pinned.publisher]):
         raise UntrustedKeyError(
             f"{what} was not made by its publisher",
             because=f"a first version has no key but {pinned.publisher[:16]}, which names the publisher",
@@ -181,14 +178,28 @@ def next_root(root: PinnedRoot, data: bytes, what: str) -> PinnedRoot:
     following = _parsed(data, what)
     _require_signed(following, root, what)
     _require_signed(following, following, what)
-    same = (following.publisher, following.channel, following.version)
-    if same != (root.publisher, root.channel, root.version + 1):
+    require_follows(following, root, what)
+    if following.version != root.version + 1:
         raise SignatureError(
             f"{what} does not follow the root before it",
-            because=f"it is version {following.version} of channel {following.channel}, "
-            f"after version {root.version} of {root.channel}",
+            because=f"it is version {following.version}, after version {root.version}",
         )
     return following
+
+
+def require_follows(later: PinnedRoot, root: PinnedRoot, what: str) -> None:
+    """Refuse a *later* root that states another publisher or channel than *root*: TUF knows neither.
+
+    Raises:
+        SignatureError: it does.
+    """
+    if (later.publisher, later.channel) != (root.publisher, root.channel):
+        raise SignatureError(
+            f"{what} does not follow the root before it",
+            because=f"it is of channel {later.channel} of publisher {later.publisher[:16]}, "
+            f"after one of {root.channel} of {root.publisher[:16]}",
+            next_step="do not install from there; its publisher states who they are in the first root alone",
+        )
 
 
 def root_of_file(path: Path) -> PinnedRoot:
@@ -209,16 +220,19 @@ def root_of_file(path: Path) -> PinnedRoot:
     return root
 
 
-def key_id_of(key: Key) -> str:
-    """Return the id that an ed25519 *key* has to have; empty if it is none."""
+def _is_of_its_id(key: Key) -> bool:
+    """Tell if *key* is the ed25519 key whose id it states.
+
+    A key of another kind may have the same public value beside what it is verified by, such as an identity.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from securesystemslib.signer import SSlibKey
 
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(str(key.keyval.get("public"))))
     except ValueError:
-        return ""
-    return str(SSlibKey.from_crypto(public).keyid)
+        return False
+    return SSlibKey.from_crypto(public) == key
 
 
 def name_of(key: Key) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostRaceError, TamperedError
+from sparkwright.base.errors import LostRaceError
 from sparkwright.publish.channel import CHANNELS, STABLE, ChannelState
-from sparkwright.publish.target import Target
+from sparkwright.publish.target import Target, require_signed
 
 _TRIES = 5
 
@@ -57,12 +56,9 @@ def _pages(target: Target, state: ChannelState) -> dict[str, bytes]:
     """
     pages = {}
     for name in sorted(state.pages, key=lambda name: ("/" not in name, name)):
-        stored = target.read(f"{state.folder}/{name}")
-        if stored is None or sha256_bytes(stored.data) != state.pages[name]:
-            raise TamperedError(
-                f"page {name} of generation {state.generation} of {state.channel} is not what was signed",
-                because="it is missing" if stored is None else "its SHA-256 is another",
-                next_step=f"write another generation: sparkwright channel renew {state.channel}",
-            )
-        pages[name] = stored.data
+        path, what = f"{state.folder}/{name}", f"page {name} of generation {state.generation}"
+        stored = target.read(path)
+        again = f"write another generation: sparkwright channel renew {state.channel}"
+        data = stored.data if stored else None
+        pages[name] = require_signed(data, state.pages[name], what, path, again)
     return pages

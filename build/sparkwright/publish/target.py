@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sparkwright.base.errors import PublishError, TamperedError
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
 
+MOST_BYTES = 64 << 20
+"""Bytes of a page or a statement, at most; a page with 100,000 wheels has about as many."""
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
@@ -101,6 +104,15 @@ def checked_path(path: str) -> str:
     return path
 
 
+def lost_race(path: str, where: str) -> LostRaceError:
+    """Return the error of a publisher that did not replace *path* in *where*, as another one did."""
+    return LostRaceError(
+        f"{path} was not replaced",
+        because=f"another publisher wrote it first, to {where}",
+        next_step="run the same command again: it starts from what the other one published",
+    )
+
+
 def require_digest(what: str, actual: str, sha256: str) -> None:
     """Refuse *what* if its digest is not the promised one.
 
@@ -113,6 +125,21 @@ def require_digest(what: str, actual: str, sha256: str) -> None:
             because=f"its SHA-256 is {actual}, not {sha256}, and published files never change",
             next_step="find out who changed it; move it away to publish the right bytes",
         )
+
+
+def require_signed(data: bytes | None, sha256: str, what: str, where: str, next_step: str) -> bytes:
+    """Return *data*, which was read of *where*, if it has the signed digest.
+
+    Raises:
+        TamperedError: it has not, or there is none.
+    """
+    if data is None:
+        raise TamperedError(f"{what} is missing", because=f"{where} does not exist", next_step=next_step)
+    if (actual := sha256_bytes(data)) != sha256:
+        raise TamperedError(
+            f"{what} was changed", because=f"its SHA-256 is {actual}, not {sha256}", next_step=next_step
+        )
+    return data
 
 
 def content_type(path: str) -> str:

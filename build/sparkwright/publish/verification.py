@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.base.events import emit, task
+from sparkwright.lock.runtime import parse_runtime
 from sparkwright.publish.channel import (
     CHANNELS,
     CLOCK_SKEW,
@@ -32,7 +34,7 @@ from sparkwright.publish.channel import (
     require_channel_name,
 )
 from sparkwright.publish.history import generations_of
-from sparkwright.publish.mirror import FolderMirror, Mirror
+from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror
 from sparkwright.publish.promotion import (
     InTotoStatement,
     PromotionPredicate,
@@ -41,12 +43,16 @@ from sparkwright.publish.promotion import (
 )
 from sparkwright.publish.roots import PinnedRoot
 from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.series import FOLDER as SERIES
+from sparkwright.publish.series import series_of
+from sparkwright.publish.target import require_signed
 
 if TYPE_CHECKING:
     from sparkwright.publish.repository import ReadChannel
 
 WheelChoice = Literal["all", "newest", "none"]
 _TRIES = 5
+_CONNECTIONS = 8
 _ELSEWHERE = "do not install from there; take another mirror"
 
 
@@ -122,6 +128,7 @@ def verify_channel(
     with task("verify wheels", total=sum(file.size for file in chosen), unit="bytes") as progress:
         for file in chosen:
             reading.wheel(file, state)
+            reading.no_page_beside(file, state)
             progress.advance(file.size)
     memory.remember(
         state.origin,
@@ -215,7 +222,7 @@ class _Reading:
         for name, sha256 in state.pages.items():
             self._require(f"{state.folder}/{name}", sha256, f"page {name} of generation {state.generation}")
         waiting = time.monotonic() + self.options.patience_s
-        while stale := self._stale_pages(state):
+        while stale := self._stale_page(state):
             if time.monotonic() >= waiting:
                 name, generation = stale
                 raise ReplayedChannelError(
@@ -235,53 +242,48 @@ class _Reading:
         for index in (f"{CHANNELS}/{self.channel}/{STABLE}", state.folder):
             top = folder / index
             found = {path for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
-            others = {path.relative_to(top).as_posix() for path in found} - {*state.pages, STATE}
-            if others:  # of earlier generations, perhaps, which had more projects or series
-                with contextlib.suppress(TamperedError):
-                    for earlier in generations_of(self.mirror.read, state):
-                        others -= {
-                            name for name in others if self._is(f"{index}/{name}", earlier.pages.get(name))
-                        }
-            if others:
-                raise TamperedError(
-                    f"page {index}/{min(others)} is of no generation of channel {self.channel}",
-                    because="the publisher signed none of that name, and pip and uv would take it",
-                    next_step=_ELSEWHERE,
-                )
+            names = {path.relative_to(top).as_posix() for path in found} - {*state.pages, STATE}
+            for name in sorted(names):  # of earlier generations, perhaps, which had more projects or series
+                data = None if (top / name).is_symlink() else self.mirror.read(f"{index}/{name}")
+                if data is None or self._generation_with(name, sha256_bytes(data), state) is None:
+                    raise TamperedError(
+                        f"page {index}/{name} is of no generation of channel {self.channel}",
+                        because="the publisher signed none of that name, and pip and uv would take it",
+                        next_step=_ELSEWHERE,
+                    )
 
-    def _is(self, path: str, sha256: str | None) -> bool:
-        """Return if the file at *path* has that digest."""
-        data = self.mirror.read(path) if sha256 else None
-        return data is not None and sha256_bytes(data) == sha256
-
-    def _stale_pages(self, state: ChannelState) -> tuple[str, int] | None:
-        """Return a stable page that is of the generation before, and its number; `None` if all are new.
+    def _stale_page(self, state: ChannelState) -> tuple[str, int] | None:
+        """Return a stable page that is of an earlier generation, and its number; `None` if all are new.
 
         Raises:
-            TamperedError: a page is of neither.
+            TamperedError: a page is of none.
         """
-        earlier: ChannelState | None = None
         for name, sha256 in state.pages.items():
             data = self.mirror.read(f"{CHANNELS}/{self.channel}/{STABLE}/{name}")
-            if data is not None and sha256_bytes(data) == sha256:
+            found = None if data is None else sha256_bytes(data)
+            if found == sha256:
                 continue
-            earlier = earlier or self._earlier(state)
-            known = earlier.pages.get(name) if earlier else None
-            if (data is None and known is None) or (data is not None and sha256_bytes(data) == known):
-                return name, state.generation - 1
+            generation = self._generation_with(name, found, state)
+            if generation is not None:
+                return name, generation
             raise TamperedError(
                 f"page {STABLE}/{name} of channel {self.channel} was changed",
-                because="it is missing"
-                if data is None
-                else f"its SHA-256 is {sha256_bytes(data)}, not {sha256}",
+                because="it is missing" if found is None else f"its SHA-256 is {found}, not {sha256}",
                 next_step=_ELSEWHERE,
             )
         return None
 
-    def _earlier(self, state: ChannelState) -> ChannelState | None:
-        """Return the generation before *state*, by the digest that it names; `None` if it is not there."""
-        with contextlib.suppress(TamperedError):
-            return next(itertools.islice(generations_of(self.mirror.read, state), 1, None), None)
+    def _generation_with(self, name: str, sha256: str | None, state: ChannelState) -> int | None:
+        """Return the generation before *state* that has the page *name* with that digest.
+
+        Of a page that is missing, that is the one right before, if it has none either.
+        """
+        with contextlib.suppress(TamperedError):  # generations that are not there
+            for earlier in itertools.islice(
+                generations_of(self.mirror.read, state), 1, None if sha256 else 2
+            ):
+                if earlier.pages.get(name) == sha256:
+                    return earlier.generation
         return None
 
     def beside(self, file: ListedWheel) -> None:
@@ -307,6 +309,33 @@ class _Reading:
         for run in statement.predicate.evidence:
             sha256 = run.digest.get("sha256", "")
             self._require(f"{file.folder}/evidence/{sha256}.json", sha256, f"evidence about {file.filename}")
+
+    def no_page_beside(self, file: ListedWheel, state: ChannelState) -> None:
+        """Over HTTP, refuse a page of any package that a wheel is installed with and *state* does not list.
+
+        Raises:
+            TamperedError: there is one: pip and uv would take that package from it.
+        """
+        mirror = self.mirror
+        if not (isinstance(mirror, HttpMirror) and file.runtime):
+            return
+        what = f"the runtime of {file.filename}"
+        runtime = parse_runtime(self._require(file.runtime_path, file.runtime, what).decode(), what)
+        indexes = [STABLE, f"{STABLE}/{SERIES}/{series_of(file.version)}"]
+        folders = [
+            f"{CHANNELS}/{self.channel}/{index}/{package.name}"
+            for index in indexes
+            for package in runtime.packages
+            if f"{index}/{package.name}/index.html".partition("/")[2] not in state.pages
+        ]
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            for folder, offered in zip(folders, pool.map(mirror.offers, folders), strict=True):
+                if offered:
+                    raise TamperedError(
+                        f"page {folder}/ is of no generation of channel {self.channel}",
+                        because=f"{mirror.address} offers it, and pip and uv would take it",
+                        next_step=_ELSEWHERE,
+                    )
 
     def _runtime(self, file: ListedWheel, predicate: PromotionPredicate) -> None:
         """Verify the locked runtime of a wheel, which channel and promotion name by the same digest."""
@@ -343,20 +372,8 @@ class _Reading:
 
     def _require(self, path: str, sha256: str, what: str, elsewhere: str = "") -> bytes:
         """Return the file at *path*, or at the absolute address *elsewhere*; it has to have that digest."""
-        data = self.mirror.read(path, elsewhere)
-        if data is None:
-            raise TamperedError(
-                f"{what} is missing",
-                because=f"{elsewhere} does not exist"
-                if elsewhere
-                else f"{path} does not exist at {self.mirror.address}",
-                next_step="the mirror may be incomplete; take another one",
-            )
-        if (actual := sha256_bytes(data)) != sha256:
-            raise TamperedError(
-                f"{what} was changed", because=f"its SHA-256 is {actual}, not {sha256}", next_step=_ELSEWHERE
-            )
-        return data
+        where = elsewhere or f"{self.mirror.address}/{path}"
+        return require_signed(self.mirror.read(path, elsewhere), sha256, what, where, _ELSEWHERE)
 
 
 def _require_subject(statement: InTotoStatement, file: ListedWheel, what: str) -> None:

@@ -27,14 +27,13 @@ from sparkwright.lock.model import LOCK_NAME
 from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
 from sparkwright.store import storing
 from sparkwright.upstream import Access
+from sparkwright.upstream.download import MOST_WHEEL_BYTES
 from sparkwright.wheel import WheelName
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _STATED = re.compile(r"[^/]+\.dist-info/WHEEL")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+(?:\.post\d+)?)")
 _FULL_ID = 40
-_MOST_BYTES = 2 << 30
-"""Of a wheel by address, of which nothing states the size."""
 _NEXT = (
     "give a wheel, a commit of this project, SERIES@RELEASE, PATCHSET@RELEASE, a commit of upstream's, or '.'"
 )
@@ -266,10 +265,10 @@ class Resolver:
                 with storing(f"writing {filename}"), target.open("wb") as sink:
                     for piece in response.iter_content(1 << 20):
                         sink.write(piece)
-                        if sink.tell() > _MOST_BYTES:
+                        if sink.tell() > MOST_WHEEL_BYTES:
                             raise BisectionError(
                                 f"{filename} was not fetched",
-                                because=f"it has more than {_MOST_BYTES >> 30} GiB, which no wheel has",
+                                because=f"it has more than {MOST_WHEEL_BYTES >> 30} GiB, which no wheel has",
                                 next_step=by_hand,
                             )
 

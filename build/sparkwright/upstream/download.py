@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import requests
 
 
+MOST_WHEEL_BYTES = 2 << 30
+"""Bytes of a wheel of which nothing that is trusted states the size."""
 _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
 
 
@@ -129,10 +131,16 @@ def transfer(file: IndexFile, path: Path, settings: IndexSettings) -> None:
     """Transfer *file*, of which no index states a digest, to *path*, which must not exist.
 
     Raises:
-        FetchError: its size is not stated, or it could not be transferred.
+        FetchError: its size is not stated, or more than a wheel has, or it could not be transferred.
         StorageError: the disk is full or not writable.
     """
     size = remote_size(file, settings)
+    if size > MOST_WHEEL_BYTES:
+        raise FetchError(
+            f"{file.filename} was not fetched",
+            because=f"it has {size} bytes, and no wheel has more than {MOST_WHEEL_BYTES >> 30} GiB",
+            next_step="look at what is there, or give the file itself",
+        )
     _fill(file, Artifact(filename=file.filename, sha256="", size=size), path, settings)
 
 

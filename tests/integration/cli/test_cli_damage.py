@@ -226,17 +226,18 @@ def test_damaged_git_objects_come_back(world: World, damage: Callable[[World], N
     requires(world, digest, world.good("wheel", "--json"))
 
 
-def test_the_repository_is_not_begun_again_under_other_runs(world: World) -> None:
+@pytest.mark.parametrize("command", [("merge",), ("store", "verify", "--remove")])
+def test_the_repository_is_not_begun_again_under_other_runs(world: World, command: tuple[str, ...]) -> None:
     digest = made(world)
     remove_tree(world.store.records / "merge")
     inode = world.store.git.stat().st_ino
     objects_emptied(world)
     with world.store.running():
-        ran = world.call("merge")
+        ran = world.call(*command)
     assert ran.status == ProcessError.exit_code, ran.said
     assert "other runs use them" in ran.said
     assert world.store.git.stat().st_ino == inode
-    world.good("merge")
+    world.good(*command)
     requires(world, digest, world.good("wheel", "--json"))
 
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import LostRaceError, ProcessError, UploadError
 from sparkwright.base.process import run, which
-from sparkwright.publish.target import Stored, checked_path, is_hidden, require_digest
+from sparkwright.publish.target import Stored, checked_path, is_hidden, lost_race, require_digest
 from sparkwright.upstream.network import InterruptedFetch, retrying
 from sparkwright.upstream.settings import IndexSettings
 
@@ -120,11 +120,7 @@ class GithubTarget:
                     return found.tag  # the answer to a first try was lost
                 if (found.tag if found else None) == expected:
                     raise InterruptedFetch("another file of the branch changed meanwhile") from error
-                raise LostRaceError(
-                    f"{path} was not replaced",
-                    because=f"another publisher wrote it first, to {self._shown}",
-                    next_step="run the same command again: it starts from what the other one published",
-                ) from error
+                raise lost_race(path, self._shown) from error
             return str(json.loads(answer)["content"]["sha"])
 
         return self._retried(f"writing {path}", once)

@@ -26,6 +26,7 @@ from sparkwright.publish.target import (
     checked_path,
     content_type,
     is_hidden,
+    lost_race,
     require_digest,
 )
 from sparkwright.upstream.settings import IndexSettings
@@ -234,11 +235,7 @@ class S3Target:
         except Exception as error:
             name, text = type(error).__name__, str(error)
             if name in {"AlreadyExistsError", "PreconditionError"} or "status code: 409" in text:
-                raise LostRaceError(
-                    f"{path} was not replaced",
-                    because=f"another publisher wrote it first, to {self._shown}",
-                    next_step="run the same command again: it starts from what the other one published",
-                ) from error
+                raise lost_race(path, self._shown) from error
             raise self._failed(what, path, name, text) from error
 
     def _failed(self, what: str, path: str, name: str, text: str) -> UploadError:
