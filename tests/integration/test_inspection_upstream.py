@@ -96,9 +96,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_modules_that_name_an_unneeded_binary_are_imported_without_it(
-    lock: Lock, access: Access, stock: Path, tmp_path: Path
-) -> None:
+def test_modules_that_name_an_unneeded_binary_are_imported_without_it(lock, access, stock, tmp_path):
     """Import them from the wheel's Python, the binaries that stay being empty modules."""
     assert lock.native is not None
     with zipfile.ZipFile(stock) as archive:

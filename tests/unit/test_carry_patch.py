@@ -301,9 +301,7 @@ text_of_lines = st.tuples(st.lists(line, max_size=12), st.booleans()).map(
 
 @examples(max_examples=40)
 @given(before=text_of_lines, after=text_of_lines, other=text_of_lines)
-def test_apply_undoes_diff_and_takes_no_other_base(
-    repository: Repository, before: bytes, after: bytes, other: bytes
-) -> None:
+def test_apply_undoes_diff_and_takes_no_other_base(repository, before, after, other):
     assume(before != after)
     (file,) = go_round(repository, {"f": before}, {"f": after}).files
     if other != before:

@@ -183,9 +183,7 @@ def test_what_does_not_add_up_fails(messages: list[Any], kind: FailureKind) -> N
         ([token(finish="stop"), usage(0), DONE], FailureKind.LENGTH),
     ],
 )
-def test_a_natural_stop_may_be_short_and_must_be_a_stop(
-    messages: list[Any], kind: FailureKind | None
-) -> None:
+def test_a_natural_stop_may_be_short_and_must_be_a_stop(messages, kind):
     assert problem(read(*messages), natural=True) is kind
 
 

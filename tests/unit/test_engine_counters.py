@@ -103,9 +103,7 @@ counts = st.integers(0, 10**9)
 
 
 @given(counts, counts, st.lists(counts, max_size=8))
-def test_adding_the_same_to_both_snapshots_changes_nothing(
-    drafts: int, accepted: int, positions: list[int]
-) -> None:
+def test_adding_the_same_to_both_snapshots_changes_nothing(drafts, accepted, positions):
     zero, grown, later = (
         MetricsSnapshot(
             at=at,

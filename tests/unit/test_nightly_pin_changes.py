@@ -73,9 +73,7 @@ class TestArchs:
         (move,) = arch_moves(repository, old, new)
         assert (move.added, move.removed) == (("13.0",), ())
 
-    def test_another_order_of_branches_comments_and_other_makers_cards_are_no_change(
-        self, repository: Repository, trees
-    ) -> None:
+    def test_another_order_of_branches_comments_and_other_makers_cards_are_no_change(self, repository, trees):
         swapped = (
             ARCHS.replace("9.0;10.0;12.0", "@").replace("8.0;9.0", "9.0;10.0;12.0").replace("@", "8.0;9.0")
         )

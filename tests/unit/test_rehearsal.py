@@ -57,9 +57,7 @@ class TestOutcomes:
             ((), "undecided"),
         ],
     )
-    def test_a_check_is_as_good_as_its_worst_finding(
-        self, verdicts: tuple[Verdict, ...], expected: str
-    ) -> None:
+    def test_a_check_is_as_good_as_its_worst_finding(self, verdicts, expected):
         findings = [finding("crash", verdict) for verdict in (*verdicts,)] + [finding("boot", Verdict.FAIL)]
         (outcome,) = outcomes_of(findings, ["crash"])
         assert outcome.verdict == expected

@@ -135,9 +135,7 @@ def test_what_was_written_before_a_kill_is_there(tmp_path: Path) -> None:
         ({"server": "elsewhere"}, "server is simulator"),
     ],
 )
-def test_another_runs_folder_is_refused_and_left_as_it_is(
-    tmp_path: Path, changes: dict[str, object], said: str
-) -> None:
+def test_another_runs_folder_is_refused_and_left_as_it_is(tmp_path, changes, said):
     with Journal(tmp_path, manifest()) as journal:
         journal.write(Measured(id="a", observation=observation()))
     before = (tmp_path / "journal.jsonl").read_bytes()

@@ -234,9 +234,7 @@ def test_the_wheel_has_it_and_its_record_lists_it(case: Case) -> None:
         (b'"content":"', b'"content":"00', "hashes"),
     ],
 )
-def test_a_component_that_disagrees_is_named(
-    case: Case, tmp_path: Path, old: bytes, new: bytes, told: str
-) -> None:
+def test_a_component_that_disagrees_is_named(case, tmp_path, old, new, told):
     def change(files: dict[str, bytes]) -> None:
         assert old in files[f"{INFO}/{SBOM}"]
         files[f"{INFO}/{SBOM}"] = files[f"{INFO}/{SBOM}"].replace(old, new, 1)

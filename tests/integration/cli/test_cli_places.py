@@ -15,9 +15,7 @@ from sparkwright.store import remove_tree
 @pytest.mark.parametrize(
     "kind", ["file", "below-a-file", "device", "dangling", "folder-as-a-wheel", "pipe-as-a-wheel"]
 )
-def test_a_place_that_cannot_take_a_wheel_is_refused_before_the_work(
-    world: World, tmp_path: Path, kind: str
-) -> None:
+def test_a_place_that_cannot_take_a_wheel_is_refused_before_the_work(world, tmp_path, kind):
     out = tmp_path / "out"
     code = 10
     match kind:
