@@ -125,7 +125,7 @@ test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test
 test-integration: $(VENV)/.ready-test ## Run the integration tests that are not slow
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'not slow and not walk' tests/integration $(ARGS)
 
-test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, a few probes, the fault matrix, more seeds
+test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, a few probes, the fault matrix
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
 
 # Types are checked on one core and documents built while tests begin; tests do not begin where either fails at once.

@@ -44,9 +44,9 @@ WORDS = _TEXT.split()
 
 
 def costly(values: Sequence[Any], quick: int = 5) -> list[Any]:
-    """Return *values* for ``parametrize``, those after the first *quick* marked as slow."""
-    slow = (pytest.param(value, marks=pytest.mark.slow) for value in values[quick:])
-    return [*values[:quick], *slow]
+    """Return *values* for ``parametrize``, those after the first *quick* for ``make test-long``."""
+    more = (pytest.param(value, marks=pytest.mark.walk) for value in values[quick:])
+    return [*values[:quick], *more]
 
 
 class KitCorpus:
