@@ -1,8 +1,8 @@
 """``sparkwright`` on machines of a cluster: forks of one process that has imported what it needs.
 
 An interpreter that imports Dask and all of sparkwright takes more than a second of a core, and a test starts
-several. Each is still a process of its own, in a session of its own: `PROGRAM` stands for it, ends as it does,
-and takes it along when it is killed.
+several. Each is still a process of its own, in a session of its own: `PROGRAM` stands for it, ends as it
+does, and takes it along when it is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _IMPORTED = (
 def warm_server(folder: Path) -> Iterator[Path]:
     """Run the server, and yield its address."""
     address = folder / "warm"
-    with subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    words = [sys.executable, __file__, address]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
         yield address
@@ -67,13 +68,14 @@ def main(address: str) -> None:
     """Fork for each connection until standard input ends."""
     import sparkwright.cli
 
-    for name in (*_IMPORTED, *(f"sparkwright.cli.{one.name}" for one in pkgutil.iter_modules(sparkwright.cli.__path__))):
+    commands = [f"sparkwright.cli.{one.name}" for one in pkgutil.iter_modules(sparkwright.cli.__path__)]
+    for name in (*_IMPORTED, *commands):
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
         listening.listen(64)
-        print("ready", flush=True)
+        os.write(1, b"ready\n")
         while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [], 1.0)[0]):
             if ready:
                 connection, _ = listening.accept()
@@ -108,7 +110,7 @@ def _attend(connection: socket.socket) -> None:
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
+            sys.stderr.write(f"{ended.code}\n")
     except BaseException:  # noqa: BLE001 - as an interpreter ends by it
         traceback.print_exc()
     finally:
@@ -134,7 +136,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = words
-    exec(compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__"})
+    exec(compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 if __name__ == "__main__":
