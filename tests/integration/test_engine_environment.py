@@ -1,7 +1,5 @@
 """Locked runtimes by the real uv and the real installer, from a folder of wheels: no index is asked."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

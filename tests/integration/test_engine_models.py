@@ -1,7 +1,5 @@
 """Models are fetched by huggingface_hub before a server starts: the files that vLLM loads, and no others."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Servers are started, found ready, watched and ended, for real: programs with an engine of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Each series' own choices: ``has_flashinfer()``, and the attention that the lists of companions are for."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Looking into real device code with the real cuobjdump: a small fat binary, and upstream's own wheel."""
 
-from __future__ import annotations
-
 import subprocess
 import zipfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The remote tier on real servers: nginx with WebDAV's PUT, and a server with the S3 interface."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace

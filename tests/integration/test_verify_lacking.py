@@ -1,7 +1,5 @@
 """Servers that lack what vLLM has pass with a stated coverage; what they lose or should have is found."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The search for a capacity against the simulated server, and open loops against a server that waits."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """`sparkwright verify` at a real vLLM with a real model: it passes, and planted faults are named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

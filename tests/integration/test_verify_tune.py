@@ -1,7 +1,5 @@
 """``sparkwright verify tune`` on simulated servers, through kills: processes, journal, page and recipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The assembler and the audit on the wheel that the lock of series 0.24 names."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two machines behind sshd that share a store over nginx; a module takes them by ``pytest_plugins``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

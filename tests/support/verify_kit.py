@@ -4,8 +4,6 @@
 and keeps vLLM's counters exactly. Everything follows from a seed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ several. Each is still a process of its own, in a session of its own: `PROGRAM` 
 does, and takes it along when it is killed.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

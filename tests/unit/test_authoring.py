@@ -1,7 +1,5 @@
 """Making carries: from folders, from pull requests, onto newer pins; as functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Patches: git's own diffs go round, everything else is refused, and nothing ever fits nearly."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import settings as examples

@@ -1,7 +1,5 @@
 """From described modules to finished libraries: paths, commands, and a build by the machine's compiler."""
 
-from __future__ import annotations
-
 import json
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """Companions: the same modules give the same wheel, FlashInfer's two ways of asking, and planted faults."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

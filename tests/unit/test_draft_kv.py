@@ -1,7 +1,5 @@
 """How `tests/gpu/draft_kv.py` judges what a case found. The engine itself needs a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes are dated by their coming, not by their being read."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

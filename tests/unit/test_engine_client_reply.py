@@ -1,7 +1,5 @@
 """Chunks are read for what they say, in every dialect; what is not said is never guessed."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Events come out of bytes the same, however the bytes were cut."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

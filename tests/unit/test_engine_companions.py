@@ -1,7 +1,5 @@
 """A recipe's companion is found among wheels and installed by its digest; one that lacks kernels is not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

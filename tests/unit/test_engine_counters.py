@@ -1,7 +1,5 @@
 """What happened between two snapshots, and where it contradicts itself."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

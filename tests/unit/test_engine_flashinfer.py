@@ -1,7 +1,5 @@
 """When vLLM is told to take FlashInfer's kernels without their compilers."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The machine is sampled where it can be; generated models are complete; environments are made once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

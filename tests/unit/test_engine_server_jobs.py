@@ -1,7 +1,5 @@
 """The number of FlashInfer's compilers that fit beside a server."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernels of FP4 weights: read from logs of both dialects, judged by the card, and warned of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,11 +1,8 @@
 """Events reach whoever subscribed; a warning reaches the user in any case."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
-
 
 from sparkwright.base.events import emit, warn
 

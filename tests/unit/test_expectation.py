@@ -1,7 +1,5 @@
 """The libraries that an audit resolves a wheel's symbols in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

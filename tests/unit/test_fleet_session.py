@@ -1,7 +1,5 @@
 """A session over the fleet's cells: what is planned, judged and reported."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The object store: the same ids everywhere, whatever the machine, the user and the caller's git say."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Moving the lock keeps what people wrote in it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import msgspec

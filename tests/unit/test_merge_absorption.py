@@ -1,7 +1,5 @@
 """Does upstream have it already: each signal on its own, and healthy twins that keep quiet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Findings on clean merges, remembered in the store under the trees that determine them."""
 
-from __future__ import annotations
-
 import gc
 from importlib import import_module
 from pathlib import Path

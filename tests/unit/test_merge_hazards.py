@@ -1,7 +1,5 @@
 """Merges that are clean and wrong: each kind planted, beside a twin that only differs by what is wrong."""
 
-from __future__ import annotations
-
 import pytest
 from kit import DELETED, Scene
 

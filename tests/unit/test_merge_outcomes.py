@@ -1,7 +1,5 @@
 """Every outcome by name, on generated trees; one failing carry never hides the others."""
 
-from __future__ import annotations
-
 import pytest
 from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
 

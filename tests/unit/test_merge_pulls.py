@@ -1,7 +1,5 @@
 """Pull requests as carries, against a generated upstream with ``refs/pull/N/head``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts of a patchset: which there are, and that the few that are merged speak for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From sources to an extension in the store, with the real gcc and a CMake that only writes down commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

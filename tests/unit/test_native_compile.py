@@ -1,7 +1,5 @@
 """The compile driver, with real programs in the place of compilers."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import shlex

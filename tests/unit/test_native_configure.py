@@ -1,7 +1,5 @@
 """How CMake is asked to configure upstream's project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

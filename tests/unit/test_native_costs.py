@@ -1,7 +1,5 @@
 """What a unit is expected to take: learned, seeded, guessed."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkwright.native.costs import UnitCosts

@@ -1,7 +1,5 @@
 """Looking into binaries: real ELF files of the machine's compiler, each fault beside its healthy twin."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import random

@@ -1,7 +1,5 @@
 """What runs when: examples, and properties over whole simulated builds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

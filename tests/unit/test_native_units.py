@@ -1,7 +1,5 @@
 """The unit cache: what would compile to the same object hits, and whatever could not, misses."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The tree that is compiled, the folder that it is laid out in, and what configuring depends on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commit, or release, that changed a carry's outcome."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

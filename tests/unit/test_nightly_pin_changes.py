@@ -1,7 +1,5 @@
 """Pins and architecture lists that differ between two trees."""
 
-from __future__ import annotations
-
 import pytest
 from kit import make_tree
 from small_release import sdist_files

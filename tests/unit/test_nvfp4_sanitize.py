@@ -1,7 +1,5 @@
 """The control of compute-sanitizer: it fails where nothing is found, and where tensors share allocations."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """A session on a GPU for an NVFP4 cache: which commands it runs together, and how it judges their ends."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """The wheel that is served where none is named: of the present build spec, else of the highest revision."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Patchsets and points: order, requirements, and what a point's digest covers."""
 
-from __future__ import annotations
-
 from dataclasses import replace as replace_point
 from pathlib import Path
 from typing import Any

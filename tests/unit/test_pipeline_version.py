@@ -1,7 +1,5 @@
 """Versions of native wheels that take some extensions from upstream's wheel, as built and as audited."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Ports for servers that bind them later: free, and no other program gets them meanwhile."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Probes on two trees: every verdict, everything that a probe may do wrong, and what a proof hangs on."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

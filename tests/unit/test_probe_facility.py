@@ -4,8 +4,6 @@ A few lines of Python stand in for CMake: they read a list of units out of the t
 write the compiler calls down as CMake does.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

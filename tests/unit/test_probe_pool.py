@@ -1,7 +1,5 @@
 """Runs in forks: the verdicts of fresh interpreters, nothing shared between runs, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Folders that probes see of a tree, and the environment that they run in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Starting programs: no shell, clear failures, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Properties of whole merges, on random trees and carries, with real git."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Uses of recipes for hybrid models with a drafter: states of their requests fit, by preflight's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

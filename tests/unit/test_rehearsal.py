@@ -1,7 +1,5 @@
 """The parts of a rehearsal: requirements, outcomes and signatures, installed trees, statements."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The safety net names what is planted, is silent on what is the same, and accepts what is listed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import lzma

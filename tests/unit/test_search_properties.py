@@ -1,7 +1,5 @@
 """Properties of the search over any changes, requirements and rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The lock and the patchset that a command takes: those of one series."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The store: nothing under its final name before it is whole, whatever kills, fills or races it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """A folder of the store that is taken while another run prunes: it stays, or is seen to be gone."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """The remote tier against a server that does right, and one that does anything else."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """How work with parts under way is shown: lines for a log, bars on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

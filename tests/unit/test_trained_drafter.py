@@ -1,7 +1,5 @@
 """Acceptance of trained drafters is judged by requests, and cells ask engines for what their names say."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """A drafter learns, is exported as vLLM reads it, sees what it may, and needs its weights to be accepted."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

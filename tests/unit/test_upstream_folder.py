@@ -1,7 +1,5 @@
 """Folders of the user's as a source: what would be unsafe in a git tree anywhere is not taken in."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Upstream's tests on two trees: what regresses, what is flaky, what says nothing, and what is chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

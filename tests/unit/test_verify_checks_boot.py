@@ -1,7 +1,5 @@
 """Boot: what a server says of itself, rule by rule, and its first answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What makes any observation unfit, whatever the check."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

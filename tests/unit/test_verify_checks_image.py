@@ -1,8 +1,5 @@
 """Pictures are judged by their tokens and by what the model sees in them."""
 
-from __future__ import annotations
-
-
 import pytest
 from chat_kit import judged, judged_with
 from msgspec.structs import replace

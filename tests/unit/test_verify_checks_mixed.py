@@ -1,7 +1,5 @@
 """Decoding beside prefill is judged by the longest gap and by the numbers that answers leave out."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

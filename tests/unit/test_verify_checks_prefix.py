@@ -1,7 +1,5 @@
 """The prefix cache: warm answers are the cold ones at lengths around blocks, and the cache has to be used."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A check is registered by its module alone: where it runs, and in what order."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

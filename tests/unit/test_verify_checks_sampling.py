@@ -1,7 +1,5 @@
 """Sampled chats are judged by the seed, by the temperature and by their text."""
 
-from __future__ import annotations
-
 import pytest
 from chat_kit import observe
 from msgspec.structs import replace

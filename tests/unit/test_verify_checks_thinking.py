@@ -1,7 +1,5 @@
 """Reasoning is judged where it is off, where it is on, and within a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

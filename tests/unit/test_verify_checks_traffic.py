@@ -1,7 +1,5 @@
 """Chats are judged by template, history, characters, reasoning, tool calls and structured output."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

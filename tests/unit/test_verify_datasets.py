@@ -1,7 +1,5 @@
 """Files of prompts are read in each form, bad ones are refused with the line, and sweeps send them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation by other programs: their commands, their files, and the verdicts on their scores."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """A passed run of `sparkwright verify` is attached to its wheel, with what a policy asks about it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

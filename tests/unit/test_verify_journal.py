@@ -1,7 +1,5 @@
 """A journal survives whatever ends the run that writes it, and never mixes two runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

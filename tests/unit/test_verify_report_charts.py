@@ -1,7 +1,5 @@
 """Drawings of charts, words and figures, the soak's windows, and colours that stand out."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """The soak notices acceptance that decays, or that the prefix cache spoils, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The strict reader refuses what it should, and the writer keeps bytes as they are."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """The assembler: the right members, the right refusals, the same bytes everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

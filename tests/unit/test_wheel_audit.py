@@ -1,7 +1,5 @@
 """Every check stays silent on a healthy wheel and speaks up on one spoilt in just its respect."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Audit wheels that were made to pass although they should not."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The audit of native wheels: silent on a healthy one, and each check speaks up on its own fault."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

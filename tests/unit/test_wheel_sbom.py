@@ -1,7 +1,5 @@
 """The bill of materials: valid after the published schema, complete, reproducible, and held to the record."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

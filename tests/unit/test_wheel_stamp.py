@@ -1,7 +1,5 @@
 """Names, versions, RECORD and the classification of paths."""
 
-from __future__ import annotations
-
 import pytest
 import wheelkit
 from hypothesis import given

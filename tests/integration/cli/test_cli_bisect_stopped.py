@@ -1,7 +1,5 @@
 """Bisections that run twice at once, or meet no network: journals stay whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``sparkwright companion`` on the lists of this checkout, and on an environment with a small FlashInfer."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The folder for wheels is one setting: ``--out``, ``SPARKWRIGHT_DIST``, or ``dist/`` in the checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

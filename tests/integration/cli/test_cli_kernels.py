@@ -1,7 +1,5 @@
 """Where kernels come from, on the command line: what is chosen, what is left out for it, and who is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

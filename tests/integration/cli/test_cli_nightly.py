@@ -1,7 +1,5 @@
 """``sparkwright nightly``: from a new release or commit to judgements, a wheel, and a night that is kept."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What people and machines see: help, JSON, errors, colours, progress, the event log."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """``sparkwright lock pin``, and wheels for a commit: from git and upstream's wheel, without a compiler."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

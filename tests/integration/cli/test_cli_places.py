@@ -1,7 +1,5 @@
 """Places that cannot take or give what is wanted: said before the work, and with a next step that helps."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``sparkwright channel prune`` with real processes and keys."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Carries that are upstream's pull requests, against a generated upstream over ``file://``."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

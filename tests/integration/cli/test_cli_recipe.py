@@ -1,7 +1,5 @@
 """``sparkwright recipe``: list, show, new, export, and a check by a real release's parser."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

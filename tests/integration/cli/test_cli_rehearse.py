@@ -1,7 +1,5 @@
 """``sparkwright rehearse``: a merge served by a wheel for the CPU, in miniature, with real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Mutations of carries: what a probe notices, what survives, and mutations that cannot be made."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
