@@ -125,16 +125,21 @@ test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test
 test-integration: $(VENV)/.ready-test ## Run the integration tests that are not slow
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'not slow and not walk' tests/integration $(ARGS)
 
-test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, a few probes, the fault matrix, more seeds
+test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, a few probes, the fault matrix
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
 
 # Types are checked on one core and documents built while tests begin; tests do not begin where either fails at once.
 test: $(VENV)/.ready-test $(VENV)/.ready-docs ## Lint, build the documents, and all tests but the longest: units, slow ones, real sdists and wheels, probes
 	@$(MAKE) --no-print-directory --jobs 2 lint docs test-all
 
+# Modules are compiled, and asserts in tests rewritten, once: not by each of the processes that run tests.
+$(VENV)/.compiled: $(VENV)/.ready-test
+	@$(BIN)/pytest --collect-only --quiet >/dev/null
+	@touch $@
+
 # Tests start servers, machines and compilers, three at a time on two cores, beside whatever else a machine runs. What fails
 # there is run once more, alone, and has failed if it fails again. Both runs are in the output.
-test-all: $(VENV)/.ready-test
+test-all: $(VENV)/.compiled
 	$(BIN)/pytest $(PARALLEL) $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
 test-prefixes: $(VENV)/.ready-test ## Prove every carry again, alone and on each prefix of the patchset, with native kernels compiled again

@@ -1,7 +1,5 @@
 """Fixtures that the tests of several rooms share; `release` is each test file's own."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

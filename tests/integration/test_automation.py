@@ -1,7 +1,5 @@
 """Workflows, their scripts and the systemd units: their own checkers accept them, and find planted faults."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

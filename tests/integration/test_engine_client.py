@@ -1,7 +1,5 @@
 """One request against real servers that go wrong in every way; each way has a healthy twin."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

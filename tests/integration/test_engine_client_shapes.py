@@ -1,7 +1,5 @@
 """Each shape of load is really held: the server counts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The client against the simulated server: what is odd but right counts, what is wrong never does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

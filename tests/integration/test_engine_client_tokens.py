@@ -1,7 +1,5 @@
 """Counting tokens by servers that do, that do not, and that say something else."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Locked runtimes by the real uv and the real installer, from a folder of wheels: no index is asked."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -98,9 +96,7 @@ def test_what_is_locked_on_top_is_resolved_with_the_rest(offered: Path) -> None:
     assert runtime.extras == ("beta<3",)
 
 
-def test_it_installs_exactly_what_is_locked_and_once(
-    store: Store, wheel: Path, patchsets: Path, offered: Path, tmp_path: Path
-) -> None:
+def test_it_installs_exactly_what_is_locked_and_once(store, wheel, patchsets, offered, tmp_path):
     plain_wheel(offered, "alpha", "1.9")  # newer, and not locked
     sources = Sources(store, patchsets)
     installed = prepare(wheel, RECIPE, sources, offline=True)
@@ -120,9 +116,7 @@ def test_it_installs_exactly_what_is_locked_and_once(
 
 
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
-def test_a_locked_override_is_installed(
-    store: Store, offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
-) -> None:
+def test_a_locked_override_is_installed(store, offered, tmp_path, monkeypatch, installer):
     if installer == "pip":
         monkeypatch.setattr("sparkwright.base.process.uv_program", lambda: "")
         monkeypatch.setenv("PIP_FIND_LINKS", str(offered))
@@ -136,9 +130,7 @@ def test_a_locked_override_is_installed(
     assert list(made.python.parents[1].glob("lib/python*/site-packages/beta-3.0.dist-info"))
 
 
-def test_unlocked_it_is_another_environment(
-    store: Store, wheel: Path, patchsets: Path, offered: Path
-) -> None:
+def test_unlocked_it_is_another_environment(store, wheel, patchsets, offered):
     plain_wheel(offered, "alpha", "1.9")
     sources = Sources(store, patchsets)
     installed = prepare(wheel, RECIPE, sources, locked=False, offline=True)
@@ -147,9 +139,7 @@ def test_unlocked_it_is_another_environment(
     assert installed.python != plan_environment(OfferedWheel(wheel), RECIPE, sources).python
 
 
-def test_verify_measures_what_is_served(
-    store: Store, wheel: Path, patchsets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_measures_what_is_served(store, wheel, patchsets, monkeypatch):
     monkeypatch.setenv("SPARKWRIGHT_HOME", str(store.home))
     (patchsets.parent / "upstream.lock").touch()
     monkeypatch.chdir(patchsets.parent)
@@ -164,9 +154,7 @@ def test_verify_measures_what_is_served(
     assert "wheel-runtime" not in other
 
 
-def test_the_runtime_goes_along_to_a_host_without_a_checkout(
-    store: Store, wheel: Path, patchsets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runtime_goes_along_to_a_host_without_a_checkout(store, wheel, patchsets, tmp_path, monkeypatch):
     (patchsets.parent / "upstream.lock").touch()
     monkeypatch.chdir(patchsets.parent)
     sent = run_task(store, VerifyOptions(wheel=str(wheel), recipe="smoke"), "run").files
@@ -232,9 +220,7 @@ def test_a_wheel_without_a_runtime_is_refused(wheel: Path, tmp_path: Path) -> No
 
 
 class TestPublished:
-    def test_the_runtime_stands_beside_the_wheel_and_is_taken_first(
-        self, wheel: Path, patchsets: Path
-    ) -> None:
+    def test_the_runtime_stands_beside_the_wheel_and_is_taken_first(self, wheel, patchsets):
         publish(wheels_in(wheel.parent), wheel.parent, runtimes=runtimes_in(patchsets))
         beside = find_runtime(wheel, patchsets)
         assert beside == wheel.with_name(f"{wheel.name.removesuffix('.whl')}.requirements.txt")
@@ -251,9 +237,7 @@ class TestPublished:
         with pytest.raises(LockMismatchError, match="is not of"):
             locked_requirements(wheel, find_runtime(wheel))
 
-    def test_it_goes_with_its_wheel_and_never_replaces_a_file_of_the_users(
-        self, wheel: Path, patchsets: Path
-    ) -> None:
+    def test_it_goes_with_its_wheel_and_never_replaces_a_file_of_the_users(self, wheel, patchsets):
         folder, runtimes = wheel.parent, runtimes_in(patchsets)
         publish(wheels_in(folder), folder, runtimes=runtimes)
         beside = find_runtime(wheel)

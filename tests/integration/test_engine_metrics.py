@@ -1,7 +1,5 @@
 """Counters over real HTTP: what may answer at /metrics, and when a server is idle."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence

@@ -1,7 +1,5 @@
 """Models are fetched by huggingface_hub before a server starts: the files that vLLM loads, and no others."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -57,9 +55,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("home/hub/models--org--m/snapshots/*/*")}
 
 
-def test_what_vllm_loads_is_fetched_with_its_bytes_told(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_vllm_loads_is_fetched_with_its_bytes_told(hub, variables, tmp_path):
     recorder = Recorder()
     with subscribe(recorder):
         stored = fetch(recipe("org/m"), variables, tmp_path)
@@ -76,9 +72,7 @@ def test_what_vllm_loads_is_fetched_with_its_bytes_told(
     assert hub.sent - sent < MIB
 
 
-def test_a_download_that_is_ended_continues(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_download_that_is_ended_continues(hub, variables, tmp_path):
     hub.slow = "b.safetensors"
 
     async def interrupted() -> None:
@@ -114,9 +108,7 @@ def test_a_gated_model_says_what_to_do(hub: HubServer, variables: dict[str, str]
     assert "a.safetensors" in names(tmp_path)
 
 
-def test_an_unknown_model_is_refused_and_a_cached_one_served_without_the_hub(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_unknown_model_is_refused_and_a_cached_one_served_without_the_hub(hub, variables, tmp_path):
     with pytest.raises(FetchError) as caught:
         fetch(recipe("org/other"), variables, tmp_path)
     assert "correct the model's name" in caught.value.next_step
@@ -151,9 +143,7 @@ def test_a_full_disk_is_named_and_another_error_of_the_system_is_not(tmp_path: P
         assert expected in caught.value.next_step
 
 
-def test_a_model_of_which_a_part_is_cached_is_not_served_without_the_hub(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_model_of_which_a_part_is_cached_is_not_served_without_the_hub(hub, variables, tmp_path):
     fetch(recipe("org/m"), variables, tmp_path)
     [weights] = tmp_path.glob("home/hub/models--org--m/snapshots/*/b.safetensors")
     weights.unlink()
@@ -162,25 +152,19 @@ def test_a_model_of_which_a_part_is_cached_is_not_served_without_the_hub(
         fetch(recipe("org/m"), gone, tmp_path)
 
 
-def test_a_repository_without_a_file_of_its_index_is_refused(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_repository_without_a_file_of_its_index_is_refused(hub, variables, tmp_path):
     (hub.models["org/m"] / "b.safetensors").unlink()
     with pytest.raises(FetchError, match=r"names b\.safetensors, which"):
         fetch(recipe("org/m"), variables, tmp_path)
 
 
-def test_an_index_that_cannot_be_read_is_the_reason_for_which_nothing_is_served(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_index_that_cannot_be_read_is_the_reason_for_which_nothing_is_served(hub, variables, tmp_path):
     (hub.models["org/m"] / INDEX).write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(FetchError, match="org/m"):
         fetch(recipe("org/m"), variables, tmp_path)
 
 
-def test_folders_made_up_models_and_work_offline_ask_no_hub(
-    hub: HubServer, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_folders_made_up_models_and_work_offline_ask_no_hub(hub, variables, tmp_path):
     assert fetch(recipe(hub.models["org/m"]), variables, tmp_path) > 8 * MIB
     assert fetch(recipe("org/m", flags={"load-format": "dummy"}), variables, tmp_path) == 0
     assert fetch(recipe("org/m"), {**variables, "HF_HUB_OFFLINE": "1"}, tmp_path) == 0
@@ -202,9 +186,7 @@ def test_folders_made_up_models_and_work_offline_ask_no_hub(
         (["sub/m.safetensors", "n.safetensors"], "auto", {"x": "sub/m.safetensors"}, ["sub/m.safetensors"]),
     ],
 )
-def test_the_weights_are_those_that_vllm_chooses(
-    names: list[str], load_format: str, index: dict[str, str], loaded: list[str]
-) -> None:
+def test_the_weights_are_those_that_vllm_chooses(names, load_format, index, loaded):
     assert files_of([*names, "config.json", "a.png"], load_format, index) == [*loaded, "config.json"]
 
 
@@ -222,8 +204,8 @@ async def boot(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(("stored", "limit"), [(0, 1), (400_000_000, 3)])
 def test_the_boot_begins_when_the_models_are_here_and_large_ones_have_more_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: int, limit: int
-) -> None:
+    tmp_path, monkeypatch, stored, limit
+):
     monkeypatch.setattr("sparkwright.engine.server.lifecycle.BOOT_S", 1.0)
 
     async def models() -> int:

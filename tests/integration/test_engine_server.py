@@ -1,7 +1,5 @@
 """Servers are started, found ready, watched and ended, for real: programs with an engine of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -228,9 +226,7 @@ def test_a_server_that_was_killed_says_137(tmp_path: Path) -> None:
         ("error-500", "status", 300.0),
     ],
 )
-def test_a_server_that_never_answers_runs_out_of_time(
-    tmp_path: Path, fault: str, why: str, boot_s: float
-) -> None:
+def test_a_server_that_never_answers_runs_out_of_time(tmp_path, fault, why, boot_s):
     deadlines = Deadlines(connect_s=5, canary_s=2)
     error = fails(faulty(tmp_path, fault, "deaf", boot_s=boot_s, end_s=0.5, deadlines=deadlines))
     assert error.cause.name == "boot-timeout"
@@ -305,9 +301,7 @@ def test_the_key_of_the_shell_is_sent(tmp_path: Path, monkeypatch: pytest.Monkey
         ("fake", "sk-b", "is not the"),
     ],
 )
-def test_a_key_that_is_refused_ends_a_start_at_once(
-    tmp_path: Path, model: str, key: str, because: str
-) -> None:
+def test_a_key_that_is_refused_ends_a_start_at_once(tmp_path, model, key, because):
     began = time.monotonic()
     error = fails(server(tmp_path, environment={"FAKE_KEY": "sk-a"}, model=model, api_key=key))
     assert (error.cause.name, error.status) == ("key-refused", None)

@@ -1,7 +1,5 @@
 """Each series' own choices: ``has_flashinfer()``, and the attention that the lists of companions are for."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util
@@ -88,12 +86,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("series", SERIES)
 @pytest.mark.parametrize("tools", [*product((True, False), repeat=2)], ids=str)
 def test_vllm_takes_flashinfers_kernels_with_a_whole_companion(
-    packages: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    series: str,
-    tools: tuple[bool, bool],
-) -> None:
+    packages, tmp_path, monkeypatch, series, tools
+):
     requirements, bin_folder = locked(series), tmp_path / "bin"
     bin_folder.mkdir()
     for name, there in zip(("nvcc", "ninja"), tools, strict=True):

@@ -1,7 +1,5 @@
 """The image's files: their linter accepts them and finds planted faults, and the script builds by them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Looking into real device code with the real cuobjdump: a small fat binary, and upstream's own wheel."""
 
-from __future__ import annotations
-
 import subprocess
 import zipfile
 from collections.abc import Iterator
@@ -96,9 +94,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_modules_that_name_an_unneeded_binary_are_imported_without_it(
-    lock: Lock, access: Access, stock: Path, tmp_path: Path
-) -> None:
+def test_modules_that_name_an_unneeded_binary_are_imported_without_it(lock, access, stock, tmp_path):
     """Import them from the wheel's Python, the binaries that stay being empty modules."""
     assert lock.native is not None
     with zipfile.ZipFile(stock) as archive:

@@ -1,7 +1,5 @@
 """Environments by uv and by pip hold the same packages, and take those that lie below from there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

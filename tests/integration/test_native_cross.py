@@ -1,7 +1,5 @@
 """Real kernels of vLLM compiled for the Spark: two extensions and one CUDA unit, and what came of them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

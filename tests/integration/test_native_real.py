@@ -1,7 +1,5 @@
 """The lock's toolchain and sources as they really are, fetched once into the user's store."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

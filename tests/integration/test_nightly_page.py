@@ -1,7 +1,5 @@
 """A night's page in a real browser: it can be read at every width and in every medium, and loads nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Proposals in a real clone: what they commit, what they leave alone, and whose work they respect."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

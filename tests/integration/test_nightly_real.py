@@ -4,8 +4,6 @@ Both carries choose pages at which NVFP4 layers lose nothing beside 16-bit ones.
 states of another size than the pages, which 0.24.0 cannot plan. 0.27.1 pads them a few lines further down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The patchset of this repository on vLLM's real releases: every merge and every proof anew."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import zlib

@@ -1,7 +1,5 @@
 """What one machine compiled is not compiled on another one, and never taken for another toolchain's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The remote tier on real servers: nginx with WebDAV's PUT, and a server with the S3 interface."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -111,9 +109,7 @@ def test_an_address_without_such_a_bucket(bucket: str, tmp_path: Path, heard: Re
     assert store.remote.examine()["write"] != "yes"
 
 
-def test_a_bucket_that_cannot_be_reached(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: Recorder
-) -> None:
+def test_a_bucket_that_cannot_be_reached(bucket, tmp_path, monkeypatch, heard):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     limits = replace(LIMITS, stall_s=2)
     settings = RemoteSettings(url=bucket, key_file=tmp_path / "key.pem", limits=limits)

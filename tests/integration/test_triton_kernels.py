@@ -1,7 +1,5 @@
 """Triton kernels compiled for a GB10 in the environment of probes: planted ones, and latent attention's."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The lock, checked and moved with files that a real index and a real git remote serve."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """The lock of this repository against vLLM's real releases, fetched once into the user's store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

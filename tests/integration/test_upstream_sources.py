@@ -1,7 +1,5 @@
 """One release from every source: the index, real git remotes, and every kind of folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

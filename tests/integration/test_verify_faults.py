@@ -4,8 +4,6 @@ with the right verdict and a cause that names it; a healthy server passes every 
 The whole suite runs each time: simulator in its own process, client, counters, journal, checks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """Servers that lack what vLLM has pass with a stated coverage; what they lose or should have is found."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -59,9 +57,7 @@ def told(run: Run) -> str:
     ],
     ids=["vllm", "other"],
 )  # fmt: skip
-def test_a_healthy_server_passes_without_what_it_lacks(
-    tmp_path: Path, server: tuple[str, ...], lacks: set[str]
-) -> None:
+def test_a_healthy_server_passes_without_what_it_lacks(tmp_path, server, lacks):
     run = verified(tmp_path, *server)
     assert run.verdict is Verdict.PASS, told(run)
     assert set(run.lacks) == lacks

@@ -1,7 +1,5 @@
 """The search for a capacity against the simulated server, and open loops against a server that waits."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -85,9 +83,7 @@ def test_a_search_on_the_simulator_is_reported_and_resumed(tmp_path: Path) -> No
         (("--demo", "--prompts", "own.jsonl"), "line 1 has no prompt"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_before_anything_starts(
-    tmp_path: Path, arguments: tuple[str, ...], told: str
-) -> None:
+def test_what_cannot_be_searched_is_refused_before_anything_starts(tmp_path, arguments, told):
     (tmp_path / "own.jsonl").write_text('{"text": "x"}\n')
     done = capacity(*arguments, "--out", "run", cwd=tmp_path)
     assert done.returncode != 0

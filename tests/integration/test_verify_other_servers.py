@@ -1,7 +1,5 @@
 """`sparkwright verify` at the real servers of llama.cpp and of transformers, where they can be had."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

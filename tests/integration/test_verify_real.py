@@ -1,7 +1,5 @@
 """`sparkwright verify` at a real vLLM with a real model: it passes, and planted faults are named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,9 +94,7 @@ def test_tool_calls_are_judged(tmp_path: Path) -> None:
     ],
     ids=["wrong-position", "reused-block", "dropped-token"],
 )
-def test_a_fault_in_the_servers_code_is_named(
-    fault: str, words: tuple[str, ...], verdict: str, named: str, tmp_path: Path
-) -> None:
+def test_a_fault_in_the_servers_code_is_named(fault, words, verdict, named, tmp_path):
     with Standing(make_server(fault), tmp_path / "server") as server:
         run = verify(tmp_path / "run", "--url", server.url, *SIZES, *words)
     causes = run.causes(verdict)

@@ -1,7 +1,5 @@
 """`sparkwright verify --checks compile` at a real vLLM, which some seeded requests end on a CPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page in a real browser: it renders at every width and in every medium, and loads nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

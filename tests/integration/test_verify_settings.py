@@ -1,7 +1,5 @@
 """``sparkwright verify compare --vary`` on simulated servers, through kills: journal, page and recipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The simulated server over real HTTP: what it answers when healthy, and what faults make of its streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The simulator as a process of its own: how it starts, how it ends, and what becomes of its engine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

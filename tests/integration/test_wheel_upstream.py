@@ -1,7 +1,5 @@
 """The assembler and the audit on the wheel that the lock of series 0.24 names."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from dataclasses import replace
@@ -58,9 +56,7 @@ def _plan(expectation: Expectation) -> AssemblyPlan:
     )
 
 
-def test_our_wheel_passes_and_is_the_same_every_time(
-    expectation: Expectation, built: BuiltWheel, tmp_path: Path
-) -> None:
+def test_our_wheel_passes_and_is_the_same_every_time(expectation, built, tmp_path):
     version, changes = expectation.version or "", expectation.changes or {}
     assert assemble(_plan(expectation), tmp_path / "two").sha256 == built.sha256
     assert built.replaced == ("vllm/config/cache.py", "vllm/envs.py")
@@ -79,9 +75,7 @@ def test_our_wheel_passes_and_is_the_same_every_time(
     ]
 
 
-def test_what_is_planted_in_our_wheel_is_found(
-    expectation: Expectation, built: BuiltWheel, tmp_path: Path
-) -> None:
+def test_what_is_planted_in_our_wheel_is_found(expectation, built, tmp_path):
     """With the members and the size of the real wheel, and a twin that is only written again."""
     *members, record = wheelkit.raw_members(built.path)
     last = members[-1]

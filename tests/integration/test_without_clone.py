@@ -1,7 +1,5 @@
 """The project's own wheel, installed and run in an empty folder, with the data that it contains."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

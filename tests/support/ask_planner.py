@@ -5,8 +5,6 @@ those of a DFlash drafter, a block size, the length of requests, the batch and t
 number of blocks, tokens and groups, or nothing where planning fails.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A healthy wheel with upstream's kernels, what it is held against, and ways to spoil its members."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A checkout with a carry that breaks something, among harmless ones, and judges for bisections of it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Logs of vLLM's start, made up line by line after the wording of releases 0.24.0 and 0.33.0."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["Boot"]

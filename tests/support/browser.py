@@ -3,8 +3,6 @@
 It is spoken to over its DevTools protocol, which works where a page allows no scripts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

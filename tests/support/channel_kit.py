@@ -1,7 +1,5 @@
 """Small wheels, channels over them, and readers that verify them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Cells of chats, answered by the simulator's own model and response format, without a server or a clock."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

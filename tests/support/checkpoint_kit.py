@@ -4,8 +4,6 @@ Files have the size that they would have and take a few kilobytes of disk. Confi
 published ones that decide sizes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two machines behind sshd that share a store over nginx; a module takes them by ``pytest_plugins``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +8,7 @@ from cluster_kit import Host, two_hosts, two_sshds
 from kit import seed_environment
 from ssh_kit import Sshd
 from store_servers import nginx_store
+from warm import warm_server
 from world import World
 
 from sparkwright.probe.environment import requirements
@@ -22,6 +21,12 @@ def sshds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Sshd
         yield both
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with warm_server(tmp_path_factory.mktemp("warm")) as address:
+        yield address
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     with nginx_store(tmp_path / "nginx") as address:
@@ -30,9 +35,9 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def hosts(
-    sshds: tuple[Sshd, Sshd], tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    sshds: tuple[Sshd, Sshd], tmp_path: Path, url: str, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Host]]:
-    with two_hosts(sshds, tmp_path, url, monkeypatch) as both:
+    with two_hosts(sshds, tmp_path, url, warm, monkeypatch) as both:
         yield both
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from small_extension import make_builder, make_inputs
 from ssh_kit import Sshd, running_sshd
+from warm import PROGRAM
 from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
@@ -57,11 +58,13 @@ class Host:
         sshd: how it is reached.
         folder: its store, and what else it has.
         url: the store that machines share.
+        warm: address of the server that its program is a fork of.
     """
 
     sshd: Sshd
     folder: Path
     url: str
+    warm: Path
 
     def install(
         self, *, key: str = "toolchain", extra: str = "", compiling: str = "", prefix: tuple[str, ...] = ()
@@ -69,13 +72,16 @@ class Host:
         """Put the program on its PATH.
 
         *extra* is Python run before it starts, *compiling* the same where it compiles, *prefix* words before
-        it.
+        it, which make it an interpreter of its own.
         """
         self.folder.mkdir(exist_ok=True)
         script = self.folder / "worker.py"
         text = _WORKER.format(
             support=str(SUPPORT), folder=str(self.folder), key=key, extra=extra, compiling=compiling
         )
+        if not prefix:
+            (self.folder / "warm.py").write_text(text)
+            text = PROGRAM.format(address=str(self.warm), script=str(self.folder / "warm.py"))
         script.write_text(text)
         settings = {
             "PYTHONPATH": str(SOURCE_ROOT),
@@ -151,10 +157,10 @@ def two_sshds(folder: Path) -> Iterator[tuple[Sshd, Sshd]]:
 
 @contextlib.contextmanager
 def two_hosts(
-    sshds: tuple[Sshd, ...], folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    sshds: tuple[Sshd, ...], folder: Path, url: str, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Host]]:
     """Make a machine with an empty store behind each of *sshds*; kill what is left of its workers."""
-    made = [Host(sshd, folder / f"host {number}", url) for number, sshd in enumerate(sshds)]
+    made = [Host(sshd, folder / f"host {number}", url, warm) for number, sshd in enumerate(sshds)]
     for host in made:
         host.install()
     use_ssh(monkeypatch, made)

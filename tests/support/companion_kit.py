@@ -1,7 +1,5 @@
 """A FlashInfer in miniature: generators that write a build file for ninja, sources, and a card's kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

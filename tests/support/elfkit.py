@@ -1,7 +1,5 @@
 """Small real shared objects, made by the machine's C compiler, and device code to put into them."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess

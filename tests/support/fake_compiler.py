@@ -1,7 +1,5 @@
 """Compilers that compile nothing: small real programs that take time and memory, fail, or are killed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

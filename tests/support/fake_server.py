@@ -3,8 +3,6 @@
 Run as a program: ``fake_server.py --port N [--fault NAME …]``. Standard library only.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 One case is one run of the whole suite against a simulator with one fault, small enough for a hundred runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

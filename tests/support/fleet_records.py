@@ -3,8 +3,6 @@
 The test that imports this module has `tests/gpu` on its path.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each is still a process of its own behind a guard, in a session of its own.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """A package index on the loopback interface, with faults that tests plant."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """A hub on the loopback interface: models out of folders, by the addresses that huggingface.co answers."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.server

@@ -1,7 +1,5 @@
 """Work in a process of its own that is killed at a chosen point, and commands on a disk that runs full."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Material of the tests: generated trees, carries, upstream repositories and environments."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """A healthy native wheel of small real binaries, and what it is held against."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass
 from pathlib import Path

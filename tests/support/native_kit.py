@@ -1,7 +1,5 @@
 """A toolchain in miniature: wheels with next to nothing in them, and compilers that only answer questions."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Nights for tests of reports and proposals: findings of every kind, and text that wants to do harm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sparkwright.merge import Hazard, OutcomeKind

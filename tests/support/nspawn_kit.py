@@ -4,8 +4,6 @@ The root folder is made once by mmdebstrap; each container lies over it, and wha
 Sources, interpreter and packages are mounted at their own paths, read-only. The network is the host's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Fixtures: an index that serves packages, and access to it with a store of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

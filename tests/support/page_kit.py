@@ -1,7 +1,5 @@
 """The pages that are rendered, as tests read them: elements, and words with what they stand in."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 # Elements without an end, and marks of drawings that a page may leave open.

@@ -1,7 +1,5 @@
 """Podman with a store of its own, and a base image that mmdebstrap made: nothing is pulled."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Machines, recipes and whole starts for preflight, none of which is the one that runs the tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Channels with something to prune, and publishers and pruners that are stopped in the middle."""
 
-from __future__ import annotations
-
 import json
 import posixpath
 import threading

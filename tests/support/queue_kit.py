@@ -1,7 +1,5 @@
 """A queue with several places as arithmetic: steps of a search, and its exact capacity by Erlang."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

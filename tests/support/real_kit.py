@@ -3,8 +3,6 @@
 Faults are patches in ``planted/``: made for the files of the release, which no carry of the series changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

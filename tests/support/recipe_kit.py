@@ -1,7 +1,5 @@
 """Recipes in words, as rows of a table name them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sparkwright.recipes import Recipe

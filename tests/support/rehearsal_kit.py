@@ -3,8 +3,6 @@
 What it serves depends on its Python: ``vllm/fault.py`` names a fault of the simulator, and carries plant one.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

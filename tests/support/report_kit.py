@@ -1,7 +1,5 @@
 """Whole runs for tests of reports: one where all is well, one where much is not, and one that is hostile."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ One request at a time: moto checks a condition and stores the object in two step
 writers could both pass the check, which no real store allows.
 """
 
-from __future__ import annotations
-
 import sys
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app

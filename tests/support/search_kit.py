@@ -1,7 +1,5 @@
 """Planted bisections: problems of n changes, and judges that know the culprit."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

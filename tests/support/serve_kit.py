@@ -1,7 +1,5 @@
 """A running ``sparkwright serve --json`` as a process: its lines, its processes, its end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Wheels of ``vllm`` whose server is the simulator."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An extension of two C files, compiled by the real gcc; its CMake only writes down commands."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """A release of vLLM in miniature: an sdist, two wheels, and the lock that is right about them."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

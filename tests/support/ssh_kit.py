@@ -1,7 +1,5 @@
 """A real sshd on this machine, and wheels whose server is the simulator."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

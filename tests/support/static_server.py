@@ -1,7 +1,5 @@
 """A folder on a plain static server in this process."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import threading

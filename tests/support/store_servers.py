@@ -1,7 +1,5 @@
 """Servers for the store's remote tier: nginx and S3 in their own process, and one that misbehaves."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.server

@@ -5,8 +5,6 @@ A search for the carry to blame walks such parts, so each has to merge. There ar
 `telling_subsets` names the few that settle it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sparkwright.carries import Carry

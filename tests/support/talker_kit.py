@@ -1,7 +1,5 @@
 """A model told token by token, for tests of answers and tasks: several starts of it, healthy or lossy."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache

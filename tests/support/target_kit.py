@@ -1,7 +1,5 @@
 """Real servers for targets of wheels, each in a process of its own, and a proxy with faults before them."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import http.server

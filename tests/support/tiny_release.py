@@ -1,7 +1,5 @@
 """A release of vLLM in miniature that can be made into a wheel: an sdist, two whole wheels, the lock."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from dataclasses import dataclass

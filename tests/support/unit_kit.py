@@ -1,7 +1,5 @@
 """A small native project, compiled by the real gcc, for tests of the unit cache."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field

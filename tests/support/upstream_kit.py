@@ -1,7 +1,5 @@
 """A small upstream for tests: its git repository, its release, and ways to reach both."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

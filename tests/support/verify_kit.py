@@ -4,8 +4,6 @@
 and keeps vLLM's counters exactly. Everything follows from a seed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,9 +42,9 @@ WORDS = _TEXT.split()
 
 
 def costly(values: Sequence[Any], quick: int = 5) -> list[Any]:
-    """Return *values* for ``parametrize``, those after the first *quick* marked as slow."""
-    slow = (pytest.param(value, marks=pytest.mark.slow) for value in values[quick:])
-    return [*values[:quick], *slow]
+    """Return *values* for ``parametrize``, those after the first *quick* for ``make test-long``."""
+    more = (pytest.param(value, marks=pytest.mark.walk) for value in values[quick:])
+    return [*values[:quick], *more]
 
 
 class KitCorpus:

@@ -1,7 +1,5 @@
 """A whole small world for the command line: a checkout, a store, a package index, probes that run."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

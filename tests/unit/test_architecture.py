@@ -1,7 +1,5 @@
 """The contracts of pyproject.toml hold, and each fires on a planted fault."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

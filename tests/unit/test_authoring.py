@@ -1,14 +1,12 @@
 """Making carries: from folders, from pull requests, onto newer pins; as functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import Recorder, UpstreamRepository, make_carry, make_tree
+from kit import UpstreamRepository, make_carry, make_tree
 from small_release import make_release
 
 from sparkwright.base.errors import (
@@ -60,9 +58,7 @@ def folder(repository: Repository, tree: str, tmp_path: Path) -> Path:
 
 class TestEdited:
     @pytest.mark.parametrize("mode", [None, 0o640, 0o755], ids=["as it is", "one file", "a disk of one mode"])
-    def test_nothing_edited_is_no_patch(
-        self, repository: Repository, tree: str, folder: Path, mode: int | None
-    ) -> None:
+    def test_nothing_edited_is_no_patch(self, repository, tree, folder, mode):
         """Git records no more of a mode than who may execute the file."""
         files = [file for file in folder.rglob("*") if file.is_file()]
         for file in {None: [], 0o640: [folder / "a.py"], 0o755: files}[mode]:
@@ -72,9 +68,7 @@ class TestEdited:
 
     @pytest.mark.parametrize(("path", "mode"), [("a.py", 0o755), ("b/run.sh", 0o644)])
     @pytest.mark.parametrize("text", ["", "more\n"])
-    def test_another_mode_is_refused_rather_than_lost(
-        self, repository: Repository, tree: str, folder: Path, path: str, mode: int, text: str
-    ) -> None:
+    def test_another_mode_is_refused_rather_than_lost(self, repository, tree, folder, path, mode, text):
         (folder / path).write_text((folder / path).read_text() + text)
         (folder / path).chmod(mode)
         if path == "b/run.sh":  # one file of each mode is left
@@ -94,9 +88,7 @@ class TestEdited:
             "b/k.so",
         ],
     )
-    def test_what_tools_leave_behind_is_no_edit(
-        self, repository: Repository, tree: str, folder: Path, junk: str
-    ) -> None:
+    def test_what_tools_leave_behind_is_no_edit(self, repository, tree, folder, junk):
         edit(folder, {junk: "junk"})
         assert diff_folder(repository, tree, folder) == b""
 
@@ -104,9 +96,7 @@ class TestEdited:
         "junk",
         [".vscode/settings.json", ".idea/x.xml", "b/c.py~", "b/#c.py#", ".DS_Store", "b/._c.py", "x.bak"],
     )
-    def test_what_editors_leave_behind_is_named(
-        self, repository: Repository, tree: str, folder: Path, heard: Recorder, junk: str
-    ) -> None:
+    def test_what_editors_leave_behind_is_named(self, repository, tree, folder, heard, junk):
         edit(folder, {junk: "\0junk", "a.py": "a = 2\n"})
         patch = diff_folder(repository, tree, folder)
         assert parse_patch(patch, name="x").paths == ("a.py",)
@@ -114,9 +104,7 @@ class TestEdited:
         named = junk.partition("/")[0] + "/" if junk.startswith(".") and "/" in junk else junk
         assert warning.endswith(f": {named}")
 
-    def test_a_folder_of_ours_is_no_left_over(
-        self, repository: Repository, tree: str, folder: Path, heard: Recorder
-    ) -> None:
+    def test_a_folder_of_ours_is_no_left_over(self, repository, tree, folder, heard):
         edit(folder, {"b/settings.json": "{}\n", ".github/new.yml": "x: 1\n"})
         patch = diff_folder(repository, tree, folder)
         assert parse_patch(patch, name="x").paths == (".github/new.yml", "b/settings.json")
@@ -124,9 +112,7 @@ class TestEdited:
 
     @pytest.mark.parametrize(("text", "says"), [("c = 1\r\nd = 2\r\n", "nothing but line ends"),
                                                 ("c = 5\r\nd = 2\r\n", "line ends changed")])  # fmt: skip
-    def test_other_line_ends_are_warned_of(
-        self, repository: Repository, tree: str, folder: Path, heard: Recorder, text: str, says: str
-    ) -> None:
+    def test_other_line_ends_are_warned_of(self, repository, tree, folder, heard, text, says):
         (folder / "b" / "c.py").write_bytes(text.encode())
         assert diff_folder(repository, tree, folder)
         (warning,) = heard.warnings
@@ -141,9 +127,7 @@ class TestEdited:
         patch = diff_folder(repository, tree, tmp_path / "t")
         assert parse_patch(patch, name="x").paths == (".venv/kept.py", "x.orig")
 
-    def test_an_untouched_link_is_fine_and_any_other_is_not(
-        self, repository: Repository, tmp_path: Path
-    ) -> None:
+    def test_an_untouched_link_is_fine_and_any_other_is_not(self, repository, tmp_path):
         tree = make_tree(repository, {**BASE, "link.py": LINK})
         write_tree(repository, tree, tmp_path / "t")
         assert diff_folder(repository, tree, tmp_path / "t") == b""
@@ -156,9 +140,7 @@ class TestEdited:
         with pytest.raises(PatchError, match="symbolic link"):
             diff_folder(repository, tree, tmp_path / "t")
 
-    def test_a_link_to_a_folder_is_not_followed(
-        self, repository: Repository, tree: str, folder: Path
-    ) -> None:
+    def test_a_link_to_a_folder_is_not_followed(self, repository, tree, folder):
         (folder / "up").symlink_to(folder.parent, target_is_directory=True)
         with pytest.raises(PatchError, match="up cannot be part of a carry"):
             diff_folder(repository, tree, folder)
@@ -178,9 +160,7 @@ class TestEdited:
         with pytest.raises(ConfigError, match="1 of its 4 files"):
             diff_folder(repository, tree, folder)
 
-    def test_a_tree_appears_whole_or_not_at_all(
-        self, repository: Repository, tree: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_tree_appears_whole_or_not_at_all(self, repository, tree, tmp_path, monkeypatch):
         def half(_: Repository, __: str, folder: Path) -> None:
             folder.mkdir()
             (folder / "a.py").touch()
@@ -305,9 +285,7 @@ PROSE = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_siz
 
 
 @given(title=PROSE, why=PROSE)
-def test_whatever_people_write_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, title: str, why: str
-) -> None:
+def test_whatever_people_write_comes_back(tmp_path_factory, title, why):
     carry = create_own(tmp_path_factory.mktemp("prose"), Draft("count", title, why), LOCK, PATCH)
     assert carry.spec.title == title
     assert carry.spec.why == f"{why.strip()}\n"
@@ -418,9 +396,7 @@ class TestCarryEditor:
         [("a = 1\nb = 2\nc = 3\n", [b"-a = 1", b"+a = 10"]), ("a = 10\nb = 2\n", [])],
         ids=["moved", "nothing left"],
     )
-    def test_a_clean_move(
-        self, repository: Repository, tmp_path: Path, now: str, change: list[bytes]
-    ) -> None:
+    def test_a_clean_move(self, repository, tmp_path, now, change):
         carry = self.carry(repository, tmp_path)
         editor = self.editor(repository, {"a.py": now}, [])
         base = editor.base_for(carry)

@@ -1,7 +1,5 @@
 """What the machine can do, read from files of the kernel's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The comparison of load generators: requests are paired with their records, and errors are those planted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """carry.toml and its folder: what is taken, and everything that is refused with its reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

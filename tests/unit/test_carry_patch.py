@@ -1,7 +1,5 @@
 """Patches: git's own diffs go round, everything else is refused, and nothing ever fits nearly."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import settings as examples
@@ -301,9 +299,7 @@ text_of_lines = st.tuples(st.lists(line, max_size=12), st.booleans()).map(
 
 @examples(max_examples=40)
 @given(before=text_of_lines, after=text_of_lines, other=text_of_lines)
-def test_apply_undoes_diff_and_takes_no_other_base(
-    repository: Repository, before: bytes, after: bytes, other: bytes
-) -> None:
+def test_apply_undoes_diff_and_takes_no_other_base(repository, before, after, other):
     assume(before != after)
     (file,) = go_round(repository, {"f": before}, {"f": after}).files
     if other != before:

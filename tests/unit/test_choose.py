@@ -1,7 +1,5 @@
 """Which kernels a wheel gets: what is asked for, what the lock can do, and what card is in this machine."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From described modules to finished libraries: paths, commands, and a build by the machine's compiler."""
 
-from __future__ import annotations
-
 import json
 import sys
 import sysconfig
@@ -26,9 +24,7 @@ from sparkwright.companion.asking import (
 )
 from sparkwright.companion.compiling import Places, compile_modules, configure_modules
 from sparkwright.companion.tree import source_tree
-from sparkwright.git import Repository
 from sparkwright.native.model import Inputs, Target, Toolchain
-from sparkwright.store import Store
 from sparkwright.upstream import Access, IndexSettings
 
 GXX = Path("/usr/bin/g++")
@@ -97,8 +93,8 @@ def described(*commands: Command) -> list[DescribedModule]:
 
 
 def test_a_module_is_described_compiled_and_linked_without_this_machines_paths(
-    store: Store, repository: Repository, tmp_path: Path, site: GeneratorSite, toolchain: Toolchain
-) -> None:
+    store, repository, tmp_path, site, toolchain
+):
     target = Target(HERE, "12.1a")
     description = describe_modules(kit.SPEC, ["sampling"], site, target, toolchain)
     tree = source_tree(Access(store, repository, IndexSettings(offline=True)), kit.SPEC, site)
@@ -117,8 +113,8 @@ def test_a_module_is_described_compiled_and_linked_without_this_machines_paths(
 
 
 def test_a_module_whose_name_is_as_long_as_a_file_system_allows_is_compiled(
-    store: Store, repository: Repository, tmp_path: Path, site: GeneratorSite, toolchain: Toolchain
-) -> None:
+    store, repository, tmp_path, site, toolchain
+):
     """FlashInfer names attention after all its arguments."""
     long, target = "batch_prefill_with_kv_cache_".ljust(255, "x"), Target(HERE, "12.1a")
     core = site.flashinfer / "flashinfer" / "jit" / "core.py"
@@ -134,9 +130,7 @@ def test_a_module_whose_name_is_as_long_as_a_file_system_allows_is_compiled(
     assert {name[-6:] for name in logs} == {"pp.log"}
 
 
-def test_a_generated_file_with_a_path_of_this_machine_is_refused(
-    store: Store, repository: Repository, site: GeneratorSite
-) -> None:
+def test_a_generated_file_with_a_path_of_this_machine_is_refused(store, repository, site):
     folder = site.workspace / ".cache" / "flashinfer" / "1.2.3" / "x" / "generated"
     folder.mkdir(parents=True)
     access = Access(store, repository, IndexSettings(offline=True))
@@ -178,9 +172,7 @@ def test_nvcc_that_links_gets_the_targets_compiler(site: GeneratorSite, toolchai
 @pytest.mark.parametrize(
     ("source", "output"), [("", "/b/a.o"), ("/s/a.ptx", "/b/a.o"), ("/s/a.cu", "/b/a.h")]
 )
-def test_an_unknown_step_is_refused(
-    site: GeneratorSite, toolchain: Toolchain, source: str, output: str
-) -> None:
+def test_an_unknown_step_is_refused(site, toolchain, source, output):
     step = Command(source, output, ("python", "-m", "embed"))
     with pytest.raises(NativeBuildError, match="cannot be compiled ahead of time") as caught:
         configure_modules(described(step), places(site, toolchain), GXX)
@@ -226,9 +218,7 @@ def installed(site: GeneratorSite, tmp_path: Path) -> Path:
     return program
 
 
-def test_a_finished_file_is_found_and_a_missing_one_is_named(
-    site: GeneratorSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_file_is_found_and_a_missing_one_is_named(site, tmp_path, monkeypatch):
     python = installed(site, tmp_path)
 
     def ask(**_: Any) -> dict[str, str]:
@@ -243,9 +233,7 @@ def test_a_finished_file_is_found_and_a_missing_one_is_named(
         ask()
 
 
-def test_a_companion_for_another_card_is_not_enough(
-    site: GeneratorSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_companion_for_another_card_is_not_enough(site, tmp_path, monkeypatch):
     python = installed(site, tmp_path)
     (tmp_path / "sampling.so").write_bytes(b"a library")
     monkeypatch.setenv("FINISHED", str(tmp_path / "sampling.so"))

@@ -1,7 +1,5 @@
 """The lists of FlashInfer's kernels, and the build files that its generators write."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace

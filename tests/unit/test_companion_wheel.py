@@ -1,7 +1,5 @@
 """Companions: the same modules give the same wheel, FlashInfer's two ways of asking, and planted faults."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -63,9 +61,7 @@ def test_a_tile_that_flashinfer_never_chooses_may_be_undefined(
     assert ("symbols-resolve" in failed(audited(store, tmp_path, wheel))) == refused
 
 
-def test_the_same_modules_give_the_same_bytes_and_others_another_version(
-    store: Store, tmp_path: Path
-) -> None:
+def test_the_same_modules_give_the_same_bytes_and_others_another_version(store, tmp_path):
     first, again = made(store, tmp_path / "a"), made(store, tmp_path / "b")
     assert first.name == again.name
     assert sha256_file(first) == sha256_file(again)
@@ -74,9 +70,7 @@ def test_the_same_modules_give_the_same_bytes_and_others_another_version(
     assert parse_name(first.name).version.startswith("1.2.3+cu130.sm121a.k")
 
 
-def test_flashinfer_gets_its_folder_and_its_provider(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flashinfer_gets_its_folder_and_its_provider(store, tmp_path, monkeypatch):
     wheel = made(store, tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
@@ -135,9 +129,7 @@ def test_code_for_the_family_passes_where_it_was_compiled_for_that(store: Store,
         ([("sm_121a", ["a"])], {"sm_121a": 2}, "{'sm_121a': 1}, compiled were {'sm_121a': 2}"),
     ],
 )
-def test_other_device_code_fails_the_audit(
-    store: Store, tmp_path: Path, images: Any, arches: Any, fault: str
-) -> None:
+def test_other_device_code_fails_the_audit(store, tmp_path, images, arches, fault):
     found = failed(audited(store, tmp_path, made(store, tmp_path, images=images, arches=arches)))
     assert list(found) == ["kernels-native"]
     assert fault in found["kernels-native"]
@@ -203,9 +195,7 @@ def rewritten(wheel: Path, folder: Path, change: Callable[[dict[str, bytes]], No
         ("flashinfer_jit_cache/kernels/sampling/sampling.so", ["modules"], "sampling.so is missing"),
     ],
 )
-def test_a_companion_without_one_of_its_members_fails_the_audit(
-    store: Store, tmp_path: Path, member: str, failing: list[str], detail: str
-) -> None:
+def test_a_companion_without_one_of_its_members_fails_the_audit(store, tmp_path, member, failing, detail):
     def drop(members: dict[str, bytes]) -> None:
         for name in [name for name in members if member and name.endswith(member)]:
             del members[name]
@@ -215,9 +205,7 @@ def test_a_companion_without_one_of_its_members_fails_the_audit(
     assert all(detail in told for told in found.values())
 
 
-def test_its_provenance_is_shown_by_the_same_command_as_a_wheels(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_provenance_is_shown_by_the_same_command_as_a_wheels(store, tmp_path, capsys):
     wheel = made(store, tmp_path)
     assert main(["provenance", str(wheel)]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -239,9 +227,7 @@ def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
 # Choosing ---------------------------------------------------------------------------------
 
 
-def test_the_companion_with_most_modules_is_chosen_of_several_the_smallest(
-    store: Store, tmp_path: Path
-) -> None:
+def test_the_companion_with_most_modules_is_chosen_of_several_the_smallest(store, tmp_path):
     one = made(store, tmp_path / "one")
     modules = [
         kit.module(store, kit.library(tmp_path / name, name, [("sm_121a", [name])]), name=name)

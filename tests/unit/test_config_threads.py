@@ -1,7 +1,5 @@
 """Models are decoded by several threads at once, each of them for the first time."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

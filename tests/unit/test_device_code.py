@@ -1,7 +1,5 @@
 """Extensions without code for the card itself are named, with how the card runs them."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkwright.native.model import Extension

@@ -1,7 +1,5 @@
 """Links and names of pages lead to files and headings, and the page on architecture lists every package."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

@@ -1,7 +1,5 @@
 """How `tests/gpu/draft_kv.py` judges what a case found. The engine itself needs a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -46,9 +44,7 @@ def test_one_bad_position_of_the_drafter_fails(case: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("run", "second"), [("v1-eager", "0"), ("v2-graphs", "1")])
-def test_an_engine_compiles_no_sampler_and_runs_where_it_was_told_to(
-    run: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_compiles_no_sampler_and_runs_where_it_was_told_to(run, second, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
     asked: list[dict[str, str]] = []
     monkeypatch.setattr(draft_kv, "run_engine", lambda _module, _spec, _log, env, _seconds: asked.append(env))
@@ -74,9 +70,7 @@ def test_a_planted_fault_must_be_found() -> None:
         ("v2-eager", [], HARMED, True),
     ],
 )
-def test_only_v1_without_the_carry_may_lack_context_beside_a_long_request(
-    run: str, carries: list[str], draft: dict[str, Any], *, fails: bool
-) -> None:
+def test_only_v1_without_the_carry_may_lack_context_beside_a_long_request(run, carries, draft, *, fails):
     assert bool(failed(line("at-the-end", run, draft=draft), *carries)) == fails
 
 

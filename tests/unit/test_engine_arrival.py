@@ -1,7 +1,5 @@
 """Bytes are dated by their coming, not by their being read."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
@@ -60,9 +58,7 @@ def test_reading_into_a_buffer_is_the_same(pair: tuple[ArrivalSocket, ArrivalSoc
     assert reader.arrived_ns < sent + PAUSE_S * 1e9 / 2
 
 
-def test_moments_never_go_back(
-    pair: tuple[ArrivalSocket, ArrivalSocket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moments_never_go_back(pair, monkeypatch):
     sender, reader = pair
     sender.sendall(b"a")
     reader.recv(1)
@@ -80,9 +76,7 @@ def test_moments_never_go_back(
     assert first < reader.arrived_ns <= time.perf_counter_ns()
 
 
-def test_a_kernel_that_notes_nothing_leaves_the_moment_of_the_read(
-    pair: tuple[ArrivalSocket, ArrivalSocket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_notes_nothing_leaves_the_moment_of_the_read(pair, monkeypatch):
     sender, reader = pair
     monkeypatch.setattr("sparkwright.engine.arrival._SO_TIMESTAMPNS", -1)
     sender.sendall(b"a")

@@ -1,7 +1,5 @@
 """A cell's key follows from what is sent, and is computed once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

@@ -1,7 +1,5 @@
 """What is sent: pure functions of a load and its clock."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

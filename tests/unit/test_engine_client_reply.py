@@ -1,7 +1,5 @@
 """Chunks are read for what they say, in every dialect; what is not said is never guessed."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -183,9 +181,7 @@ def test_what_does_not_add_up_fails(messages: list[Any], kind: FailureKind) -> N
         ([token(finish="stop"), usage(0), DONE], FailureKind.LENGTH),
     ],
 )
-def test_a_natural_stop_may_be_short_and_must_be_a_stop(
-    messages: list[Any], kind: FailureKind | None
-) -> None:
+def test_a_natural_stop_may_be_short_and_must_be_a_stop(messages, kind):
     assert problem(read(*messages), natural=True) is kind
 
 

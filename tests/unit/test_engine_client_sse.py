@@ -1,7 +1,5 @@
 """Events come out of bytes the same, however the bytes were cut."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -79,9 +77,7 @@ def by_the_book(stream: bytes) -> list[ServerSentEvent]:
 
 
 @given(st.lists(st.tuples(LINES, ENDS)), st.lists(st.integers(0, 200)))
-def test_any_split_of_the_bytes_gives_the_same_events(
-    lines: list[tuple[bytes, bytes]], cuts: list[int]
-) -> None:
+def test_any_split_of_the_bytes_gives_the_same_events(lines, cuts):
     stream = b"".join(line + end for line, end in lines)
     places = sorted({0, *(cut for cut in cuts if cut < len(stream)), len(stream)})
     reads = [stream[begin:end] for begin, end in itertools.pairwise(places)]

@@ -1,7 +1,5 @@
 """A recipe's companion is found among wheels and installed by its digest; one that lacks kernels is not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -52,17 +50,13 @@ def companion(store: Store, folder: Path, *names: str, target: Target = kit.TARG
     return write_companion(store, kit.content(modules, target), folder / "dist").path
 
 
-def test_the_companion_with_the_recipes_kernels_is_chosen(
-    store: Store, tmp_path: Path, wheel: Path, patchsets: Path
-) -> None:
+def test_the_companion_with_the_recipes_kernels_is_chosen(store, tmp_path, wheel, patchsets):
     made = companion(store, tmp_path, "sampling")
     found = choose_companion(wheel, RECIPE, "12.1", [made.parent, made.parent], patchsets)
     assert (found.wheel, found.missing) == (made, ())
 
 
-def test_the_kernels_that_the_companion_lacks_are_named(
-    store: Store, tmp_path: Path, wheel: Path, patchsets: Path
-) -> None:
+def test_the_kernels_that_the_companion_lacks_are_named(store, tmp_path, wheel, patchsets):
     made = companion(store, tmp_path, "sampling")
     experts = Recipe(format=1, name="experts", title="E", model="m")
     found = choose_companion(wheel, experts, "12.1", [made.parent], patchsets)
@@ -73,9 +67,7 @@ def test_the_kernels_that_the_companion_lacks_are_named(
     assert gone.missing == ("sampling",)
 
 
-def test_nothing_is_needed_without_a_card_or_a_list(
-    store: Store, tmp_path: Path, wheel: Path, patchsets: Path
-) -> None:
+def test_nothing_is_needed_without_a_card_or_a_list(store, tmp_path, wheel, patchsets):
     made = companion(store, tmp_path, "sampling")
     for capability, lists in (("", patchsets), ("12.1", None), ("12.1", tmp_path / "empty")):
         found = choose_companion(wheel, RECIPE, capability, [made.parent], lists)

@@ -1,7 +1,5 @@
 """What happened between two snapshots, and where it contradicts itself."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -103,9 +101,7 @@ counts = st.integers(0, 10**9)
 
 
 @given(counts, counts, st.lists(counts, max_size=8))
-def test_adding_the_same_to_both_snapshots_changes_nothing(
-    drafts: int, accepted: int, positions: list[int]
-) -> None:
+def test_adding_the_same_to_both_snapshots_changes_nothing(drafts, accepted, positions):
     zero, grown, later = (
         MetricsSnapshot(
             at=at,

@@ -1,7 +1,5 @@
 """Prometheus text and vLLM's series in it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

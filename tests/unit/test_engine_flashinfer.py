@@ -1,11 +1,8 @@
 """When vLLM is told to take FlashInfer's kernels without their compilers."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,9 +62,7 @@ def test_a_companion_is_not_told_where_it_would_be_compiled_or_cubins_are_found(
         (("ninja",), False, {}),
     ],
 )
-def test_on_a_spark_xqa_is_told_wherever_it_can_be_had(
-    tmp_path: Path, there: tuple[str, ...], complete: Any, expected: dict[str, str]
-) -> None:
+def test_on_a_spark_xqa_is_told_wherever_it_can_be_had(tmp_path, there, complete, expected):
     path = {"PATH": str(programs(tmp_path / "bin", *there))}
     assert cubin_variables(WITHOUT, path, capability="12.1", complete=complete) == expected
     assert cubin_variables(WITH, path, capability="12.1", complete=complete) == {}, "0.24 has cubins"

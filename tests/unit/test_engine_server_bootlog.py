@@ -1,7 +1,5 @@
 """The log of a start is read in the wording of both releases, and its errors are found."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

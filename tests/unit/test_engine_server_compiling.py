@@ -1,7 +1,5 @@
 """The time in which FlashInfer's compilers leave files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sparkwright.engine.server.compiling import FlashInferBuild

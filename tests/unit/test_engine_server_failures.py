@@ -4,8 +4,6 @@
 that name source files are left out.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import tomllib

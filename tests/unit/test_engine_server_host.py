@@ -1,12 +1,9 @@
 """The machine is sampled where it can be; generated models are complete; environments are made once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,9 +55,7 @@ def test_a_sample_holds_what_the_card_says(monkeypatch: pytest.MonkeyPatch, tmp_
         ("", 0, (-1, -1, -1)),
     ],
 )
-def test_what_a_card_does_not_say_is_absent(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int, expected: tuple[float, ...]
-) -> None:
+def test_what_a_card_does_not_say_is_absent(monkeypatch, tmp_path, says, status, expected):
     card(monkeypatch, tmp_path, says, status)
     sample = sampled()
     assert (sample.gpu_clock_mhz, sample.gpu_power_w, sample.gpu_temperature_c) == expected
@@ -76,9 +71,7 @@ def test_without_a_card_all_but_memory_is_absent(monkeypatch: pytest.MonkeyPatch
     assert card_capability() == ""
 
 
-def test_memory_that_card_and_host_share_is_the_hosts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_memory_that_card_and_host_share_is_the_hosts(monkeypatch, tmp_path):
     card(monkeypatch, tmp_path, "[N/A]")
     assert card_memory_gib() == _memory_total_gib() > 0
     card(monkeypatch, tmp_path, "81559")
@@ -182,9 +175,7 @@ def required(wheel: Path, place: Path) -> Path:
 
 
 @pytest.mark.parametrize("prepared", [prepare_wheel, required])
-def test_an_environment_is_made_once_for_the_same_wheel_or_requirement(
-    tmp_path: Path, prepared: Callable[[Path, Path], Path]
-) -> None:
+def test_an_environment_is_made_once_for_the_same_wheel_or_requirement(tmp_path, prepared):
     wheel = tiny_wheel(tmp_path, "0.24.0")
     python = prepared(wheel, tmp_path / "env")
     assert read_installed(python).version == "0.24.0"
@@ -256,9 +247,7 @@ def test_a_wheel_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
-def test_without_a_network_only_what_is_cached_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
-) -> None:
+def test_without_a_network_only_what_is_cached_is_installed(tmp_path, monkeypatch, installer):
     if installer == "pip":
         monkeypatch.setattr("sys.executable", sys._base_executable)  # type: ignore[attr-defined]
         monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -332,9 +321,7 @@ def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert (this.model, this.launch.facts.max_num_seqs, this.launch.facts.version) == ("smoke", 64, "0.24.0")
 
 
-def test_incompatible_options_are_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_incompatible_options_are_refused_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
     speculative = {"method": "dflash", "num_speculative_tokens": 7}
@@ -360,9 +347,7 @@ def test_incompatible_options_are_refused_before_anything_starts(
     ],
     ids=["known", "unknown"],
 )
-def test_reasons_of_low_clocks_are_asked_of_drivers_that_know_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: str, mask: int
-) -> None:
+def test_reasons_of_low_clocks_are_asked_of_drivers_that_know_them(monkeypatch, tmp_path, cases, mask):
     smi(monkeypatch, tmp_path, f"case $1 in\n{cases}\nesac")
     host._reasons_known.cache_clear()
     try:

@@ -1,10 +1,6 @@
 """The number of FlashInfer's compilers that fit beside a server."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from preflight_kit import recipe
@@ -30,9 +26,7 @@ def test_a_card_with_its_own_memory_leaves_the_hosts() -> None:
 
 
 @pytest.mark.parametrize(("memory", "shared"), [("[N/A]", True), ("Not Supported", True), ("81559", False)])
-def test_it_is_set_with_a_card_and_unless_the_user_did(
-    monkeypatch: pytest.MonkeyPatch, memory: str, shared: Any
-) -> None:
+def test_it_is_set_with_a_card_and_unless_the_user_did(monkeypatch, memory, shared):
     rooms: list[Room] = []
     monkeypatch.setattr(jobs, "compilers_at_once", lambda _, room: rooms.append(room) or 3)
     monkeypatch.setattr("sparkwright.base.card.card_fields", lambda *_: (memory,))
@@ -45,9 +39,7 @@ def test_it_is_set_with_a_card_and_unless_the_user_did(
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max", 16), (str(24 << 30), 2)])
-def test_the_limit_of_a_control_group_bounds_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, expected: int
-) -> None:
+def test_the_limit_of_a_control_group_bounds_it(monkeypatch, tmp_path, limit, expected):
     files = {
         "proc/meminfo": f"MemTotal: {128 << 20} kB\nMemAvailable: {120 << 20} kB\n",
         "proc/self/cgroup": "0::/box\n",

@@ -1,7 +1,5 @@
 """The stages of a start, from a log that comes in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The kernels of FP4 weights: read from logs of both dialects, judged by the card, and warned of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -88,9 +86,7 @@ def test_requested_backends_are_read() -> None:
         ("", [], False),
     ],
 )
-def test_a_simulated_start_falls_back_or_loses_graphs_only_with_the_fault(
-    fault, layers, lost, dialect
-) -> None:
+def test_a_simulated_start_falls_back_or_loses_graphs_only_with_the_fault(fault, layers, lost, dialect):
     told = settings(*filter(None, [fault]), dialect=dialect)
     facts = read_boot_log(
         "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))

@@ -1,13 +1,8 @@
 """Events reach whoever subscribed; a warning reaches the user in any case."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
-
-import pytest
-from kit import Recorder
 
 from sparkwright.base.events import emit, warn
 
@@ -31,9 +26,7 @@ def test_a_script_with_a_subscriber_decides_for_itself() -> None:
     assert (done.stdout, done.stderr) == ("warning\n", "")
 
 
-def test_a_warning_is_logged_only_where_it_would_be_lost(
-    heard: Recorder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_warning_is_logged_only_where_it_would_be_lost(heard, caplog):
     with caplog.at_level(logging.WARNING, logger="sparkwright"):
         warn("heard", where="here")
         emit("other")

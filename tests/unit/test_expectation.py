@@ -1,7 +1,5 @@
 """The libraries that an audit resolves a wheel's symbols in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +15,7 @@ LIBRARIES = object()
 
 
 @pytest.mark.parametrize(("torch", "libraries"), [(LOCK.release.torch, LIBRARIES), ("9.9.9", None)])
-def test_libraries_of_another_torch_resolve_nothing(
-    monkeypatch: pytest.MonkeyPatch, torch: str, libraries: object
-) -> None:
+def test_libraries_of_another_torch_resolve_nothing(monkeypatch, torch, libraries):
     monkeypatch.setattr(inspection, "find_surroundings", lambda *_: LIBRARIES)
     monkeypatch.setattr(inspection, "inspector_of", lambda *_: None)
     lock = replace(LOCK, release=replace(LOCK.release, torch=torch))

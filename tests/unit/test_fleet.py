@@ -1,7 +1,5 @@
 """The judge of the fleet's cells: planted faults are found, healthy twins pass."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

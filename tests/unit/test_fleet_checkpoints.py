@@ -1,7 +1,5 @@
 """Checkpoints of the fleet's cells hold what their names say, and engines are told of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fleet's cells and their order."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A session over the fleet's cells: what is planned, judged and reported."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -99,9 +97,7 @@ def test_a_cell_that_the_budget_does_not_hold_is_not_started(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_other_cells_of_a_shape_wait_until_its_first_has_compiled(
-    tmp_path: Path, monkeypatch: Any, *, breaks: bool
-) -> None:
+def test_other_cells_of_a_shape_wait_until_its_first_has_compiled(tmp_path, monkeypatch, *, breaks):
     asked, running, ran = args(tmp_path, "--jobs", "3"), threading.Semaphore(0), []
     cells = [Cell("hybrid"), Cell("hybrid", "mtp"), Cell("dense")]
 
@@ -150,9 +146,7 @@ def test_a_cell_that_hangs_is_ended_shortly_after_the_budget(tmp_path: Path, mon
         (-11, False, "Segmentation fault", "crashed"),
     ],
 )
-def test_a_cell_that_the_budget_ends_is_no_failure_and_is_run_again(
-    tmp_path: Path, *, status: int | None, cut: bool, tail: str, came: str
-) -> None:
+def test_a_cell_that_the_budget_ends_is_no_failure_and_is_run_again(tmp_path, *, status, cut, tail, came):
     asked = args(tmp_path, *DENSE)
     put(asked, Fleet(V24).reference(CELL), RIGHT)
     put(asked, CELL, {"stage": "start", "levels": {}}, status=status, tail=tail, cut=cut)

@@ -1,7 +1,5 @@
 """The three-way merge: any base, conflicts by path, and nobody's attributes."""
 
-from __future__ import annotations
-
 import pytest
 from kit import make_tree
 

@@ -1,7 +1,5 @@
 """The object store: the same ids everywhere, whatever the machine, the user and the caller's git say."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -256,9 +254,7 @@ def test_a_file_may_become_a_folder_and_a_folder_a_file(repository: Repository) 
 
 
 @pytest.mark.parametrize("path", ["../out", ".git/config", "a/../../out", "a/./b", "a/.git/hooks/x"])
-def test_a_tree_with_a_path_out_of_its_folder_is_never_written(
-    repository: Repository, tmp_path: Path, path: str
-) -> None:
+def test_a_tree_with_a_path_out_of_its_folder_is_never_written(repository, tmp_path, path):
     tree = import_files(repository, [(path, FileEntry("100644", b"evil"))])
     with pytest.raises(ProcessError):
         check_out(repository, tree, tmp_path / "deep" / "out")
@@ -275,9 +271,7 @@ def test_a_link_in_a_tree_is_not_written_through(repository: Repository, tmp_pat
     assert not (tmp_path / "target" / "file").exists()
 
 
-def test_check_out_of_one_folder_keeps_its_place_and_trees_attributes_change_nothing(
-    repository: Repository, tmp_path: Path
-) -> None:
+def test_check_out_of_one_folder_keeps_its_place_and_trees_attributes_change_nothing(repository, tmp_path):
     attributes = "* text eol=crlf ident\n*.py working-tree-encoding=UTF-16 filter=x\nsecret export-ignore\n"
     files = {"vllm/a.py": "a = 1 # $Id$\n", "vllm/secret": "s\n", "setup.py": "x\n"}
     tree = make_tree(repository, {**files, ".gitattributes": attributes, "vllm/.gitattributes": attributes})

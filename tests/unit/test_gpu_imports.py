@@ -1,7 +1,5 @@
 """Scripts for a card import from one another only what is there: few can be imported without one."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A script of the experiments that SIGTERM ends leaves no engine on the card."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The ground floor: errors, events, canonical bytes, and reading our own files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Hints keep the series, and name commands that exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

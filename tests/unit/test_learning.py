@@ -1,7 +1,5 @@
 """The lock's measurements after a build in which upstream's wheel provided some of the extensions."""
 
-from __future__ import annotations
-
 import msgspec
 from http_index import Index
 from native_kit import native_tables, offer_toolkit

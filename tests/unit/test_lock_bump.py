@@ -1,7 +1,5 @@
 """Moving the lock keeps what people wrote in it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import msgspec
@@ -190,8 +188,6 @@ def test_the_files_of_rehearsals_stay_and_an_older_release_of_them_is_noted():
 
 
 @pytest.mark.parametrize(("series", "noted"), [("", 0), ("1.2", 0), ("1.1", 1)])
-def test_a_release_of_another_series_is_noted_with_the_command_that_makes_one(
-    series: str, noted: int
-) -> None:
+def test_a_release_of_another_series_is_noted_with_the_command_that_makes_one(series, noted):
     notes = rewrite(TEXT, msgspec.structs.replace(OLD, series=series)).notes
     assert sum("sparkwright lock bump 1.2.0 --new-series 1.2" in note for note in notes) == noted

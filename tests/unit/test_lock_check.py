@@ -1,7 +1,5 @@
 """Each check fires on a planted lie, and is silent on the truth."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

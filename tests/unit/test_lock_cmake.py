@@ -1,7 +1,5 @@
 """Reading CMake's pins without CMake."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkwright.lock.cmake import Pin, is_cmake_file, read_pins

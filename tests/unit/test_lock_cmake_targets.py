@@ -1,7 +1,5 @@
 """Reading extensions, and the files that are listed of a dependency, without CMake."""
 
-from __future__ import annotations
-
 from sparkwright.lock.cmake_targets import CMakeExtension, listed_files, oldest_gxx, read_extensions
 
 ROOT = """\

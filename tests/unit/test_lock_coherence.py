@@ -1,7 +1,5 @@
 """The [native] tables fit the rest of the lock: each check fires on a lie, and is silent on the truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

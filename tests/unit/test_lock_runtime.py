@@ -1,7 +1,5 @@
 """Locked runtimes: files that fit a machine are kept, and what is not exact is refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

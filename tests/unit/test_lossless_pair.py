@@ -1,7 +1,5 @@
 """The judge of losslessness on a GPU fires on each planted fault, and is silent on healthy twins."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

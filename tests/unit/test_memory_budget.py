@@ -1,7 +1,5 @@
 """The judge of predicted memory: figures beyond preflight's are found, those within it pass."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Does upstream have it already: each signal on its own, and healthy twins that keep quiet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -63,9 +61,7 @@ def test_subject_alone_fires(scene: Scene, upstream: UpstreamRepository) -> None
         ("Prepare (#7)", {"other.py": "o = 2\n"}),
     ],
 )
-def test_another_subject_or_a_commit_of_other_files_is_no_signal(
-    scene: Scene, upstream: UpstreamRepository, subject: str, files: dict[str, str]
-) -> None:
+def test_another_subject_or_a_commit_of_other_files_is_no_signal(scene, upstream, subject, files):
     assert settle(scene, upstream, [(subject, files)]).kind is OutcomeKind.APPLIED
 
 
@@ -79,9 +75,7 @@ def test_a_path_that_looks_like_git_s_magic_is_a_path(scene: Scene, upstream: Up
 
 
 @pytest.mark.parametrize("said", [{}, {"absorbs": False}])
-def test_a_pull_that_is_not_said_to_absorb_is_no_signal(
-    scene: Scene, upstream: UpstreamRepository, said: dict[str, bool]
-) -> None:
+def test_a_pull_that_is_not_said_to_absorb_is_no_signal(scene, upstream, said):
     scene.base = {CODE: OLD, "other.py": "o = 1\n"}
     related = {key: value for key, value in RELATED[0].items() if key != "absorbs"}
     scene.add("fix", {CODE: NEW}, upstream=[{**related, **said}])
@@ -89,9 +83,7 @@ def test_a_pull_that_is_not_said_to_absorb_is_no_signal(
     assert settle(scene, upstream, [("Half of it (#7)", {CODE: moved})]).kind is OutcomeKind.APPLIED
 
 
-def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(
-    scene: Scene, upstream: UpstreamRepository
-) -> None:
+def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(scene, upstream):
     scene.base = {CODE: OLD, "other.py": "o = 1\n"}
     scene.add("fix", {CODE: BOTH})  # the sum of two commits; no number to look for
     outcome = settle(
@@ -103,9 +95,7 @@ def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(
     assert [signal.split()[0] for signal in outcome.signals] == ["patch-id"]
 
 
-def test_patch_id_ignores_white_space_and_the_signal_does_not(
-    scene: Scene, upstream: UpstreamRepository
-) -> None:
+def test_patch_id_ignores_white_space_and_the_signal_does_not(scene, upstream):
     nested = "def f(a):\n    if a:\n        x = 1\n    return a\n"
     added = nested.replace("        x = 1\n", "        x = 1\n        y = 2\n")
     outside = nested.replace("        x = 1\n", "        x = 1\n    y = 2\n")
@@ -130,9 +120,7 @@ def test_patch_id_ignores_white_space_and_the_signal_does_not(
     ],
     ids=["reverted", "reverted under another title", "reverted revert", "landed again"],
 )
-def test_what_was_reverted_is_a_signal_only_once_it_landed_again(
-    scene: Scene, upstream: UpstreamRepository, subjects: list[str], signals: list[str]
-) -> None:
+def test_what_was_reverted_is_a_signal_only_once_it_landed_again(scene, upstream, subjects, signals):
     commits = [(subject, {CODE: (NEW, OLD)[at % 2]}) for at, subject in enumerate(subjects)]
     outcome = settle(scene, upstream, commits)
     assert outcome.kind is (OutcomeKind.ABSORBED if signals else OutcomeKind.APPLIED)
@@ -189,9 +177,7 @@ def lines(letters: str) -> str:
 
 
 @pytest.mark.parametrize(("base", "with_change", "target"), CONSTELLATIONS)
-def test_reverse_apply_finds_what_conflicts_forwards(
-    scene: Scene, base: str, with_change: str, target: str
-) -> None:
+def test_reverse_apply_finds_what_conflicts_forwards(scene, base, with_change, target):
     path = "csrc/cache.cu"
     scene.base, scene.target = {path: lines(base)}, {path: lines(target)}
     scene.add("fix", {path: lines(with_change)})

@@ -1,7 +1,5 @@
 """Findings on clean merges, remembered in the store under the trees that determine them."""
 
-from __future__ import annotations
-
 import gc
 from importlib import import_module
 from pathlib import Path
@@ -52,9 +50,7 @@ def merge_in_new_process(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple
         return scene.merge(), parsed
 
 
-def test_a_merge_that_was_examined_before_parses_nothing(
-    remembering: Scene, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_that_was_examined_before_parses_nothing(remembering, store, monkeypatch):
     first, parsed = merge_in_new_process(remembering, monkeypatch)
     assert parsed
     assert [outcome.kind for outcome in first.outcomes] == [OutcomeKind.APPLIED, OutcomeKind.REFUSED]
@@ -65,9 +61,7 @@ def test_a_merge_that_was_examined_before_parses_nothing(
     assert again == first
 
 
-def test_only_the_changed_carry_and_those_after_it_are_examined_again(
-    remembering: Scene, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_changed_carry_and_those_after_it_are_examined_again(remembering, store, monkeypatch):
     merge_in_new_process(remembering, monkeypatch)
     before = records(store)
     remembering.carries[1:] = []
@@ -78,9 +72,7 @@ def test_only_the_changed_carry_and_those_after_it_are_examined_again(
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b'{"flaws": [1]}', b'{"flaw": []}'])
-def test_a_damaged_record_counts_as_none(
-    remembering: Scene, store: Store, monkeypatch: pytest.MonkeyPatch, damage: bytes
-) -> None:
+def test_a_damaged_record_counts_as_none(remembering, store, monkeypatch, damage):
     first, _ = merge_in_new_process(remembering, monkeypatch)
     for path in records(store):
         path.write_bytes(damage)
@@ -89,9 +81,7 @@ def test_a_damaged_record_counts_as_none(
     assert again == first
 
 
-def test_other_detectors_examine_again(
-    remembering: Scene, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_detectors_examine_again(remembering, store, monkeypatch):
     merge_in_new_process(remembering, monkeypatch)
     monkeypatch.setattr(hazards, "_rules", lambda: "of another release")
     _, parsed = merge_in_new_process(remembering, monkeypatch)

@@ -1,7 +1,5 @@
 """Merges that are clean and wrong: each kind planted, beside a twin that only differs by what is wrong."""
 
-from __future__ import annotations
-
 import pytest
 from kit import DELETED, Scene
 
@@ -231,9 +229,7 @@ class TestCalls:
         twin = self.OLD.replace("layers", "layers, heads=1")
         assert self.found(merged(scene, files, uses, {OTHER: twin})) == []
 
-    def test_calls_that_stood_there_before_are_the_affair_of_who_changed_the_function(
-        self, scene: Scene
-    ) -> None:
+    def test_calls_that_stood_there_before_are_the_affair_of_who_changed_the_function(self, scene):
         files = {FILE: "size = None\n" + MIDDLE + "def last():\n    return size(1, 2)\n", OTHER: self.OLD}
         outcome = merged(scene, files, {OTHER: self.NEW}, {FILE: files[FILE] + "X = 1\n"})
         assert self.found(outcome) == []
@@ -345,9 +341,7 @@ class TestCallees:
             ),
         ],
     )
-    def test_of_a_module(
-        self, scene: Scene, caller: str, change: str, hazard: tuple[str, str] | None
-    ) -> None:
+    def test_of_a_module(self, scene, caller, change, hazard):
         expected = hazard and (hazard[0], hazard[1].replace("()", ""))
         assert self.found(scene, caller, change) == ([expected] if expected else [])
 

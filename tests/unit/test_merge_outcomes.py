@@ -1,7 +1,5 @@
 """Every outcome by name, on generated trees; one failing carry never hides the others."""
 
-from __future__ import annotations
-
 import pytest
 from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
 
@@ -101,9 +99,7 @@ def test_upstream_renaming_a_folder_under_a_new_file_is_a_conflict_not_a_guess(s
 
 
 @pytest.mark.parametrize("text", ["tests/test_cache.py", "docs/cache.md", "vllm/README.md"])
-def test_a_conflict_in_tests_or_documents_keeps_upstreams_form_and_lands_the_code(
-    scene: Scene, text: str
-) -> None:
+def test_a_conflict_in_tests_or_documents_keeps_upstreams_form_and_lands_the_code(scene, text):
     scene.base = {CODE: OLD, text: "one\n"}
     scene.target = {CODE: MOVED, text: "theirs\n"}
     scene.add("fix", {CODE: NEW, text: "ours\n"})
@@ -197,9 +193,7 @@ def test_a_patch_that_vanished_is_refused_and_hides_nothing(scene: Scene) -> Non
     assert good.kind is OutcomeKind.APPLIED
 
 
-def test_a_base_that_cannot_be_had_is_refused_but_a_full_disk_ends_the_merge(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_that_cannot_be_had_is_refused_but_a_full_disk_ends_the_merge(scene, monkeypatch):
     from sparkwright.merge import MergeRequest, merge_patchset
 
     scene.base = {CODE: OLD}

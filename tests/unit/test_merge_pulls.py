@@ -1,7 +1,5 @@
 """Pull requests as carries, against a generated upstream with ``refs/pull/N/head``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -92,9 +90,7 @@ def test_offline_with_the_objects_merges_and_asks_nobody(pulled: Pulled, heard: 
     assert heard.warnings == []
 
 
-def test_an_unreachable_remote_is_a_warning_when_the_objects_are_here(
-    pulled: Pulled, heard: Recorder
-) -> None:
+def test_an_unreachable_remote_is_a_warning_when_the_objects_are_here(pulled, heard):
     pulled.outcome()
     assert heard.warnings == []
     pulled.upstream.folder.rename(pulled.upstream.folder.with_name("away"))
@@ -117,9 +113,7 @@ def test_an_address_that_names_a_program_is_refused_and_hides_nothing(pulled: Pu
     assert second.kind is OutcomeKind.APPLIED
 
 
-def test_a_head_that_moves_between_the_check_and_the_fetch_is_refused(
-    pulled: Pulled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_moves_between_the_check_and_the_fetch_is_refused(pulled, monkeypatch):
     from sparkwright.merge import prepare as module
 
     def check_then_move(*arguments: object) -> None:

@@ -1,7 +1,5 @@
 """What a git tree can say and a wheel cannot is refused by `merge`, carry by carry."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace

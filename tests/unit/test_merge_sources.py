@@ -1,7 +1,5 @@
 """Carries of a dependency's source: merged into that source's tree, with an outcome like any other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

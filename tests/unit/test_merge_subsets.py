@@ -1,7 +1,5 @@
 """Parts of a patchset: which there are, and that the few that are merged speak for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
@@ -74,9 +72,7 @@ def test_a_closure_has_what_is_required_at_any_remove(known: dict[tuple[str, ...
 
 
 @given(keys=requirements(), data=st.data())
-def test_telling_parts_are_closed_and_show_every_meeting_in_every_file(
-    known: dict[tuple[str, ...], Carry], keys: list[tuple[str, ...]], data: st.DataObject
-) -> None:
+def test_telling_parts_are_closed_and_show_every_meeting_in_every_file(known, keys, data):
     carries = [known[key] for key in keys]
     paths = st.sets(st.sampled_from(["x", "x/y", "z"]), min_size=1)
     touched = {carry.name: data.draw(paths) for carry in carries}
@@ -144,9 +140,7 @@ class Planted:
 
 
 @pytest.mark.parametrize("honest", [False, True])
-def test_a_requirement_that_was_not_declared_is_noticed(
-    repository: Repository, tmp_path: Path, *, honest: bool
-) -> None:
+def test_a_requirement_that_was_not_declared_is_noticed(repository, tmp_path, *, honest):
     planted = Planted(repository, tmp_path, honest=honest)
     assert planted.failing(prefixes(planted.carries)) == []  # the order of the patchset hides it
     assert planted.failing(planted.telling()) == ([] if honest else [["late"]])

@@ -1,7 +1,5 @@
 """Device code of a binary attested by compiling sources again: equal twins, planted differences."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

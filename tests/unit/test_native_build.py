@@ -1,7 +1,5 @@
 """From sources to an extension in the store, with the real gcc and a CMake that only writes down commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,18 +29,14 @@ def test_a_source_outside_the_project_is_compiled_and_linked(builder: Builder, i
     assert (told.units, told.missing) == (2, 0)
 
 
-def test_no_record_names_the_folder_that_was_configured_in(
-    builder: Builder, inputs: Inputs, tmp_path: Path
-) -> None:
+def test_no_record_names_the_folder_that_was_configured_in(builder, inputs, tmp_path):
     configuration = configured(builder, inputs).configuration
     assert str(tmp_path) not in repr([(unit.output, unit.argv) for unit in configuration.units])
     again = replace(builder, store=open_store(tmp_path / "another"))
     assert configured(again, inputs).configuration == configuration
 
 
-def test_another_folder_and_an_edit_there_cost_one_unit(
-    builder: Builder, inputs: Inputs, repository: Repository
-) -> None:
+def test_another_folder_and_an_edit_there_cost_one_unit(builder, inputs, repository):
     compiled(builder, inputs)
     edited = patch_tree(
         repository, inputs.sources["lib"].tree, {"src/lib.h": FileEntry("100644", b"#define LIB 3\n")}

@@ -1,7 +1,5 @@
 """Moving [native]: what a program can find out is found out, and the rest is listed."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from kit import UpstreamRepository, make_tree

@@ -1,7 +1,5 @@
 """The compile driver, with real programs in the place of compilers."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import shlex
@@ -166,9 +164,7 @@ def test_progress_says_what_runs_and_how_long_yet(driver: Driver, heard: Recorde
 # Failures ------------------------------------------------------------------------------------
 
 
-def test_the_first_failure_starts_nothing_new_and_keeps_what_runs(
-    driver: Driver, tmp_path: Path, heard: Recorder
-) -> None:
+def test_the_first_failure_starts_nothing_new_and_keeps_what_runs(driver, tmp_path, heard):
     failed = tmp_path / "failed"
     long = driver.job("long", until(failed, WRITE), seconds=9)
     bad = driver.job("bad", REFUSE, seconds=5)
@@ -222,9 +218,7 @@ def test_a_compiler_that_says_that_the_disk_is_full_is_believed(driver: Driver, 
     ],
     ids=["a full disk", "the caller's error"],
 )
-def test_what_keeping_an_object_raises_comes_through_and_stops_all(
-    driver: Driver, tmp_path: Path, raised: Exception, kind: type[SparkwrightError], says: str
-) -> None:
+def test_what_keeping_an_object_raises_comes_through_and_stops_all(driver, tmp_path, raised, kind, says):
     def refuse(_: Finished) -> None:
         raise raised
 
@@ -246,9 +240,7 @@ def once(mark: Path, then: str) -> str:
 
 
 @pytest.mark.parametrize("then", [KILLED, "import os; os.kill(os.getpid(), 9)"], ids=["a child", "itself"])
-def test_a_unit_that_is_killed_is_tried_again_alone(
-    driver: Driver, tmp_path: Path, heard: Recorder, then: str
-) -> None:
+def test_a_unit_that_is_killed_is_tried_again_alone(driver, tmp_path, heard, then):
     alone = "import os, sys\nif os.path.exists('other'): sys.exit('not alone')\n"
     big = driver.job("big", once(tmp_path / "mark", then).replace(WRITE, alone + WRITE), seconds=99)
     here = "import os, time\nopen('other', 'w')\ntime.sleep(0.3)\nos.unlink('other')\n"
@@ -328,9 +320,7 @@ def test_a_kernel_without_pressure_is_told_of_once(driver: Driver, heard: Record
 # Pressure ------------------------------------------------------------------------------------
 
 
-def test_under_great_pressure_the_youngest_is_stopped_and_done_again(
-    driver: Driver, tmp_path: Path, heard: Recorder
-) -> None:
+def test_under_great_pressure_the_youngest_is_stopped_and_done_again(driver, tmp_path, heard):
     """`old` ends only after `young` was begun twice: that is, after it was stopped."""
     begun = tmp_path / "begun"
     old = driver.job("old", until(tmp_path / "stopped", WRITE), seconds=9)
@@ -357,9 +347,7 @@ def test_under_great_pressure_the_youngest_is_stopped_and_done_again(
     assert "young was stopped and will be done again" in warning
 
 
-def test_after_a_stop_more_run_again_as_units_end_well(
-    driver: Driver, tmp_path: Path, heard: Recorder
-) -> None:
+def test_after_a_stop_more_run_again_as_units_end_well(driver, tmp_path, heard):
     """At its second start `young` ends only if `x` runs beside it."""
     begun, calm, young, x = (tmp_path / name for name in ("begun", "calm", "young", "x"))
 
@@ -381,9 +369,7 @@ def test_after_a_stop_more_run_again_as_units_end_well(
 
 
 @pytest.mark.parametrize(("settle_s", "stopped"), [(1000, 1), (0, 2)], ids=["not yet", "again"])
-def test_one_stop_is_given_time_to_help(
-    driver: Driver, tmp_path: Path, heard: Recorder, settle_s: float, stopped: int
-) -> None:
+def test_one_stop_is_given_time_to_help(driver, tmp_path, heard, settle_s, stopped):
     """Three run under unending pressure; even then one goes on."""
     go = tmp_path / "go"
     looks = itertools.count()

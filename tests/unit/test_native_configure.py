@@ -1,7 +1,5 @@
 """How CMake is asked to configure upstream's project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -30,9 +28,7 @@ def test_cmake_finds_all_of_cutlass_in_the_work_folder(chain: Toolchain) -> None
     assert found["CUTLASS_TOOLS_UTIL_INCLUDE_DIR"] == f"{found['CUTLASS_DIR']}/tools/util/include"
 
 
-def test_nothing_is_downloaded_and_no_path_of_the_machine_stays_in_what_is_built(
-    chain: Toolchain,
-) -> None:
+def test_nothing_is_downloaded_and_no_path_of_the_machine_stays_in_what_is_built(chain):
     found = settings(chain, "/build-folder")
     assert found["FETCHCONTENT_FULLY_DISCONNECTED"] == "ON"
     for flags in ("CMAKE_CXX_FLAGS", "CMAKE_CUDA_FLAGS"):

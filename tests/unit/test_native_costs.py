@@ -1,7 +1,5 @@
 """What a unit is expected to take: learned, seeded, guessed."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkwright.native.costs import UnitCosts
@@ -51,9 +49,7 @@ def test_later_builds_move_the_mean_and_memory_rises_at_once(costs: UnitCosts) -
     ("target", "host"),
     [(Target("x86_64", "12.1a"), "x86_64"), (Target("aarch64", "9.0a"), "x86_64"), (SPARK, "aarch64")],
 )
-def test_other_machines_and_architectures_learn_for_themselves(
-    costs: UnitCosts, target: Target, host: str
-) -> None:
+def test_other_machines_and_architectures_learn_for_themselves(costs, target, host):
     costs.learn("u", cost(1, 1))
     assert UnitCosts(costs.store, target, host=host).learned("u") is None
     assert UnitCosts(costs.store, SPARK, host="x86_64").learned("u") == cost(1, 1)

@@ -1,7 +1,5 @@
 """Dependency files, as the real gcc writes them."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

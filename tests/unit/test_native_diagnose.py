@@ -1,7 +1,5 @@
 """Why a compiler failed, from what compilers really print."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

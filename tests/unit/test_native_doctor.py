@@ -1,7 +1,5 @@
 """Each check of the machine fires on what is missing, says what to do, and is silent on a healthy one."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from http_index import Index

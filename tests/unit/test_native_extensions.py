@@ -1,7 +1,5 @@
 """Extensions and links are found again by all that decides them, and by nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

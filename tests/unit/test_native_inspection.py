@@ -1,7 +1,5 @@
 """Looking into binaries: real ELF files of the machine's compiler, each fault beside its healthy twin."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import random
@@ -146,9 +144,7 @@ def test_device_code_of_a_binary(tmp_path: Path) -> None:
         ([("sm_121a", []), ("compute_80", ["a"])], "1 cubins"),
     ],
 )
-def test_a_dump_that_is_not_understood_is_no_finding(
-    tmp_path: Path, images: list[tuple[str, list[str]]], because: str
-) -> None:
+def test_a_dump_that_is_not_understood_is_no_finding(tmp_path, images, because):
     binary = elfkit.shared(tmp_path / "a.so", device=elfkit.device(images))
     with pytest.raises(BinaryError) as caught:
         read_device_code(binary, elfkit.reader(tmp_path / "bin"))
@@ -325,9 +321,7 @@ def test_every_symbol_has_its_definer(tmp_path: Path, surroundings: Surroundings
         ("PyErr_Clear", "none"),
     ],
 )
-def test_a_symbol_without_a_definer_is_named(
-    tmp_path: Path, surroundings: Surroundings, symbol: str, python: str
-) -> None:
+def test_a_symbol_without_a_definer_is_named(tmp_path, surroundings, symbol, python):
     path = build(
         tmp_path,
         f"void {symbol}(void); void f(void) {{ {symbol}(); }}",
@@ -336,9 +330,7 @@ def test_a_symbol_without_a_definer_is_named(
     assert resolve(read_elf(path), surroundings, python=python).unresolved == (symbol,)  # type: ignore[arg-type]
 
 
-def test_a_private_name_of_python_is_fine_for_one_python_only(
-    tmp_path: Path, surroundings: Surroundings
-) -> None:
+def test_a_private_name_of_python_is_fine_for_one_python_only(tmp_path, surroundings):
     elf = read_elf(build(tmp_path, "void _PyLong_AsInt(void); void f(void) { _PyLong_AsInt(); }"))
     assert resolve(elf, surroundings, python="one-version").unresolved == ()
     assert resolve(elf, surroundings, python="stable-abi").unresolved == ("_PyLong_AsInt",)

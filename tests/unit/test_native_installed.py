@@ -1,7 +1,5 @@
 """An installed toolkit, torch and tools are taken where they are asked for and will do."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 

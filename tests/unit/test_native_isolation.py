@@ -1,7 +1,5 @@
 """Compiling without a network."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Wheels become folders: safely, once, and with no more transferred than is wanted."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

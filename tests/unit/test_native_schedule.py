@@ -1,7 +1,5 @@
 """What runs when: examples, and properties over whole simulated builds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -209,9 +207,7 @@ pressures = st.lists(st.sampled_from([Pressure(), HIGH, CRITICAL]), max_size=20)
 
 
 @given(units_, st.integers(1, 5), st.integers(4000, 12000), pressures)
-def test_a_build_keeps_its_limits_and_comes_to_its_end(
-    described: list[tuple[int, int, int, bool]], jobs: int, memory: int, pressures: list[Pressure]
-) -> None:
+def test_a_build_keeps_its_limits_and_comes_to_its_end(described, jobs, memory, pressures):
     """Units are (seconds, MiB expected, MiB really taken, alone); time goes on in steps of ten seconds."""
     todo = {
         str(n): waiting(str(n), seconds, expected, alone=alone)

@@ -1,7 +1,5 @@
 """Sources are what their tree's id says, whoever brings them; what cannot be had is stood in for."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The compile driver interrupted, killed and starved of disk: nothing runs on, what was done is kept."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

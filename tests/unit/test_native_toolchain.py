@@ -1,7 +1,5 @@
 """A toolchain is found, made and named by what it is made of, with wheels and compilers in miniature."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

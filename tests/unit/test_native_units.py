@@ -1,7 +1,5 @@
 """The unit cache: what would compile to the same object hits, and whatever could not, misses."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -44,9 +42,7 @@ def other(tmp_path: Path, toolchain: Toolchain, texts: Mapping[str, str | None],
 # Hits --------------------------------------------------------------------------------------
 
 
-def test_the_same_files_hit_in_another_folder(
-    store: Store, tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+def test_the_same_files_hit_in_another_folder(store, tmp_path, toolchain, built):
     twin = other(tmp_path, toolchain, {})
     found = twin.find(store)
     assert found is not None
@@ -67,15 +63,11 @@ SHADOWS = "#define LIB 70\n"
         {"deps/other/include/lib.h": SHADOWS},
     ],
 )
-def test_files_that_play_no_part_do_not_matter(
-    store: Store, tmp_path: Path, toolchain: Toolchain, built: Project, texts: dict[str, str | None]
-) -> None:
+def test_files_that_play_no_part_do_not_matter(store, tmp_path, toolchain, built, texts):
     assert other(tmp_path, toolchain, texts).find(store) is not None
 
 
-def test_going_back_to_an_earlier_state_hits_again(
-    store: Store, tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+def test_going_back_to_an_earlier_state_hits_again(store, tmp_path, toolchain, built):
     edited = other(tmp_path, toolchain, {"source/csrc/ops.h": "#define OPS 7\n"})
     assert edited.find(store) is None
     edited.compile()
@@ -85,9 +77,7 @@ def test_going_back_to_an_earlier_state_hits_again(
     assert built.find(store) not in {None, second}
 
 
-def test_what_is_missing_comes_in_the_order_of_the_units(
-    store: Store, tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+def test_what_is_missing_comes_in_the_order_of_the_units(store, tmp_path, toolchain, built):
     first, third = (Project(tmp_path / flag, toolchain, flags=(flag,)).unit for flag in ("-O2", "-O3"))
     units = [first, built.unit, third]
     assert missing_units(store, units, built.files, "toolchain") == [first, third]
@@ -121,9 +111,7 @@ def test_what_is_missing_comes_in_the_order_of_the_units(
         "has_include",
     ],
 )
-def test_a_change_that_may_matter_misses(
-    store: Store, tmp_path: Path, toolchain: Toolchain, built: Project, texts: dict[str, str | None]
-) -> None:
+def test_a_change_that_may_matter_misses(store, tmp_path, toolchain, built, texts):
     changed = other(tmp_path, toolchain, texts)
     assert changed.find(store) is None
     before, after = set(read_depfile(built.depfile)), b""
@@ -135,9 +123,7 @@ def test_a_change_that_may_matter_misses(
     assert changed.find(store) is not None
 
 
-def test_a_file_that_was_asked_for_and_goes_misses(
-    store: Store, tmp_path: Path, toolchain: Toolchain
-) -> None:
+def test_a_file_that_was_asked_for_and_goes_misses(store, tmp_path, toolchain):
     """A file that is only looked for is in no dependency file."""
     asks = {
         "source/csrc/ops.h": '#if __has_include("extra.h")\n#define OPS 1\n#else\n#define OPS 2\n#endif\n'
@@ -156,17 +142,13 @@ def test_a_missing_file_misses(store: Store, tmp_path: Path, toolchain: Toolchai
     assert other(tmp_path / "b", toolchain, {SOURCE: None}).find(store) is None
 
 
-def test_another_flag_or_toolchain_misses(
-    store: Store, tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+def test_another_flag_or_toolchain_misses(store, tmp_path, toolchain, built):
     assert other(tmp_path, toolchain, {}, flags=("-O2",)).find(store) is None
     assert built.find(store, "another toolchain") is None
     assert built.find(store) is not None
 
 
-def test_each_content_of_a_source_has_a_record_of_its_own(
-    tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+def test_each_content_of_a_source_has_a_record_of_its_own(tmp_path, toolchain, built):
     """Else a source that is edited often would push out the states of its headers."""
     edited = other(tmp_path, toolchain, {SOURCE: ""})
     headers = other(tmp_path / "b", toolchain, {"source/csrc/ops.h": ""})
@@ -206,9 +188,7 @@ UNSEEN: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", UNSEEN)
-def test_what_reads_a_file_that_no_tree_vouches_for_is_never_cached(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder, case: str
-) -> None:
+def test_what_reads_a_file_that_no_tree_vouches_for_is_never_cached(store, tmp_path, toolchain, heard, case):
     texts, written, named = UNSEEN[case]
     texts = {path: text.replace("HOME", str(tmp_path)) for path, text in texts.items()}
     project = Project(tmp_path / "p", toolchain, {**FILES, **texts})
@@ -225,9 +205,7 @@ def test_a_generated_file_that_is_known_is_cached(store: Store, tmp_path: Path, 
     assert project.record(store) is not None
 
 
-def test_a_file_behind_a_link_is_never_cached(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
-) -> None:
+def test_a_file_behind_a_link_is_never_cached(store, tmp_path, toolchain, heard):
     """Its blob in the tree is the link's text, which says nothing of what is behind it."""
     project = Project(tmp_path / "p", toolchain)
     header = project.work / "source/csrc/ops.h"
@@ -239,8 +217,8 @@ def test_a_file_behind_a_link_is_never_cached(
 
 @pytest.mark.parametrize("text", [None, "", "ops.o:", "ops.o: /usr/include/stdio.h\n", "ops.o: cut/off/na"])
 def test_a_dependency_file_that_is_missing_or_cut_off_is_never_believed(
-    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder, text: str | None
-) -> None:
+    store, tmp_path, toolchain, heard, text
+):
     project = Project(tmp_path / "p", toolchain)
     project.compile()
     project.depfile.unlink()
@@ -252,9 +230,7 @@ def test_a_dependency_file_that_is_missing_or_cut_off_is_never_believed(
 # The toolchain -----------------------------------------------------------------------------
 
 
-def test_every_spelling_of_a_file_of_the_toolchain_is_covered(
-    tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+def test_every_spelling_of_a_file_of_the_toolchain_is_covered(tmp_path, toolchain, built):
     reader, package = built.reader, tmp_path.resolve() / "machine" / "package" / "include"
     (package / "unlinked.h").touch()
     covered = {
@@ -283,8 +259,8 @@ def test_every_spelling_of_a_file_of_the_toolchain_is_covered(
 
 
 def test_the_folders_that_the_compiler_searches_are_covered_wherever_it_is_installed(
-    tmp_path: Path, toolchain: Toolchain, built: Project
-) -> None:
+    tmp_path, toolchain, built
+):
     folder = tmp_path.resolve() / "opt" / "gcc-13" / "include"
     path = f"{folder}/../include/c++/13/vector"
     assert not built.reader.covered(path)
@@ -334,17 +310,13 @@ def test_a_record_cut_anywhere_is_a_miss_and_healed(store: Store, built: Project
 
 
 @pytest.mark.parametrize("value", [{}, {"manifests": None}, {"manifests": [{"paths": []}]}, {"new": 1}])
-def test_a_record_of_another_shape_is_a_miss_and_healed(
-    store: Store, built: Project, value: dict[str, Any]
-) -> None:
+def test_a_record_of_another_shape_is_a_miss_and_healed(store, built, value):
     only(store.records / "unit").write_text(json.dumps(value))
     heal(store, built)
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "half", "folder"])
-def test_an_object_that_is_gone_or_half_written_is_a_miss_and_healed(
-    store: Store, built: Project, damage: str
-) -> None:
+def test_an_object_that_is_gone_or_half_written_is_a_miss_and_healed(store, built, damage):
     path = only(store.files)
     data = path.read_bytes()
     path.unlink()
@@ -419,9 +391,7 @@ for project in made:
 """
 
 
-def test_builds_at_once_lose_none_of_each_others_states(
-    store: Store, tmp_path: Path, toolchain: Toolchain
-) -> None:
+def test_builds_at_once_lose_none_of_each_others_states(store, tmp_path, toolchain):
     kit = Path(__file__).parents[1] / "support"
     processes = [
         python(RECORD, kit, store.home, tmp_path / f"place{first}", first, stdin=True)

@@ -1,7 +1,5 @@
 """The tree that is compiled, the folder that it is laid out in, and what configuring depends on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from sparkwright.native import configure
 from sparkwright.native.configure import configuration_key, configure_command
 from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
 from sparkwright.native.workspace import native_tree, open_workspace
-from sparkwright.store import Store
 
 
 @pytest.fixture
@@ -57,9 +54,7 @@ def inputs(repository: Repository, toolchain: Toolchain) -> Inputs:
     return Inputs(make_tree(repository, UPSTREAM), sources, toolchain, Target("aarch64", "12.1a"))
 
 
-def test_the_compiled_tree_holds_native_inputs_and_dependencies_and_nothing_else(
-    repository: Repository, inputs: Inputs
-) -> None:
+def test_the_compiled_tree_holds_native_inputs_and_dependencies_and_nothing_else(repository, inputs):
     assert set(repository.files(native_tree(repository, inputs, PINS))) == {
         "source/CMakeLists.txt",
         "source/cmake/utils.cmake",
@@ -79,9 +74,7 @@ def test_a_python_change_leaves_the_compiled_tree_as_it_is(repository: Repositor
 
 
 @pytest.mark.parametrize("path", ["csrc/kernel.cu", "cmake/utils.cmake"])
-def test_a_native_change_gives_another_compiled_tree(
-    repository: Repository, inputs: Inputs, path: str
-) -> None:
+def test_a_native_change_gives_another_compiled_tree(repository, inputs, path):
     changed = patch_tree(repository, inputs.tree, {path: FileEntry("100644", b"other")})
     again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
     assert native_tree(repository, again, PINS) != native_tree(repository, inputs, PINS)
@@ -98,9 +91,7 @@ def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | 
     [{"source/csrc/kernel.cu": b"edited"}, {"deps/headers/include/math.h": b"#define M 2"}],
     ids=["kernel", "header"],
 )
-def test_what_only_the_compiler_reads_does_not_configure_anew(
-    repository: Repository, inputs: Inputs, change: dict[str, bytes | None]
-) -> None:
+def test_what_only_the_compiler_reads_does_not_configure_anew(repository, inputs, change):
     assert key_after(repository, inputs, change) == key_after(repository, inputs, {})
 
 
@@ -115,9 +106,7 @@ def test_what_only_the_compiler_reads_does_not_configure_anew(
     ],
     ids=["project", "generator", "added kernel", "removed kernel", "a dependency's project"],
 )
-def test_what_cmake_reads_or_lists_configures_anew(
-    repository: Repository, inputs: Inputs, change: dict[str, bytes | None]
-) -> None:
+def test_what_cmake_reads_or_lists_configures_anew(repository, inputs, change):
     assert key_after(repository, inputs, change) != key_after(repository, inputs, {})
 
 
@@ -127,9 +116,7 @@ def test_another_target_configures_anew(repository: Repository, inputs: Inputs, 
     assert key_after(repository, again, {}) != key_after(repository, inputs, {})
 
 
-def test_another_argument_of_cmakes_configures_anew(
-    repository: Repository, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_argument_of_cmakes_configures_anew(repository, inputs, monkeypatch):
     before = key_after(repository, inputs, {})
 
     def command(*given: object) -> list[str]:
@@ -147,9 +134,7 @@ def test_places_on_this_machine_do_not_count(repository: Repository, inputs: Inp
     assert key_after(repository, other, {}) != key_after(repository, inputs, {})
 
 
-def test_a_workspace_is_laid_out_and_taken_away(
-    store: Store, repository: Repository, inputs: Inputs, toolchain: Toolchain
-) -> None:
+def test_a_workspace_is_laid_out_and_taken_away(store, repository, inputs, toolchain):
     tree = native_tree(repository, inputs, PINS)
     with open_workspace(store, repository, tree, toolchain) as work:
         root = work.root
@@ -162,9 +147,7 @@ def test_a_workspace_is_laid_out_and_taken_away(
     assert (toolchain.cuda / "there").is_file(), "what links led to was removed"
 
 
-def test_commands_name_no_place(
-    store: Store, repository: Repository, inputs: Inputs, toolchain: Toolchain
-) -> None:
+def test_commands_name_no_place(store, repository, inputs, toolchain):
     tree = native_tree(repository, inputs, PINS)
     told = []
     for _ in range(2):

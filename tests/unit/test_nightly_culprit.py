@@ -1,7 +1,5 @@
 """The commit, or release, that changed a carry's outcome."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
@@ -93,9 +91,7 @@ class TestByCommit:
         history.noise(2)
         assert history.find() is None
 
-    def test_what_conflicts_back_and_forth_gets_a_commit_that_made_it_conflict(
-        self, history: History
-    ) -> None:
+    def test_what_conflicts_back_and_forth_gets_a_commit_that_made_it_conflict(self, history):
         first = history.commit("Break", l10="theirs")
         history.commit("Mend", l10="line 10")
         second = history.commit("Break again", l10="theirs again")

@@ -1,7 +1,5 @@
 """Pins and architecture lists that differ between two trees."""
 
-from __future__ import annotations
-
 import pytest
 from kit import make_tree
 from small_release import sdist_files
@@ -73,9 +71,7 @@ class TestArchs:
         (move,) = arch_moves(repository, old, new)
         assert (move.added, move.removed) == (("13.0",), ())
 
-    def test_another_order_of_branches_comments_and_other_makers_cards_are_no_change(
-        self, repository: Repository, trees
-    ) -> None:
+    def test_another_order_of_branches_comments_and_other_makers_cards_are_no_change(self, repository, trees):
         swapped = (
             ARCHS.replace("9.0;10.0;12.0", "@").replace("8.0;9.0", "9.0;10.0;12.0").replace("@", "8.0;9.0")
         )

@@ -1,7 +1,5 @@
 """Code that upstream's default path no longer runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

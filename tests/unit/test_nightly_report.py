@@ -1,7 +1,5 @@
 """A night's page and Markdown: every judgement in its words, and nothing of upstream's text takes effect."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 
 import night_kit

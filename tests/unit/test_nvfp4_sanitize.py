@@ -1,7 +1,5 @@
 """The control of compute-sanitizer: it fails where nothing is found, and where tensors share allocations."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -53,9 +51,7 @@ def run(script: Any, sanitize: Any, *more: str) -> int:
         ((), KILLED, 1),
     ],
 )
-def test_short_buffers_have_to_be_found_and_whole_ones_not(
-    script: Any, more: tuple[str, ...], effect: Exception | None, code: int
-) -> None:
+def test_short_buffers_have_to_be_found_and_whole_ones_not(script, more, effect, code):
     assert run(script, mock.Mock(side_effect=effect), *more) == code
 
 
@@ -103,9 +99,7 @@ def test_planted_buffers_lack_one_row(script: Any, *, planted: bool, missing: in
 
 
 @pytest.mark.parametrize(("planted", "launches"), [(False, 4), (True, 3)])
-def test_a_drafters_heads_are_read_in_buffers_of_the_trees_own(
-    script: Any, *, planted: bool, launches: int
-) -> None:
+def test_a_drafters_heads_are_read_in_buffers_of_the_trees_own(script, *, planted, launches):
     script.torch.cuda.memory_reserved.return_value = 0
     layer = mock.Mock()
     with (

@@ -1,7 +1,5 @@
 """A session on a GPU for an NVFP4 cache: which commands it runs together, and how it judges their ends."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -52,8 +50,6 @@ def test_engines_are_asked_for_nvfp4_on_v2(tmp_path: Path) -> None:
         ("memcheck-planted", "ERROR SUMMARY: 0 errors", 0, 1),
     ],
 )
-def test_a_command_is_judged_by_its_end_and_memcheck_by_its_tally(
-    name: str, said: str, status: int, wrong: int, tmp_path: Path
-) -> None:
+def test_a_command_is_judged_by_its_end_and_memcheck_by_its_tally(name, said, status, wrong, tmp_path):
     command = [sys.executable, "-c", f"print({said!r}); raise SystemExit({status})"]
     assert session.run({name: command}, tmp_path, time.monotonic()) == wrong

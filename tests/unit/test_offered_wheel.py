@@ -1,7 +1,5 @@
 """The wheel that is served where none is named: of the present build spec, else of the highest revision."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -116,9 +114,7 @@ def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(
         assert f"sparkwright wheel --platform aarch64{named} --kernels upstream" in caught.value.next_step
 
 
-def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(
-    dist: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(dist, monkeypatch):
     monkeypatch.setattr(offered, "machine", lambda: "aarch64")
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(dist))
     monkeypatch.chdir(dist)

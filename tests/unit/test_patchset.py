@@ -1,7 +1,5 @@
 """Patchsets and points: order, requirements, and what a point's digest covers."""
 
-from __future__ import annotations
-
 from dataclasses import replace as replace_point
 from pathlib import Path
 from typing import Any
@@ -156,9 +154,7 @@ def test_a_newer_format_has_its_own_exit_code(tmp_path: Path) -> None:
         ({"a": ["b"], "b": ["c"], "c": []}, ["b", "a", "c"], "is listed later"),
     ],
 )
-def test_requirements_that_do_not_hold_are_refused(
-    tmp_path: Path, requires: dict[str, list[str]], order: list[str], says: str
-) -> None:
+def test_requirements_that_do_not_hold_are_refused(tmp_path, requires, order, says):
     with pytest.raises(DependencyOrderError) as caught:
         point(tmp_path, requires, order)
     assert says in caught.value.because
@@ -173,9 +169,7 @@ def test_a_required_carry_that_does_not_exist_is_unknown(tmp_path: Path) -> None
 
 @examples(max_examples=30)
 @given(st.permutations(["a", "b", "c", "d"]))
-def test_an_order_is_taken_exactly_when_requirements_come_first(
-    tmp_path_factory: pytest.TempPathFactory, order: list[str]
-) -> None:
+def test_an_order_is_taken_exactly_when_requirements_come_first(tmp_path_factory, order):
     requires = {"a": [], "b": ["a"], "c": ["a", "b"], "d": []}
     root = tmp_path_factory.mktemp("order")
     holds = all(order.index(low) < order.index(high) for high, lows in requires.items() for low in lows)

@@ -1,7 +1,5 @@
 """The wheel of another commit serves only where no native input differs, by tree ids."""
 
-from __future__ import annotations
-
 import pytest
 from kit import UpstreamRepository
 from packaging.version import Version

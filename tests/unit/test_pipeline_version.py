@@ -1,7 +1,5 @@
 """Versions of native wheels that take some extensions from upstream's wheel, as built and as audited."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -37,9 +35,7 @@ def job_of(*, full: bool = False) -> Any:
         (("_C", "_vllm_fa2_C", "_qutlass_C"), ("_qutlass_C",), f"{BASE}mixed.2.sm121a.1a2b3c4d.stock.c.fa2"),
     ],
 )
-def test_the_version_as_built_is_the_one_that_an_audit_expects(
-    stock: tuple[str, ...], left_out: tuple[str, ...], version: str
-) -> None:
+def test_the_version_as_built_is_the_one_that_an_audit_expects(stock, left_out, version):
     job = job_of()
     upstream = {f"vllm/{name}.so": "no source" for name in stock if name not in left_out}
     state: Any = SimpleNamespace(

@@ -1,7 +1,5 @@
 """Ports for servers that bind them later: free, and no other program gets them meanwhile."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 
@@ -34,9 +32,7 @@ def test_one_that_is_bound_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("text", ["", "some ports", "1024 60999"])
-def test_where_nothing_is_known_or_left_below_a_usual_range_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
-) -> None:
+def test_where_nothing_is_known_or_left_below_a_usual_range_counts(monkeypatch, tmp_path, text):
     handed_out(monkeypatch, tmp_path, text)
     assert ports._first_handed_out() == 32_768
 

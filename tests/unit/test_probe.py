@@ -1,7 +1,5 @@
 """Probes on two trees: every verdict, everything that a probe may do wrong, and what a proof hangs on."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -216,9 +214,7 @@ def test_broken(bench: Bench, case: str) -> None:
         ({"memory_mib": 150}, "hog = b'x' * (400 << 20); time.sleep(60)", "of 150 MiB"),
     ],
 )
-def test_a_probe_beyond_its_limits_is_broken(
-    bench: Bench, limits: dict[str, int], script: str, says: str
-) -> None:
+def test_a_probe_beyond_its_limits_is_broken(bench, limits, script, says):
     carry = bench.carry(body("import time", script))
     probe = msgspec.structs.replace(carry.spec.probe, **limits)
     limited = replace(carry, spec=msgspec.structs.replace(carry.spec, probe=probe))
@@ -247,9 +243,7 @@ def probe():
     ],
     ids=["a module is new", "a module is deleted", "files that are no modules"],
 )
-def test_what_cannot_be_imported_on_both_trees_need_not_be(
-    bench: Bench, after: dict[str, Content], probe: str
-) -> None:
+def test_what_cannot_be_imported_on_both_trees_need_not_be(bench, after, probe):
     bench.after = after
     assert bench.prove(probe).verdict is ProbeVerdict.PROVED
 
@@ -272,9 +266,7 @@ def test_messages_do_not_name_this_machine(bench: Bench, store: Store) -> None:
     assert bench.prove(where).pristine.message == "<tree>/vllm/__init__.py"
 
 
-def test_a_probe_sees_no_variables_and_no_settings_of_ours(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_sees_no_variables_and_no_settings_of_ours(bench, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("VLLM_SECRET", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -310,9 +302,7 @@ def test_a_proof_is_found_again_and_only_while_it_holds(bench: Bench) -> None:
     assert bench.prover(pristine=other).find(carry, [CACHE]) is None
 
 
-def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers(bench, tmp_path):
     from sparkwright.store import open_store
 
     carry = bench.carry(GOOD)
@@ -440,9 +430,7 @@ def test_helpers_leave_no_bytecode_behind(bench: Bench, store: Store) -> None:
     assert not list(store.bytecode.glob(f"**/{store.scratch_root.name}/*"))
 
 
-def test_the_key_changes_with_the_harness_and_the_settings(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_changes_with_the_harness_and_the_settings(bench, monkeypatch):
     touched = [Touched(path="a", pristine="1", merged=None)]
     plain = proof_key(b"p", [b"h"], {"triton": "off"}, touched)
     assert proof_key(b"p", [b"h"], {"triton": "off"}, touched) == plain

@@ -4,8 +4,6 @@ A few lines of Python stand in for CMake: they read a list of units out of the t
 write the compiler calls down as CMake does.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,9 +169,7 @@ def test_proved(bench: Bench) -> None:
         ("fail\n", ProbeVerdict.BROKEN, "ended with status 1: CMake Error in {work}/source/CMakeLists.txt"),
     ],
 )
-def test_a_change_that_does_not_do_or_does_more(
-    bench: Bench, lists: str, verdict: ProbeVerdict, message: str
-) -> None:
+def test_a_change_that_does_not_do_or_does_more(bench, lists, verdict, message):
     proof = bench.prover(lists).prove(bench.carry(), [LISTS])
     assert proof.verdict is verdict
     assert message in proof.merged.message

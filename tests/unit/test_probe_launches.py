@@ -1,7 +1,5 @@
 """How launches of Triton kernels that were compiled for a GB10 are judged, shown and kept."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Runs in forks: the verdicts of fresh interpreters, nothing shared between runs, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -73,9 +71,7 @@ def forbid_fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
         ("    os.kill(os.getpid(), 11)\n", ProbeVerdict.BROKEN),
     ],
 )
-def test_a_fork_gives_the_verdict_of_a_fresh_interpreter(
-    case: Case, body: str, verdict: ProbeVerdict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_gives_the_verdict_of_a_fresh_interpreter(case, body, verdict, monkeypatch):
     fresh = replace(case.prover, pool=None).prove(case.carry(body), [CACHE])
     forbid_fresh_interpreters(monkeypatch)
     forked = case.prove(body)
@@ -112,9 +108,7 @@ def test_one_run_does_for_the_same_probe_on_the_same_tree(case: Case, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "most"), [("seconds", 1), ("memory_mib", 150)])
-def test_a_run_that_passes_its_limits_is_killed_with_all_that_it_started(
-    case: Case, tmp_path: Path, name: str, most: int
-) -> None:
+def test_a_run_that_passes_its_limits_is_killed_with_all_that_it_started(case, tmp_path, name, most):
     note = tmp_path / "pid"
     body = (
         f"    import subprocess, time\n    hog = b'x' * (400 << 20)\n"
@@ -140,9 +134,7 @@ def test_without_a_process_to_fork_interpreters_are_started(case: Case, pool: Pr
     assert case.prove(CHECK + "    # again\n").verdict is ProbeVerdict.PROVED
 
 
-def test_runs_and_servers_end_with_the_pool(
-    store: Store, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_and_servers_end_with_the_pool(store, repository, tmp_path, monkeypatch):
     monkeypatch.setattr(environment_module, "requirements", lambda: "nothing\n")
     seed_environment(store, "nothing\n")
     fifo = tmp_path / "begun"

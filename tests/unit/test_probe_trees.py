@@ -1,15 +1,12 @@
 """Folders that probes see of a tree, and the environment that they run in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kit import Content, Recorder, make_tree, seed_environment
+from kit import Content, make_tree, seed_environment
 
 from sparkwright.base.errors import NotInStoreError
-from sparkwright.git import Repository
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe import prepare_environment, tree_folder
 from sparkwright.store import Store
@@ -29,9 +26,7 @@ def seeded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
     return seed_environment(store, "nothing\n")
 
 
-def test_a_tree_is_made_once_read_only_and_remade_when_it_was_touched(
-    store: Store, repository: Repository, heard: Recorder
-) -> None:
+def test_a_tree_is_made_once_read_only_and_remade_when_it_was_touched(store, repository, heard):
     tree = make_tree(repository, {**PACKAGE, "vllm/d/e.py": "", "vllm/caf\udce9.txt": "not UTF-8"})
 
     def folder() -> Path:
@@ -81,9 +76,7 @@ def tamper_removed(tree: Path) -> None:
     writable(tree / CACHE).unlink()
 
 
-def test_a_damaged_record_of_a_tree_makes_it_anew(
-    store: Store, repository: Repository, heard: Recorder
-) -> None:
+def test_a_damaged_record_of_a_tree_makes_it_anew(store, repository, heard):
     tree = make_tree(repository, PACKAGE)
     tree_folder(store, repository, tree, under="vllm")
     for path in store.records.rglob("*.json"):
@@ -94,9 +87,7 @@ def test_a_damaged_record_of_a_tree_makes_it_anew(
     assert len(heard.warnings) == 1
 
 
-def test_a_tree_is_known_wherever_the_store_is_moved(
-    store: Store, repository: Repository, heard: Recorder
-) -> None:
+def test_a_tree_is_known_wherever_the_store_is_moved(store, repository, heard):
     tree = make_tree(repository, PACKAGE)
     tree_folder(store, repository, tree, under="vllm")
     moved = replace(store, home=store.home.rename(store.home.with_name("moved")))

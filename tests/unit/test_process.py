@@ -1,7 +1,5 @@
 """Starting programs: no shell, clear failures, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -110,9 +108,7 @@ def test_no_shell_reads_the_arguments(tmp_path: Path, text: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_event_tells_only_how_the_environment_differs(
-    heard: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_event_tells_only_how_the_environment_differs(heard, monkeypatch):
     monkeypatch.setenv("SAME", "1")
     monkeypatch.setenv("GONE", "1")
     monkeypatch.setenv("CHANGED", "old")

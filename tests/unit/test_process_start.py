@@ -1,7 +1,5 @@
 """Programs under way: measured while they run, and never left behind."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Properties of whole merges, on random trees and carries, with real git."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -85,9 +83,7 @@ def test_disjoint_carries_commute(scenes, data: st.DataObject, edits: dict[tuple
 
 @examples(max_examples=12)
 @given(edits=disjoint, data=st.data())
-def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(
-    scenes, edits: dict[tuple[str, int], str], data: st.DataObject
-) -> None:
+def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(scenes, edits, data):
     scene = scenes()
     half = data.draw(st.sets(st.sampled_from(sorted(edits)), min_size=1))
     carries = [
@@ -110,9 +106,7 @@ def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(
 
 @examples(max_examples=20)
 @given(left=disjoint, right=disjoint)
-def test_a_merge_is_symmetric_in_its_result(
-    scenes, left: dict[tuple[str, int], str], right: dict[tuple[str, int], str]
-) -> None:
+def test_a_merge_is_symmetric_in_its_result(scenes, left, right):
     repository: Repository = scenes().repository
     base, ours, theirs = (make_tree(repository, files(edits)) for edits in ({}, left, right))
     commit = repository.commit(base, message="base")

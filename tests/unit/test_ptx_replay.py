@@ -1,7 +1,5 @@
 """The executor of inline PTX in an NVFP4 cache's proof: the ISA's words on each instruction, exact sums."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Lowest scores in recipes: read, refused, and judged by `sparkwright verify eval`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Recipes in sparkrun's format are YAML that says what the recipe says."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """A recipe's optional keys: old files stay valid, and uses are applied on top of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

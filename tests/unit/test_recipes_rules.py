@@ -1,7 +1,5 @@
 """Recipes are read strictly; each rule fires on its combination and is silent on the healthy twin."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The recipes that ship: complete, reasoned, sourced, and free of known contradictions."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Uses of recipes for hybrid models with a drafter: states of their requests fit, by preflight's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,9 +80,7 @@ def test_states_of_all_requests_fit(findings: Callable[[Recipe], set[str]], name
         ("qwen3.5-27b-dflash", "shared", 15),
     ],
 )
-def test_as_many_drafts_as_for_one_user_would_not(
-    findings: Callable[[Recipe], set[str]], name: str, use: str, drafts: int
-) -> None:
+def test_as_many_drafts_as_for_one_user_would_not(findings, name, use, drafts):
     recipe = load_recipe(name, use)
     more = {**recipe.speculative, "num_speculative_tokens": drafts}
     assert "kv-states" in findings(replace(recipe, speculative=more))

@@ -1,7 +1,5 @@
 """A recipe of the user's own is a valid file, without what belongs to another model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

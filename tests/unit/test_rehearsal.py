@@ -1,7 +1,5 @@
 """The parts of a rehearsal: requirements, outcomes and signatures, installed trees, statements."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -57,9 +55,7 @@ class TestOutcomes:
             ((), "undecided"),
         ],
     )
-    def test_a_check_is_as_good_as_its_worst_finding(
-        self, verdicts: tuple[Verdict, ...], expected: str
-    ) -> None:
+    def test_a_check_is_as_good_as_its_worst_finding(self, verdicts, expected):
         findings = [finding("crash", verdict) for verdict in (*verdicts,)] + [finding("boot", Verdict.FAIL)]
         (outcome,) = outcomes_of(findings, ["crash"])
         assert outcome.verdict == expected

@@ -1,7 +1,5 @@
 """The safety net names what is planted, is silent on what is the same, and accepts what is listed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import lzma
@@ -121,9 +119,7 @@ def test_a_comparison_ends_by_what_it_found(tmp_path: Path, capsys: pytest.Captu
     assert (status, "nothing matches codes/B*" in said) == (1, True)
 
 
-def test_an_item_that_breaks_is_one_difference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_item_that_breaks_is_one_difference(tmp_path, capsys, monkeypatch):
     def broken(_: Path) -> dict[str, Any]:
         raise ModuleNotFoundError("No module named 'moved'")
 
@@ -140,9 +136,7 @@ def test_an_item_that_breaks_is_one_difference(
     assert "No module named 'moved'" in said
 
 
-def test_a_code_that_is_planted_in_the_product_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_code_that_is_planted_in_the_product_is_found(monkeypatch, tmp_path):
     from sparkwright.base.errors import FetchError
 
     monkeypatch.setattr(FetchError, "exit_code", 99)
@@ -151,9 +145,7 @@ def test_a_code_that_is_planted_in_the_product_is_found(
 
 
 @pytest.mark.parametrize(("alone", "verdict"), [(["fail", "pass"], "pass"), (["fail", "fail"], "fail")])
-def test_a_fault_that_is_missed_three_times_is_missed(
-    alone: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_fault_that_is_missed_three_times_is_missed(alone, verdict, monkeypatch, tmp_path):
     def outcome(verdict: str) -> SimpleNamespace:
         return SimpleNamespace(verdict=verdict, verdicts={"boot": verdict}, warnings=())
 

@@ -1,7 +1,5 @@
 """A search is kept in a journal: killed at any step it goes on, and two of them do not collide."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A slowdown is found under noise, what cannot be decided is never good, and figures are taken whole."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planted culprits are named, with the number of evaluations that it may take; healthy pairs name none."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """Properties of the search over any changes, requirements and rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -72,9 +70,7 @@ def test_the_order_and_the_weights_of_changes(asked: SearchProblem, backwards) -
 
 
 @given(problems(), st.data())
-def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(
-    asked: SearchProblem, data
-) -> None:
+def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(asked, data):
     changes = Changes(asked)
     sets = closed_sets(changes)
     applied = data.draw(st.sampled_from(sets))
@@ -114,7 +110,7 @@ def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: Se
 @examples(max_examples=200)
 def test_any_rule_ends_with_a_bad_and_a_good_set_and_a_decided_one_with_neighbours(
     verdicts, asked, question, direction, data
-) -> None:
+):
     """The rule need not be monotone: what is named makes the difference where it is shown to."""
     asked = problem(changes=asked.changes, weights=asked.weights, question=question, direction=direction)
     changes, broke = Changes(asked), direction == "broke"

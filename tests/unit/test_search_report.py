@@ -1,7 +1,5 @@
 """The page, the Markdown and the JSON of a bisection name the answer, and no text in them is markup."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree as ET
 

@@ -1,7 +1,5 @@
 """The same failure has the same signature in each run, and another failure has another."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

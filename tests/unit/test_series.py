@@ -1,7 +1,5 @@
 """The lock and the patchset that a command takes: those of one series."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +59,7 @@ def chosen(checkout: Checkout, patchset: str = "") -> tuple[str, str, str]:
         ("1.5", "mine", ("1.5", "1.5.0", "mine")),
     ],
 )
-def test_a_series_has_its_own_lock_and_patchset(
-    root: Path, series: str, patchset: str, expected: tuple[str, str, str]
-) -> None:
+def test_a_series_has_its_own_lock_and_patchset(root, series, patchset, expected):
     assert chosen(open_checkout(root, series, patchset), patchset) == expected
 
 
@@ -162,9 +158,7 @@ def test_a_series_with_two_locks_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "tables"), [("1.3", {"series": "1.2"}), ("other", {"name": "mine"})])
-def test_a_patchset_in_a_file_of_another_name_is_refused(
-    root: Path, file: str, tables: dict[str, str]
-) -> None:
+def test_a_patchset_in_a_file_of_another_name_is_refused(root, file, tables):
     write_patchset(root, file, **tables)
     with pytest.raises(ConfigError) as caught:
         load_patchset(root / "patchsets", file)

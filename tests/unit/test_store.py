@@ -1,7 +1,5 @@
 """The store: nothing under its final name before it is whole, whatever kills, fills or races it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -90,9 +88,7 @@ def test_an_atomic_write_leaves_no_other_file_and_one_fixed_mode(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_atomic_write_that_fails_leaves_the_old_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_atomic_write_that_fails_leaves_the_old_bytes(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")
 
@@ -196,9 +192,7 @@ def test_what_a_killed_write_left_is_swept_and_what_a_living_one_holds_is_not(tm
     assert sorted(tmp_path.iterdir()) == sorted([path, alive, other])
 
 
-def test_a_sweep_between_making_and_locking_costs_only_another_try(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_between_making_and_locking_costs_only_another_try(store, monkeypatch):
     """The one moment in which a sweep may take a living owner's file or folder."""
     swept = []
     lock = fcntl.flock

@@ -1,7 +1,5 @@
 """Folders of dead owners are swept from a folder that others use too, and no living one's."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,14 +1,11 @@
 """A folder of the store that is taken while another run prunes: it stays, or is seen to be gone."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 
 import pytest
 
-from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
 
@@ -16,9 +13,7 @@ OLD = time.time() - 9 * 86400
 
 
 @pytest.mark.parametrize("looked", [False, True], ids=["before the look", "after it"])
-def test_a_folder_that_is_claimed_stays_or_is_seen_to_be_gone(
-    store: Store, monkeypatch: pytest.MonkeyPatch, *, looked: bool
-) -> None:
+def test_a_folder_that_is_claimed_stays_or_is_seen_to_be_gone(store, monkeypatch, *, looked):
     folder = store.trees / "abc-vllm"
     folder.mkdir()
     os.utime(folder, (OLD, OLD))

@@ -1,7 +1,5 @@
 """Locks between runs, and disks that are full, read-only or broken."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """The remote tier against a server that does right, and one that does anything else."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -188,9 +186,7 @@ def test_two_machines_write_one_key_at_once(machine, server: HostileStore) -> No
 # Who is believed -----------------------------------------------------------------------------
 
 
-def test_a_record_of_an_unknown_writer_does_not_count_and_is_told_once(
-    machine, heard: Recorder, tmp_path: Path
-) -> None:
+def test_a_record_of_an_unknown_writer_does_not_count_and_is_told_once(machine, heard, tmp_path):
     filled(machine("a"))
     store = machine("b", key_file=tmp_path / "another.pem")
     for kind in ("extension", "unit"):
@@ -217,9 +213,7 @@ def test_an_unsigned_record_counts_only_where_that_is_set(machine, heard: Record
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_an_entry_does_not_count_under_another_key(
-    machine, server: HostileStore, heard: Recorder, *, signed: bool
-) -> None:
+def test_an_entry_does_not_count_under_another_key(machine, server, heard, *, signed):
     filled(machine("a", signed=signed))
     other = digest_of("another key")
     server.objects[place_of("extension", other)] = server.objects[place_of("extension", KEY)]
@@ -268,9 +262,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG.keys())
-def test_a_bad_answer_is_no_result_and_no_error(
-    machine, server: HostileStore, heard: Recorder, fault: Misbehaviour
-) -> None:
+def test_a_bad_answer_is_no_result_and_no_error(machine, server, heard, fault):
     filled(machine("a"))
     store = machine("b", limits=HASTY if fault.hang or fault.drip_s else LIMITS)
     server.faults["GET"] = fault
@@ -343,9 +335,7 @@ def test_a_damaged_file_is_not_written(machine, server: HostileStore) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 405, 500, 507])
-def test_a_server_that_takes_nothing_is_still_read(
-    machine, server: HostileStore, heard: Recorder, status: int
-) -> None:
+def test_a_server_that_takes_nothing_is_still_read(machine, server, heard, status):
     filled(machine("a"))
     store = machine("b")
     server.faults["PUT"] = Misbehaviour(status=status)
@@ -387,9 +377,7 @@ def test_a_server_that_never_answers_a_write_is_given_up(machine, server: Hostil
     assert open_store(store.home).find_record("extension", KEY) == RECORD
 
 
-def test_a_full_disk_ends_the_reading_and_not_the_command(
-    machine, server: HostileStore, heard: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_reading_and_not_the_command(machine, server, heard, monkeypatch):
     filled(machine("a"))
     store = machine("b")
 

@@ -1,7 +1,5 @@
 """The settings of the remote tier and the keys of writers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Looking after the store: what it holds, whether it is sound, and what may go."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """How work with parts under way is shown: lines for a log, bars on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools
@@ -73,9 +71,7 @@ class TestLines:
         assert told[0] == 1
         assert {after - before for before, after in itertools.pairwise(told)} == {4}
 
-    def test_a_silent_task_is_told_of_as_well(
-        self, clock: list[float], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_silent_task_is_told_of_as_well(self, clock, capsys):
         show = terminal._PlainLines()
         show(STARTED)
         show(Event("task.started", 0.0, {"name": "install", "total": None, "unit": "", "done": 0}))
@@ -93,9 +89,7 @@ class TestLines:
         show.beat()
         assert not capsys.readouterr().err, "nothing runs"
 
-    def test_what_a_task_does_not_say_is_guessed_or_left_out(
-        self, clock: list[float], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_a_task_does_not_say_is_guessed_or_left_out(self, clock, capsys):
         show = terminal._PlainLines()
         show(STARTED)
         clock[0] += 10

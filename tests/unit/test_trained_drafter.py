@@ -1,7 +1,5 @@
 """Acceptance of trained drafters is judged by requests, and cells ask engines for what their names say."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys
@@ -169,9 +167,7 @@ def test_cells_that_were_served_are_not_run_again(tmp_path: Path) -> None:
     assert not trained_drafter.variables(Cell("full"), both, tmp_path)["PYTHONPATH"].startswith("/s:")
 
 
-def test_the_report_names_faults_and_compares_trees(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_names_faults_and_compares_trees(tmp_path, capsys):
     drafters(tmp_path)
     args = trained_drafter.arguments(["report", "--out", str(tmp_path), "--drafter", str(tmp_path)])
     assert trained_drafter.report(args) == 1

@@ -1,7 +1,5 @@
 """A drafter learns, is exported as vLLM reads it, sees what it may, and needs its weights to be accepted."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -77,18 +75,14 @@ def accepted(target: Any, drafter: Drafter) -> float:
 
 
 @pytest.mark.parametrize("name", ["full", "window"])
-def test_training_lowers_the_loss_and_drafts_are_accepted(
-    target: Any, taught: tuple[Path, list[list[float]]], name: str
-) -> None:
+def test_training_lowers_the_loss_and_drafts_are_accepted(target, taught, name):
     folder, told = taught
     column = {"full": 0, "window": 1}[name]
     assert told[-1][column] < 0.5 * told[0][column]
     assert accepted(target, load(folder / name)) > 3.0
 
 
-def test_a_drafter_with_shuffled_weights_is_found_by_its_acceptance(
-    target: Any, taught: tuple[Path, list[list[float]]]
-) -> None:
+def test_a_drafter_with_shuffled_weights_is_found_by_its_acceptance(target, taught):
     drafter = load(taught[0] / "full")
     torch.manual_seed(2)
     for weight in drafter.parameters():

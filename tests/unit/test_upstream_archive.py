@@ -1,7 +1,5 @@
 """The sdist reader against archives that are crafted to do harm."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

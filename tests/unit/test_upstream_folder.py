@@ -1,7 +1,5 @@
 """Folders of the user's as a source: what would be unsafe in a git tree anywhere is not taken in."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -28,9 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_names_of_files_folders_and_links_have_to_be_safe_everywhere(
-    root: Path, name: bytes, kind: str
-) -> None:
+def test_names_of_files_folders_and_links_have_to_be_safe_everywhere(root, name, kind):
     assert [path for path, _ in walk_folder(root)] == ["sub/file.py"]
     path = os.path.join(os.fsencode(root), b"sub", name)  # noqa: PTH118 - no text
     if kind == "file":
@@ -86,9 +82,7 @@ def test_links_are_followed_as_the_kernel_does(links: dict[str, str], out: str |
 @pytest.mark.parametrize(
     ("limit", "value"), [("MAX_FILE_BYTES", 999), ("MAX_TOTAL_BYTES", 2999), ("MAX_MEMBERS", 3)]
 )
-def test_absurd_sizes_are_refused_before_they_are_read(
-    root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
-) -> None:
+def test_absurd_sizes_are_refused_before_they_are_read(root, monkeypatch, limit, value):
     for number in range(3):
         (root / f"{number}").write_bytes(bytes(1000))
     assert len(list(walk_folder(root))) == 4
@@ -105,9 +99,7 @@ def test_a_sparse_file_that_would_fill_the_memory_is_refused(root: Path) -> None
     assert "huge" in caught.value.because
 
 
-def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(root, monkeypatch):
     scan = os.scandir
 
     def refuse(place: str) -> object:
@@ -126,9 +118,7 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(
 @pytest.mark.parametrize(
     "links", [{"evil.py": "/etc/passwd"}, {"d/l1": "..", "d/l2": "l1/.."}, {"d/e/f": "../../../x"}]
 )
-def test_a_tree_with_a_link_that_leads_out_is_not_written(
-    repository: Repository, tmp_path: Path, links: dict[str, str]
-) -> None:
+def test_a_tree_with_a_link_that_leads_out_is_not_written(repository, tmp_path, links):
     files = {path: FileEntry("120000", target.encode()) for path, target in links.items()}
     tree = make_tree(repository, {"d/file.py": "x", **files})
     for write in (check_out, write_tree):
@@ -144,9 +134,7 @@ def test_a_tree_whose_links_stay_inside_is_written(repository: Repository, tmp_p
     assert (tmp_path / "out" / "d" / "again").read_text() == "x"
 
 
-def test_a_named_pipe_in_an_edited_tree_is_refused_and_not_waited_for(
-    repository: Repository, tmp_path: Path
-) -> None:
+def test_a_named_pipe_in_an_edited_tree_is_refused_and_not_waited_for(repository, tmp_path):
     from sparkwright.carries.edited import diff_folder
 
     tree = make_tree(repository, {"file.py": "x"})

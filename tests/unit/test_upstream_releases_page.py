@@ -1,7 +1,5 @@
 """The page of upstream's releases: it is what its own tables give, and has every carry of each series."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

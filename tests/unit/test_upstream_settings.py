@@ -1,7 +1,5 @@
 """pip's configuration, in pip's order."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

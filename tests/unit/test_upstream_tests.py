@@ -1,7 +1,5 @@
 """Upstream's tests on two trees: what regresses, what is flaky, what says nothing, and what is chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -160,9 +158,7 @@ def test_a_change_that_cannot_be_imported_is_found(gate: Gates) -> None:
     assert len(gate({CACHE: "import that_is_not_here\n"}).run().regressions) == 6
 
 
-def test_a_test_that_ends_its_process_on_the_merged_tree_is_a_regression(
-    gate: Gates,
-) -> None:
+def test_a_test_that_ends_its_process_on_the_merged_tree_is_a_regression(gate):
     files = {CACHE: "import os\n\n\ndef size(n):\n    return os._exit(1) if n == 2 else n\n"}
     found = gate(files).run()
     assert sorted(found.regressions) == [f"{FILE}::test_counts[2]", f"{FILE}::test_healthy"]
@@ -174,9 +170,7 @@ def test_results_are_kept_for_each_tree(gate: Gates, monkeypatch: pytest.MonkeyP
     assert gate({CACHE: FIXED}).run() == found
 
 
-def test_the_key_changes_with_code_tests_choice_and_packages(
-    gate: Gates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_changes_with_code_tests_choice_and_packages(gate, monkeypatch):
     def key(merged: dict[str, Content], pristine: dict[str, Content] = PACKAGE) -> str:
         return gate(merged, pristine).key()
 

@@ -1,7 +1,5 @@
 """What holds for every check: healthy servers pass, faults are named, and what is missing never passes."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

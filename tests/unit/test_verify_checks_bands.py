@@ -1,7 +1,5 @@
 """Bands warn and never decide; physics does."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

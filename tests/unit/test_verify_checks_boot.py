@@ -1,7 +1,5 @@
 """Boot: what a server says of itself, rule by rule, and its first answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -130,9 +128,7 @@ BOTH = {"graph_mode": "FULL_AND_PIECEWISE"}
         (CAPTURES, {"graph_mode": "FULL", "capture_sizes": ()}, "inconclusive", "no capture sizes"),
     ],
 )
-def test_each_rule_is_judged_by_what_the_log_says(
-    rule: str, changes: dict[str, Any], verdict: str, says: str
-) -> None:
+def test_each_rule_is_judged_by_what_the_log_says(rule, changes, verdict, says):
     finding = judged({("main", 0): boot_facts(), ("main", 1): boot_facts(**changes)})[rule]
     assert finding.verdict == verdict
     assert says in finding.cause

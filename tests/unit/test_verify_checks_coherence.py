@@ -1,7 +1,5 @@
 """Coherence: what no good text has, and what many good texts have."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from verify_kit import Bench, Server, changed, context, every, judge, token_id, verdicts

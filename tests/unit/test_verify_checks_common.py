@@ -1,7 +1,5 @@
 """What makes any observation unfit, whatever the check."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -72,9 +70,7 @@ def test_a_failed_request_is_typed_and_its_level_named(observations: list[Observ
     assert len(causes) == len(FailureKind), "each kind has words of its own"
 
 
-def test_an_abort_is_the_servers_failure_and_kinds_beside_each_other_are_named(
-    observations: list[Observation],
-) -> None:
+def test_an_abort_is_the_servers_failure_and_kinds_beside_each_other_are_named(observations):
     broken = failing(observations[0], FailureKind.LENGTH, "31 tokens of 64", which=slice(0, 1))
     assert troubles(every(broken, slice(1), finish_reason="abort"))[0].verdict is Verdict.FAIL
     stalled = failing(observations[2], FailureKind.STALL, which=slice(0, 2))
@@ -158,9 +154,7 @@ DYING = ("EngineDeadError: EngineCore", "RuntimeError: CPU Generator does not us
         ({"samples": ()}, "invalid", "only 0 of 8 requests of code c=4 were recorded"),
     ],
 )
-def test_what_makes_a_cell_unfit_is_named_with_it(
-    observations: list[Observation], changes: dict[str, Any], verdict: str, part: str
-) -> None:
+def test_what_makes_a_cell_unfit_is_named_with_it(observations, changes, verdict, part):
     assert found(observations) == []
     assert [o.cell.name for o in sorted_out(observations).sound] == ["code c=1", "code c=4", "code c=8"]
     [(said, cause)] = found(changed(observations, 1, **changes))
@@ -328,9 +322,7 @@ def squeezed(observation: Observation, share: float, which: slice = slice(None))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001])
-def test_answers_in_one_piece_are_invalid_and_their_level_named(
-    observations: list[Observation], share: float
-) -> None:
+def test_answers_in_one_piece_are_invalid_and_their_level_named(observations, share):
     observations[1] = squeezed(observations[1], share)
     [(verdict, cause)] = found(observations)
     assert verdict == "invalid"
@@ -347,9 +339,7 @@ def test_answers_in_one_piece_are_invalid_and_their_level_named(
     ],
     ids=["short", "some", "few answers", "few chunks"],
 )
-def test_short_answers_and_some_that_were_read_at_once_are_sound(
-    observations: list[Observation], cell: int, share: float, which: slice, chunks: int
-) -> None:
+def test_short_answers_and_some_that_were_read_at_once_are_sound(observations, cell, share, which, chunks):
     """A machine that is busy for a moment reads short answers at once."""
     cut = [replace(one, chunks=one.chunks[:chunks]) for one in observations[cell].samples]
     observations[cell] = squeezed(replace(observations[cell], samples=tuple(cut)), share, which)
@@ -357,9 +347,7 @@ def test_short_answers_and_some_that_were_read_at_once_are_sound(
 
 
 @pytest.mark.parametrize(("late", "verdicts"), [(0.6, []), (0.4, ["invalid"])])
-def test_answers_that_this_client_was_late_to_read_are_no_proxys(
-    observations: list[Observation], late: float, verdicts: list[str]
-) -> None:
+def test_answers_that_this_client_was_late_to_read_are_no_proxys(observations, late, verdicts):
     """*late* is in terms of the mean time to the first token."""
     squeezed_one = squeezed(observations[1], 0.0)
     waits = [(one.first - one.started) / 1e6 for one in squeezed_one.samples]

@@ -1,7 +1,5 @@
 """Compilers after the warm-up: the reader on real processes and folders, the check on what it read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

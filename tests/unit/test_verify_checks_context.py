@@ -1,7 +1,5 @@
 """Long context: acceptance at length, cold and cached, and needles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

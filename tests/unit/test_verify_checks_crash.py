@@ -1,7 +1,5 @@
 """The crash hunt: bursts on and off the grid, drain-down, waves; a crash names its batch."""
 
-from __future__ import annotations
-
 import pytest
 from verify_kit import (
     Bench,

@@ -1,9 +1,5 @@
 """Pictures are judged by their tokens and by what the model sees in them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 from chat_kit import judged, judged_with
 from msgspec.structs import replace
@@ -45,9 +41,7 @@ SWAPPED, ONE_WRONG = {"red": "blue", "blue": "red"}, {"red": "green"}
     ],
     ids=["exchanged colours", "one mistake", "every colour"],
 )
-def test_answers_are_judged_by_the_colours_that_they_name(
-    says: Callable[[str], str], verdict: Verdict
-) -> None:
+def test_answers_are_judged_by_the_colours_that_they_name(says, verdict):
     check, to = ALL["image"], context()
     expected = {prompt.name: prompt.expect for cell in check.cells(to) for prompt in cell.prompts}
     findings = judged_with(

@@ -1,7 +1,5 @@
 """Requests of full length are judged by their tokens and answers, and longer ones by their refusal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

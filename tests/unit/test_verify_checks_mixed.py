@@ -1,7 +1,5 @@
 """Decoding beside prefill is judged by the longest gap and by the numbers that answers leave out."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -79,9 +77,7 @@ def _gone(first: str, lost: bool) -> frozenset[int]:  # noqa: FBT001
         ([(1, 7)], Verdict.FAIL, "4 requests got no token while prompts were prefilled, for [56]"),
     ],
 )
-def test_a_gap_is_judged_by_its_share_of_the_prefill(
-    waits: list[tuple[float, float]], verdict: Verdict, says: str
-) -> None:
+def test_a_gap_is_judged_by_its_share_of_the_prefill(waits, verdict, says):
     findings = judged(waits)
     assert findings[GAPS].verdict is verdict
     assert re.search(says, findings[GAPS].cause), findings[GAPS].cause
@@ -121,9 +117,7 @@ def test_prompts_that_come_when_nothing_decodes_prove_nothing() -> None:
         (0, 3, Verdict.INCONCLUSIVE, False),
     ],
 )
-def test_numbers_are_missed_only_by_requests_that_count_rightly_alone(
-    lost: int, alone: int, verdict: Verdict, *, warns: bool
-) -> None:
+def test_numbers_are_missed_only_by_requests_that_count_rightly_alone(lost, alone, verdict, *, warns):
     finding = judged([], lost=lost, alone_lost=alone)[LOST]
     assert finding.verdict is verdict, finding.cause
     assert bool(finding.warnings) is warns

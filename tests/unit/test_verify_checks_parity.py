@@ -1,7 +1,5 @@
 """Parity: a patched server answers as the unpatched one does, near ties aside."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The prefix cache: warm answers are the cold ones at lengths around blocks, and the cache has to be used."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -99,9 +97,7 @@ def judged(observations: list[Observation], where: Context | None = None) -> Fin
 
 @pytest.mark.parametrize("blocks", [(16,), (128,), (16, 784)])
 @pytest.mark.parametrize("lacks", [(), (SPECULATION,)])
-def test_prompts_are_of_lengths_around_several_multiples_of_each_block(
-    blocks: tuple[int, ...], lacks: tuple[str, ...]
-) -> None:
+def test_prompts_are_of_lengths_around_several_multiples_of_each_block(blocks, lacks):
     where = to(*blocks, lacks=lacks)
     cells = [observation.cell for observation in run(where)]
     assert [cell.name for cell in cells] == ["lengths", "cold c=1", "warm c=1", "again c=4"]
@@ -218,9 +214,7 @@ def test_a_model_that_reads_no_code_is_not_judged_by_codes() -> None:
         (0.0002, 0.00001, False),  # rounding of another shape, in float32
     ],
 )
-def test_answers_farther_from_the_cold_ones_than_rounding_puts_them(
-    shift: float, rounding: float, *, wrong: bool
-) -> None:
+def test_answers_farther_from_the_cold_ones_than_rounding_puts_them(shift, rounding, *, wrong):
     found = judged(run(to(), shift=shift, rounding=rounding))
     assert (found.verdict is Verdict.FAIL) == wrong, found.cause
     assert ("in warm c=1 answers depend on the prefix cache" in found.cause) == wrong

@@ -1,7 +1,5 @@
 """A check is registered by its module alone: where it runs, and in what order."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,9 +33,7 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> Mapp
             del sys.modules[name]
 
 
-def test_a_module_with_a_check_is_found_and_one_without_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_with_a_check_is_found_and_one_without_is_not(tmp_path, monkeypatch):
     checks = found(tmp_path, monkeypatch, latency=MODULE.format(name="latency"), shared="LIMIT = 1\n")
     assert {name: dict(one.profiles) for name, one in checks.items()} == {"latency": {"full": 5}}
 

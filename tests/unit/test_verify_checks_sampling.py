@@ -1,7 +1,5 @@
 """Sampled chats are judged by the seed, by the temperature and by their text."""
 
-from __future__ import annotations
-
 import pytest
 from chat_kit import observe
 from msgspec.structs import replace
@@ -16,9 +14,7 @@ from sparkwright.verify.checks import ALL
     ("parted", "at", "verdict"),
     [(2, 30, Verdict.PASS), (5, 30, Verdict.INCONCLUSIVE), (5, 1, Verdict.FAIL)],
 )
-def test_answers_that_rounding_parts_late_are_not_called_ignored_seeds(
-    parted: int, at: int, verdict: Verdict
-) -> None:
+def test_answers_that_rounding_parts_late_are_not_called_ignored_seeds(parted, at, verdict):
     """*parted* answers to the second request of a seed differ from token *at* on."""
     check, to = ALL["sampling"], context()
     seen = [observe(cell, settings(k=0)) for cell in check.cells(to)]

@@ -1,7 +1,5 @@
 """The slow state of a card and a wedged engine are told from healthy ones, and from other trouble."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The sweep: each rule fires on its planted fault, and is silent on its healthy twin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Reasoning is judged where it is off, where it is on, and within a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -56,9 +54,7 @@ def test_a_template_without_a_switch_may_think_always() -> None:
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(400, Verdict.NOT_APPLICABLE), (500, Verdict.FAIL)])
-def test_a_budget_that_is_refused_is_not_judged_and_one_that_breaks_the_server_is(
-    status: int, verdict: Verdict
-) -> None:
+def test_a_budget_that_is_refused_is_not_judged_and_one_that_breaks_the_server_is(status, verdict):
     failure = RequestFailure(kind=FailureKind.STATUS, detail="no such limit", status=status)
     findings = told(lambda one: replace(one, failure=failure, chunks=()), "budget")
     assert findings[WITHIN].verdict is verdict

@@ -1,7 +1,5 @@
 """Chats are judged by template, history, characters, reasoning, tool calls and structured output."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
@@ -179,9 +177,7 @@ REMINDER = ToolCall(name="set_reminder", arguments='{"text": "Tea", "hours": 2}'
     ],
 )
 @pytest.mark.parametrize("finish", ["stop", "tool_calls"])
-def test_flaws_of_demanded_calls(
-    choice: str, calls: tuple[ToolCall, ...], tokens: int, found: str, finish: str
-) -> None:
+def test_flaws_of_demanded_calls(choice, calls, tokens, found, finish):
     sample = Sample(
         prompt="p", category="c", started=0, ended=1, text="It is sunny." * (not calls),
         output_tokens=tokens, finish_reason=finish, tool_calls=calls,

@@ -1,7 +1,5 @@
 """The prompts are ours, many, different and, where they have a right answer, right."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

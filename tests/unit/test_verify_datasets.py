@@ -1,7 +1,5 @@
 """Files of prompts are read in each form, bad ones are refused with the line, and sweeps send them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -48,9 +46,7 @@ def test_prompts_are_read_in_each_form(tmp_path: Path) -> None:
     assert shared.text == "Why?"
 
 
-def test_parts_of_text_marks_of_order_and_conversations_without_a_user_are_taken_as_they_come(
-    tmp_path: Path,
-) -> None:
+def test_parts_of_text_marks_of_order_and_conversations_without_a_user_are_taken_as_they_come(tmp_path):
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]}]
     (prompt,) = read_prompts(written(tmp_path, b"\xef\xbb\xbf" + json.dumps({"messages": parts}).encode()))
     assert prompt.text == "Hello."

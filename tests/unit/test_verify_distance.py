@@ -1,7 +1,5 @@
 """The bound of the divergence: zero for the same, never above the true one, growing with the difference."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The expected duration of a run follows its cells and rates, and what cells took corrects it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

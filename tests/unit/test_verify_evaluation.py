@@ -1,7 +1,5 @@
 """Evaluation by other programs: their commands, their files, and the verdicts on their scores."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -138,9 +136,7 @@ WHOLE, ALONE = (score([1.0], by_question={}, value=0.5, **error) for error in ({
     ],
 )
 @pytest.mark.parametrize("name", ["sums", "sums exact_match"])
-def test_a_score_fails_where_its_interval_is_beyond_the_limit(
-    found: TaskScore, least: float, verdict: Verdict, name: str
-) -> None:
+def test_a_score_fails_where_its_interval_is_beyond_the_limit(found, least, verdict, name):
     assert verdicts([found], EvalLimits({name: least}))[1] is verdict
 
 

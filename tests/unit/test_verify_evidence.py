@@ -1,7 +1,5 @@
 """A passed run of `sparkwright verify` is attached to its wheel, with what a policy asks about it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -42,9 +40,7 @@ def attached(
     return sorted(folder.glob("evidence/*/*.json"))
 
 
-def test_a_whole_run_on_the_card_is_what_stable_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_run_on_the_card_is_what_stable_asks_for(tmp_path, monkeypatch):
     (path,) = attached(tmp_path, monkeypatch, Verdict.PASS)
     assert (path.parent.name, path.name) == (DIGEST, "verify-run-1.json")
     (found,) = require_evidence(
@@ -54,27 +50,21 @@ def test_a_whole_run_on_the_card_is_what_stable_asks_for(
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID])
-def test_what_did_not_pass_is_no_evidence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
-) -> None:
+def test_what_did_not_pass_is_no_evidence(tmp_path, monkeypatch, verdict):
     assert attached(tmp_path, monkeypatch, verdict) == []
 
 
 @pytest.mark.parametrize(
     "options", [{"of": "an address"}, {"of": "an interpreter"}, {"against": "other.whl"}]
 )
-def test_a_run_of_something_else_is_not_attached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
-) -> None:
+def test_a_run_of_something_else_is_not_attached(tmp_path, monkeypatch, options):
     assert attached(tmp_path, monkeypatch, Verdict.PASS, **options) == []
 
 
 @pytest.mark.parametrize(
     "options", [{"profile": "smoke"}, {"checks": ("boot",)}, {"levels": (1,)}, {"card": "9.0"}, {"card": ""}]
 )
-def test_less_than_the_whole_run_or_another_card_is_not_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
-) -> None:
+def test_less_than_the_whole_run_or_another_card_is_not_accepted(tmp_path, monkeypatch, options):
     (path,) = attached(tmp_path, monkeypatch, Verdict.PASS, **options)
     assert json.loads(path.read_bytes())["verdict"] == "passed"
     with pytest.raises(Exception, match="its policy requires evidence that is missing"):
@@ -83,9 +73,7 @@ def test_less_than_the_whole_run_or_another_card_is_not_accepted(
         )
 
 
-def test_a_run_with_other_packages_than_the_promoted_ones_is_not_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_other_packages_than_the_promoted_ones_is_not_accepted(tmp_path, monkeypatch):
     wheel, folder = tmp_path / "vllm-0.24.0-py3-none-any.whl", tmp_path / "evidence"
     attached(tmp_path, monkeypatch, Verdict.PASS)  # unlocked: with what the index had that day
     with pytest.raises(MissingEvidenceError, match="other packages than the locked runtime"):

@@ -1,7 +1,5 @@
 """The page on faults says nothing of the machine or the run that made it."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Earlier runs are listed with their throughput; marked ones are not compared."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """A journal survives whatever ends the run that writes it, and never mixes two runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -135,9 +133,7 @@ def test_what_was_written_before_a_kill_is_there(tmp_path: Path) -> None:
         ({"server": "elsewhere"}, "server is simulator"),
     ],
 )
-def test_another_runs_folder_is_refused_and_left_as_it_is(
-    tmp_path: Path, changes: dict[str, object], said: str
-) -> None:
+def test_another_runs_folder_is_refused_and_left_as_it_is(tmp_path, changes, said):
     with Journal(tmp_path, manifest()) as journal:
         journal.write(Measured(id="a", observation=observation()))
     before = (tmp_path / "journal.jsonl").read_bytes()

@@ -1,7 +1,5 @@
 """Reports: what they say in every format, and that nothing in them can break out."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import math

@@ -1,20 +1,16 @@
 """Drawings of charts, words and figures, the soak's windows, and colours that stand out."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import pytest
 import report_kit
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import Recorder
 from msgspec.structs import replace
 from report_kit import all_charts
 from verify_kit import counted
@@ -73,9 +69,7 @@ def test_other_words() -> None:
 # Drawings -----------------------------------------------------------------------------------------------
 
 
-def test_a_painter_that_is_killed_costs_the_charts_alone(
-    monkeypatch: pytest.MonkeyPatch, heard: Recorder
-) -> None:
+def test_a_painter_that_is_killed_costs_the_charts_alone(monkeypatch, heard):
     monkeypatch.setattr(vega, "_PAINT", "import os, signal; os.kill(os.getpid(), signal.SIGTRAP)")
     painter = vega._Painter()
     assert [painter.draw("{}") for _ in range(3)] == ["", "", ""]
@@ -86,9 +80,7 @@ def test_a_painter_that_is_killed_costs_the_charts_alone(
     assert painter.end() is None
 
 
-def test_a_painter_runs_no_module_of_the_users_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: Recorder
-) -> None:
+def test_a_painter_runs_no_module_of_the_users_folder(monkeypatch, tmp_path, heard):
     (tmp_path / "json.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     painter = vega._Painter()

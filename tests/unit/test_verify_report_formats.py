@@ -1,7 +1,5 @@
 """JUnit, the table of cells and the terminal: each in its own form, and unharmed by what servers send."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

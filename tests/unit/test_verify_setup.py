@@ -1,7 +1,5 @@
 """The recipe of a server that is verified."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkwright.recipes import load_recipe, recipes

@@ -1,7 +1,5 @@
 """The simulated engine: it counts as vLLM does, shares blocks, queues, preempts, and repeats itself."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -117,9 +117,7 @@ def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
     return asyncio.run(run_plan(plan, MANIFEST, folder))
 
 
-def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
-    tmp_path: Path, measured: list[str]
-) -> None:
+def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(tmp_path, measured):
     one, same = Asked("one", (("main", 0), ("main", 0))), Asked("one", (("main", 0),))
     run(tmp_path, Fake(), one, same)
     assert measured == ["one0", "one1"]
@@ -138,9 +136,7 @@ class Growing(Asked):
         return (first, *more)[: len(observations) + 1]
 
 
-def test_cells_that_a_check_adds_follow_its_own_on_the_same_server(
-    tmp_path: Path, measured: list[str]
-) -> None:
+def test_cells_that_a_check_adds_follow_its_own_on_the_same_server(tmp_path, measured):
     growing, two = Growing("one", (("main", 0),)), Asked("two", (("main", 0),))
     fleet = Fake()
     run(tmp_path, fleet, growing, two)
@@ -201,9 +197,7 @@ def test_a_server_that_ends_is_started_again_for_what_is_left(tmp_path: Path, me
     assert read_journal(tmp_path).restarts == 1
 
 
-def test_a_server_that_always_ends_is_given_up_and_the_rest_goes_on(
-    tmp_path: Path, measured: list[str]
-) -> None:
+def test_a_server_that_always_ends_is_given_up_and_the_rest_goes_on(tmp_path, measured):
     one = Asked("one", (*((("main", 0),) * 5), ("baseline", 0)))
     fleet = Fake(ends_after=1)
     run(tmp_path, fleet, one)
@@ -258,9 +252,7 @@ HUNG = "first-token: no token within 60 s"
 
 
 @pytest.mark.parametrize(("after", "seen"), [(("one1",), "012345"), (("one1", "one3"), "01235")])
-def test_a_server_that_falls_silent_is_started_again_once(
-    tmp_path: Path, silent: dict[str, str], after: tuple[str, ...], seen: str
-) -> None:
+def test_a_server_that_falls_silent_is_started_again_once(tmp_path, silent, after, seen):
     one, fleet = Asked("one", (*((("main", 0),) * 5), ("baseline", 0))), Fake()
     silent |= dict.fromkeys(after, HUNG)
     run(tmp_path, fleet, one)
@@ -268,9 +260,7 @@ def test_a_server_that_falls_silent_is_started_again_once(
     assert one.seen == [tuple(f"one{number}" for number in seen)]
 
 
-def test_a_server_of_others_that_falls_silent_is_asked_nothing_more(
-    tmp_path: Path, silent: dict[str, str]
-) -> None:
+def test_a_server_of_others_that_falls_silent_is_asked_nothing_more(tmp_path, silent):
     one = Asked("one", (("main", 0), ("main", 0), ("main", 1), ("baseline", 0)))
     fleet = Fake(restartable=False)
     silent["one0"] = HUNG
@@ -280,9 +270,7 @@ def test_a_server_of_others_that_falls_silent_is_asked_nothing_more(
 
 
 @pytest.mark.parametrize(("first", "again"), [(HUNG, ""), ("count: usage says 9", "count: usage says 9")])
-def test_one_plain_request_that_is_lost_or_miscounted_is_no_silence(
-    tmp_path: Path, silent: dict[str, str], first: str, again: str
-) -> None:
+def test_one_plain_request_that_is_lost_or_miscounted_is_no_silence(tmp_path, silent, first, again):
     one, fleet = Asked("one", (("main", 0), ("main", 0))), Fake()
     silent |= {"one0": first, "again": again}
     run(tmp_path, fleet, one)
@@ -352,8 +340,8 @@ NONE = {("main", 0): -1, ("main", 1): -1, ("baseline", 0): -1}
     ],
 )
 def test_the_server_is_asked_what_its_tokenizer_makes_of_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float, check: str, found: dict[str, float]
-) -> None:
+    tmp_path, monkeypatch, tokens_a_word, check, found
+):
     assert words_per_token(tmp_path, monkeypatch, tokens_a_word, check) == found
 
 

@@ -1,7 +1,5 @@
 """The strict reader refuses what it should, and the writer keeps bytes as they are."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile
@@ -85,9 +83,7 @@ def test_all_kept_is_one_range_and_the_same_data(source: Path, tmp_path: Path) -
     assert digest == hashlib.sha256(new).hexdigest()
 
 
-def test_renamed_replaced_and_new_members_are_read_back_by_the_standard_library(
-    source: Path, tmp_path: Path
-) -> None:
+def test_renamed_replaced_and_new_members_are_read_back_by_the_standard_library(source, tmp_path):
     target = tmp_path / "new.zip"
     rewrite(source, target, lambda archive: [
         Kept(archive, archive.members["a/one.txt"], "moved/ön.txt"),
@@ -344,9 +340,7 @@ def test_the_writer_refuses_what_would_need_zip64() -> None:
     ),
     st.data(),
 )  # fmt: skip
-def test_any_selection_reads_back(
-    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], data: st.DataObject
-) -> None:
+def test_any_selection_reads_back(tmp_path_factory, files, data):
     folder = tmp_path_factory.mktemp("any")
     source, target = folder / "source.zip", folder / "target.zip"
     source.write_bytes(zipped(files))

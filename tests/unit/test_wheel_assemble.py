@@ -1,7 +1,5 @@
 """The assembler: the right members, the right refusals, the same bytes everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -39,9 +37,7 @@ def plan(tmp_path: Path) -> AssemblyPlan:
     )
 
 
-def test_the_wheel_holds_upstreams_members_with_the_changes_and_our_record(
-    plan: AssemblyPlan, tmp_path: Path
-) -> None:
+def test_the_wheel_holds_upstreams_members_with_the_changes_and_our_record(plan, tmp_path):
     built = assemble(plan, tmp_path / "dist")
     old, new = wheelkit.unpack(plan.upstream_wheel), wheelkit.unpack(built.path)
     assert built.path.name == f"vllm-{OURS}-cp38-abi3-manylinux_2_28_aarch64.whl"
@@ -152,9 +148,7 @@ def test_native_inputs_are_refused(plan: AssemblyPlan, path: str, tmp_path: Path
         ("vllm/../x.py", b""),
     ],
 )
-def test_what_cannot_be_shipped_is_named_and_refused(
-    plan: AssemblyPlan, path: str, content: bytes | None, tmp_path: Path
-) -> None:
+def test_what_cannot_be_shipped_is_named_and_refused(plan, path, content, tmp_path):
     error = _refused(plan, {path: content}, tmp_path / "dist")
     assert isinstance(error, errors.WheelError)
     assert path in str(error)
@@ -193,9 +187,7 @@ def test_a_record_file_with_a_bad_name_is_refused(plan: AssemblyPlan, name: str,
         assemble(replace(plan, record={name: 1}), tmp_path / "dist")
 
 
-def test_an_existing_wheel_survives_a_failure_and_is_replaced_by_a_success(
-    plan: AssemblyPlan, tmp_path: Path
-) -> None:
+def test_an_existing_wheel_survives_a_failure_and_is_replaced_by_a_success(plan, tmp_path):
     old = assemble(replace(plan, record={"point.json": "old"}), tmp_path)
     with pytest.raises(errors.DigestError):
         assemble(replace(plan, upstream_sha256="0" * 64), tmp_path)
@@ -229,9 +221,7 @@ print(built.sha256, oct(built.path.stat().st_mode & 0o777))
 """
 
 
-def test_the_same_plan_gives_the_same_bytes_under_another_umask_zone_and_locale(
-    plan: AssemblyPlan, tmp_path: Path
-) -> None:
+def test_the_same_plan_gives_the_same_bytes_under_another_umask_zone_and_locale(plan, tmp_path):
     here = assemble(plan, tmp_path / "here")
     assert assemble(plan, tmp_path / "again").sha256 == here.sha256
     environment = {

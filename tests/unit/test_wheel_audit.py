@@ -1,7 +1,5 @@
 """Every check stays silent on a healthy wheel and speaks up on one spoilt in just its respect."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -15,12 +13,10 @@ import msgspec
 import pytest
 import wheelkit
 from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case, put, swap, verdicts
-from kit import Recorder
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ArchiveError, AuditError
 from sparkwright.native.model import Extension
-from sparkwright.store import Store
 from sparkwright.wheel import BinarySource, assemble, audit
 from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS
 from sparkwright.wheel.syntax import floor_of
@@ -370,9 +366,7 @@ def test_the_floor_decides_what_compiles(case: Case, tmp_path: Path) -> None:
     assert failed(spoilt, replace(case.expectation, floor="3.12")) == {EXACT}
 
 
-def test_what_compiled_once_is_not_compiled_again(
-    case: Case, tmp_path: Path, store: Store, heard: Recorder
-) -> None:
+def test_what_compiled_once_is_not_compiled_again(case, tmp_path, store, heard):
     expectation = replace(case.expectation, store=store)
 
     def looked() -> int:

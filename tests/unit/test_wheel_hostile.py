@@ -1,7 +1,5 @@
 """Audit wheels that were made to pass although they should not."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess
@@ -106,9 +104,7 @@ STATEMENTS: dict[str, tuple[Callable[[Files], object], str]] = {
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_what_a_wheel_says_of_itself_is_held_against_the_checkout(
-    case: Case, statement: str, tmp_path: Path
-) -> None:
+def test_what_a_wheel_says_of_itself_is_held_against_the_checkout(case, statement, tmp_path):
     change, place = STATEMENTS[statement]
     report = audit(wheelkit.spoil(case.wheel, tmp_path, change), case.expectation)
     told = {check.name: check.detail for check in report.failures}

@@ -1,7 +1,5 @@
 """What is known of a binary is found once for a store, and again where anything that decides it differs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The audit of native wheels: silent on a healthy one, and each check speaks up on its own fault."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -238,9 +236,7 @@ def test_another_architecture_is_held_against_what_was_asked_alone(case: Case, t
 @pytest.mark.parametrize(
     ("images", "named"), [([("sm_90a", ["gemm"])], False), ([("compute_80", ["gemm"])], True)]
 )
-def test_a_binary_with_nothing_for_the_architecture_is_named(
-    case: Case, tmp_path: Path, images: list[Any], *, named: bool
-) -> None:
+def test_a_binary_with_nothing_for_the_architecture_is_named(case, tmp_path, images, *, named):
     # FlashAttention 2's own build narrows 9.0a to 8.0 and PTX: that is what was asked of it.
     binary = extension(tmp_path / "x.so", images=images)
     wheel = rebuilt(case, tmp_path, binary, asked={images[0][0]: 1}, arch="9.0a", left_out=())
@@ -384,9 +380,7 @@ def test_a_planted_fault_is_found_by_its_checks_and_no_other(case: Case, fault: 
         _kernels(lambda value: value["left-out"][0].update(evidence=["none"])),
     ],
 )
-def test_what_the_record_says_of_kernels_is_held_against_what_is_known(
-    case: Case, change: Callable[[Files], object], tmp_path: Path
-) -> None:
+def test_what_the_record_says_of_kernels_is_held_against_what_is_known(case, change, tmp_path):
     found = failed(wheelkit.spoil(case.wheel, tmp_path, change), known(case))
     assert set(found) == {PROVENANCE}
     assert KERNELS in found[PROVENANCE]

@@ -1,7 +1,5 @@
 """Putting native wheels together: what may stand beside what, names, and binaries deflated before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

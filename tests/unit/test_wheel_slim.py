@@ -1,7 +1,5 @@
 """Binaries that a wheel leaves out: useless on the card and reviewed in the lock, or they stay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

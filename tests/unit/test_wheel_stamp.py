@@ -1,7 +1,5 @@
 """Names, versions, RECORD and the classification of paths."""
 
-from __future__ import annotations
-
 import pytest
 import wheelkit
 from hypothesis import given
@@ -75,9 +73,7 @@ CARDS = st.sampled_from(["sm75", "sm90a", "sm100a", "sm120f"])
 
 
 @given(DIGESTS, DIGESTS, st.integers(0, 10**6), st.integers(1, 100), st.just("") | CARDS)
-def test_a_higher_revision_is_newer_whatever_the_digests_are(
-    one: str, other: str, revision: int, more: int, card: str
-) -> None:
+def test_a_higher_revision_is_newer_whatever_the_digests_are(one, other, revision, more, card):
     old, new = (
         Version(local_version("0.24.0", "spark", digest, revision=number, card=card))
         for digest, number in ((one, revision), (other, revision + more))
@@ -86,9 +82,7 @@ def test_a_higher_revision_is_newer_whatever_the_digests_are(
 
 
 @given(DIGESTS, DIGESTS, st.integers(0, 10**6), st.integers(0, 10**6), CARDS)
-def test_the_usual_card_comes_before_another_and_a_revision_before_none(
-    one: str, other: str, revision: int, later: int, card: str
-) -> None:
+def test_the_usual_card_comes_before_another_and_a_revision_before_none(one, other, revision, later, card):
     ours = Version(local_version("0.24.0", "spark", one, revision=revision))
     assert ours > Version(local_version("0.24.0", "spark", other, revision=later, card=card))
     if not other.isdecimal():  # versions before revisions; those with eight decimal digits were numbers
@@ -96,9 +90,7 @@ def test_the_usual_card_comes_before_another_and_a_revision_before_none(
 
 
 @given(st.text(min_size=1), st.text("0123456789abcdef", min_size=8, max_size=64), st.integers(min_value=0))
-def test_every_version_is_normal_and_later_than_the_release(
-    patchset: str, digest: str, revision: int
-) -> None:
+def test_every_version_is_normal_and_later_than_the_release(patchset, digest, revision):
     try:
         version = local_version("0.24.0", patchset, digest, revision=revision)
     except WheelError:

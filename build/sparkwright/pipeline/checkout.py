@@ -102,13 +102,14 @@ class Checkout:
 
         It would never run, and what it was written for would go unnoticed.
         """
+        pins: list[Version] = []
         for carry in carries:
             later = carry.spec.probe.later if carry.spec.probe is not None else ()
             newest = max((Version(one.release) for one in later), default=None)
             if newest is None or newest <= Version(self.lock.release.version):
                 continue
             revisions = [Version(one.release) for one in carry.spec.revision]
-            pins = [Version(lock.release.version) for lock in self.locks()]
+            pins = pins or [Version(lock.release.version) for lock in self.locks()]  # read for all at once
             if newest > max([*revisions, *pins]):
                 raise ConfigError(
                     f"carry {carry.name} has a probe for {newest} without a revision",

@@ -273,12 +273,12 @@ class Prover:
     ) -> tuple[Touched, ...]:
         """Return those in one pair of trees: *paths*, the probe's imports, and the files that it declares."""
         before, after = self.repository.files(pristine), self.repository.files(merged)
-        wanted = set(paths)
+        known, wanted = {*before, *after}, set(paths)
         if carry.probe_path is not None:
             for path in (carry.probe_path, *carry.probe_helpers):
-                wanted |= named_modules(path.read_bytes(), PACKAGE, {*before, *after})
+                wanted |= named_modules(path.read_bytes(), PACKAGE, known)
         for pattern in carry.spec.probe.reads if carry.spec.probe is not None else ():
-            wanted.update(fnmatch.filter({*before, *after}, pattern))
+            wanted.update(fnmatch.filter(known, pattern))
         return tuple(
             Touched(
                 path=f"{prefix}{path}",

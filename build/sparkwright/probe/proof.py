@@ -12,6 +12,7 @@ import ast
 import json
 from collections.abc import Container, Iterable
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,23 +132,24 @@ def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]
         package: top-level package, such as ``vllm``.
         known: paths that exist in the tree.
     """
-    paths: set[str] = set()
+    stems = [name.replace(".", "/") for name in _imported(probe) if name.split(".")[0] == package]
+    return {path for stem in stems for path in (f"{stem}.py", f"{stem}/__init__.py") if path in known}
+
+
+@lru_cache(maxsize=256)  # a plan looks at each probe several times
+def _imported(probe: bytes) -> frozenset[str]:
+    """Return the names that import statements of *probe* could mean a module by."""
     try:
         parsed = ast.parse(probe)
     except (SyntaxError, ValueError):
-        return paths  # running it will tell
+        return frozenset()  # running it will tell
+    names: set[str] = set()
     for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        for name in names:
-            if name.split(".")[0] == package:
-                stem = name.replace(".", "/")
-                paths |= {path for path in (f"{stem}.py", f"{stem}/__init__.py") if path in known}
-    return paths
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
 
 
 def read_proofs(folder: Path) -> tuple[Proof, ...]:

@@ -1,7 +1,5 @@
 """``sparkwright bisect`` from two ends to the change that makes the difference."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The commands of docs/bisect.md: each is one that the program takes, and the first runs as it is written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """``sparkwright bisect`` with wheels that are served here and over a real ssh, and rehearsed."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Bisections that run twice at once, or meet no network: journals stay whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -70,9 +68,7 @@ def test_what_the_store_lacks_is_named_without_a_network(world: World) -> None:
     assert again.json["steps"] == ran.json["steps"]
 
 
-def test_a_network_that_fails_in_the_middle_gives_no_verdict(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_fails_in_the_middle_gives_no_verdict(world, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # between one try and the next
     offer_later_releases(world)
     words = ("bisect", "--good=spark@1.2.0", "--bad=spark@1.8.0", "--judge", judge(world), "--json")

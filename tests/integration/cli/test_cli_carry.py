@@ -1,7 +1,5 @@
 """``sparkwright carry`` with carries of our own: new, edit, show, refresh."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

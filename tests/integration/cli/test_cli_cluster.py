@@ -1,7 +1,5 @@
 """Carries proved on other machines over real sshds: the same proofs as here, whatever happens to them."""
 
-from __future__ import annotations
-
 import pytest
 from cluster_kit import Host, cluster
 from world import PROBE, World

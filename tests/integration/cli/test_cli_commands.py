@@ -1,7 +1,5 @@
 """``audit``, ``publish``, ``status``, ``doctor`` and ``lock`` through the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

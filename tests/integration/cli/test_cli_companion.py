@@ -1,7 +1,5 @@
 """``sparkwright companion`` on the lists of this checkout, and on an environment with a small FlashInfer."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -79,9 +77,7 @@ def test_every_series_has_a_list(series: str) -> None:
     assert "sampling" in json.loads(done.stdout)["modules"]
 
 
-def test_a_kernel_that_would_be_compiled_is_an_error_and_a_finished_one_is_not(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_a_kernel_that_would_be_compiled_is_an_error_and_a_finished_one_is_not(environment, tmp_path):
     asked = ("check", "--series", "0.33", "--python", str(environment), "--arch", "12.1a", "--json")
     (tmp_path / "sampling").write_bytes(b"")
     finished = {"FINISHED": str(tmp_path)}
@@ -93,9 +89,7 @@ def test_a_kernel_that_would_be_compiled_is_an_error_and_a_finished_one_is_not(
     assert "1 of 2 kernel modules" in done.stderr
 
 
-def test_a_recipe_is_not_complete_with_a_kernel_whose_arguments_are_not_known(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_is_not_complete_with_a_kernel_whose_arguments_are_not_known(environment, tmp_path):
     for name in ("sampling", "gemm", "attention_256", *(f"xqa_{step}" for step in range(1, 10))):
         (tmp_path / name).write_bytes(b"")
 

@@ -1,7 +1,5 @@
 """An extension whose own build narrows the architectures: `plan` and `wheel` name it beforehand."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from typing import Any

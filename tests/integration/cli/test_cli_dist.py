@@ -1,7 +1,5 @@
 """The folder for wheels is one setting: ``--out``, ``SPARKWRIGHT_DIST``, or ``dist/`` in the checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -60,9 +58,7 @@ def of_make(*words: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_make_passes_it_on_and_has_no_default_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_passes_it_on_and_has_no_default_of_its_own(tmp_path, monkeypatch):
     assert of_make("DIST=/srv/a") == of_make(SPARKWRIGHT_DIST="/srv/a") == of_make(DIST="/srv/a") == "/srv/a"
     assert of_make("DIST=/srv/a", SPARKWRIGHT_DIST="/srv/b") == "/srv/a"
     monkeypatch.setenv("SPARKWRIGHT_DIST", of_make())

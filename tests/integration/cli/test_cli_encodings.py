@@ -1,7 +1,5 @@
 """Output in an encoding that lacks signs which reports have."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The builder works without the libraries of ``verify`` and ``remote``, which say what they lack."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Where kernels come from, on the command line: what is chosen, what is left out for it, and who is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform
@@ -140,9 +138,7 @@ class TestNative:
         assert source["tree"] in out
 
     @pytest.mark.parametrize(("attested", "kind"), [((2, 2), "applied"), ((1, 2), "left-out")])
-    def test_a_candidate_is_changed_if_anything_is_compiled_from_it(
-        self, compiling: World, attested: tuple[int, int], kind: str
-    ) -> None:
+    def test_a_candidate_is_changed_if_anything_is_compiled_from_it(self, compiling, attested, kind):
         tree, lock = bring(compiling), compiling.release.lock
         assert lock.native is not None
         candidate = Candidate(ref="v1", tree=tree, attested={"_duck": attested})
@@ -219,8 +215,8 @@ class TestNative:
         ],
     )
     def test_an_extension_with_an_unattested_unit_stays_upstreams(
-        self, compiling: World, tmp_path: Path, ref: str, attested: tuple[int, int] | None, says: str
-    ) -> None:
+        self, compiling, tmp_path, ref, attested, says
+    ):
         (tmp_path / "older" / "include").mkdir(parents=True)
         (tmp_path / "older" / "include" / "a.h").write_text("// older")
         scratch = open_repository(tmp_path / "scratch")
@@ -256,9 +252,7 @@ class TestNative:
         (tmp_path / "cuda").mkdir()
         assert key("--cuda", str(tmp_path / "cuda")) != key() == key("--jobs", "3", "--isolate", "--full")
 
-    def test_binaries_that_only_say_that_they_were_compiled(
-        self, compiling: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_binaries_that_only_say_that_they_were_compiled(self, compiling, tmp_path, monkeypatch):
         stock = compiling.release.lock.wheels["aarch64"].filename
         planned = compiling.good("plan", "--kernels", "native", "--json", "--platform", "aarch64").json
         name, key = parse_name(stock).with_version(planned["version"]), "0123" * 16

@@ -1,7 +1,5 @@
 """``sparkwright merge`` and ``sparkwright plan``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

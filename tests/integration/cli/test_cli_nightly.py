@@ -1,7 +1,5 @@
 """``sparkwright nightly``: from a new release or commit to judgements, a wheel, and a night that is kept."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -75,9 +73,7 @@ class TestJudgements:
             ("v1", {"runner": "both"}, Judgement.NEEDED),
         ],
     )
-    def test_reach_lost_with_the_runner_of_the_revision(
-        self, world: World, carry: str, revision: dict[str, str], judgement: Judgement
-    ) -> None:
+    def test_reach_lost_with_the_runner_of_the_revision(self, world, carry, revision, judgement):
         choice = "vllm/config/vllm.py"
         before = "def use_v2_model_runner():\n    return DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES\n"
         world.pin(make_tiny(changes=((choice, before),)))
@@ -259,8 +255,8 @@ class TestCommits:
 
     @pytest.mark.parametrize("machines", [MACHINES, ("aarch64",)], ids=["both machines", "one"])
     def test_a_wheel_of_a_commit_needs_upstreams_wheel_for_the_platform_alone(
-        self, world: World, tmp_path: Path, machines: tuple[str, ...]
-    ) -> None:
+        self, world, tmp_path, machines
+    ):
         upstream = SmallUpstream(tmp_path / "upstream")
         commit = upstream.commit("Harmless (#2)", {CLAMP_PATH: HARMLESS})
         with CommitIndex(tmp_path / "served") as index:

@@ -1,7 +1,5 @@
 """``sparkwright nightly`` writes its report, and with ``--propose`` a branch, in a small world."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What people and machines see: help, JSON, errors, colours, progress, the event log."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -271,9 +269,7 @@ class TestTimeLeft:
             (10.0, 3_000_000, 267_000_000, 890.0),
         ],
     )
-    def test_is_said_when_it_can_be(
-        self, elapsed: float, made: float, missing: float, left: float | None
-    ) -> None:
+    def test_is_said_when_it_can_be(self, elapsed, made, missing, left):
         assert seconds_left(elapsed, made, missing, made + missing) == left
 
     def test_of_a_resumed_download_counts_from_where_it_went_on(self) -> None:

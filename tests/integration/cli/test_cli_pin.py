@@ -1,7 +1,5 @@
 """``sparkwright lock pin``, and wheels for a commit: from git and upstream's wheel, without a compiler."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator
@@ -71,9 +69,7 @@ def point(files: dict[str, bytes]) -> Any:
     return json.loads(next(data for name, data in files.items() if name.endswith("/point.json")))
 
 
-def test_a_commit_is_shown_first_and_written_on_request(
-    world: World, upstream: SmallUpstream, commit: str
-) -> None:
+def test_a_commit_is_shown_first_and_written_on_request(world, upstream, commit):
     before = (world.root / "upstream.lock").read_bytes()
     shown = pin(world, upstream, commit)
     assert shown.status == 0, shown.said
@@ -107,9 +103,7 @@ def test_a_release_is_pinned_again_as_it_was(world: World, upstream: SmallUpstre
     }
 
 
-def test_a_wheel_for_a_commit_has_its_python_and_the_carries(
-    world: World, upstream: SmallUpstream, commit: str
-) -> None:
+def test_a_wheel_for_a_commit_has_its_python_and_the_carries(world, upstream, commit):
     assert pin(world, upstream, commit, "--write").status == 0
     planned = world.good("plan", "--source", str(upstream.folder), "--json").json
     ran = build(world, upstream, "--json")
@@ -139,9 +133,7 @@ def test_a_wheel_for_a_commit_has_its_python_and_the_carries(
     assert [one["name"] for one in audited[0]["checks"] if one["verdict"] == "fail"] == []
 
 
-def test_what_is_pinned_needs_no_network_again(
-    world: World, upstream: SmallUpstream, wheels: CommitIndex, commit: str
-) -> None:
+def test_what_is_pinned_needs_no_network_again(world, upstream, wheels, commit):
     assert pin(world, upstream, commit, "--write").status == 0
     first = build(world, upstream, "--json").json
     asked = len(wheels.requests)
@@ -162,9 +154,7 @@ def test_a_clone_by_its_address(world: World, upstream: SmallUpstream, commit: s
     assert world.call("wheel", "--offline").status == 0
 
 
-def test_nightly_is_the_newest_commit_with_a_wheel(
-    world: World, upstream: SmallUpstream, commit: str
-) -> None:
+def test_nightly_is_the_newest_commit_with_a_wheel(world, upstream, commit):
     upstream.commit("Not built yet (#3)", {"vllm/words.py": "WORDS = (1,)\n"})
     ran = pin(world, upstream, "nightly", "--write", *ONE)
     assert ran.status == 0, ran.said
@@ -173,8 +163,8 @@ def test_nightly_is_the_newest_commit_with_a_wheel(
 
 
 def test_a_commit_without_a_wheel_takes_an_ancestors_binaries_and_its_own_python(
-    world: World, upstream: SmallUpstream, wheels: CommitIndex, commit: str
-) -> None:
+    world, upstream, wheels, commit
+):
     newest = upstream.commit("Python (#3)", {"vllm/words.py": "WORDS = (3,)\n", "vllm/pad.py": "PAD = 1\n"})
     assert pin(world, upstream, newest, "--write", *ONE).status == 0
     lock = lock_of(world)
@@ -201,9 +191,7 @@ def test_a_native_change_in_between_refuses_it(world: World, upstream: SmallUpst
     assert (world.root / "upstream.lock").read_bytes() == before
 
 
-def test_a_lock_that_names_a_wheel_with_other_native_inputs_is_refused(
-    world: World, upstream: SmallUpstream, wheels: CommitIndex, commit: str
-) -> None:
+def test_a_lock_that_names_a_wheel_with_other_native_inputs_is_refused(world, upstream, wheels, commit):
     """The rule holds at the build too, whatever was written into the lock."""
     newest = upstream.commit("Kernels (#3)", {"csrc/kernel.cu": "// another\n"})
     wheels.offer(upstream, newest, version_of(newest, 2))
@@ -220,9 +208,7 @@ def test_a_lock_that_names_a_wheel_with_other_native_inputs_is_refused(
     assert world.wheels == []
 
 
-def test_a_wheel_whose_python_is_not_its_commits_fails_the_audit(
-    world: World, upstream: SmallUpstream, wheels: CommitIndex
-) -> None:
+def test_a_wheel_whose_python_is_not_its_commits_fails_the_audit(world, upstream, wheels):
     commit = upstream.commit("Words (#2)", LATER)
     wheels.offer(upstream, commit, version_of(commit), changes={"vllm/words.py": b"WORDS = 'planted'\n"})
     assert pin(world, upstream, commit, "--write", *ONE).status == 0
@@ -232,9 +218,7 @@ def test_a_wheel_whose_python_is_not_its_commits_fails_the_audit(
     assert world.wheels == []
 
 
-def test_the_commits_history_tells_what_upstream_took(
-    world: World, upstream: SmallUpstream, wheels: CommitIndex
-) -> None:
+def test_the_commits_history_tells_what_upstream_took(world, upstream, wheels):
     """Upstream merged the pull request in another form, so only its number says so."""
     entry = {
         "pull": 77, "author": "a", "state": "open", "relation": "ours", "absorbs": True,
@@ -279,9 +263,7 @@ def test_a_lock_with_another_tree_is_refused(world: World, upstream: SmallUpstre
         ),
     ],
 )
-def test_a_lock_that_names_its_files_twice_or_not_at_all(
-    world: World, upstream: SmallUpstream, commit: str, old: str, new: str
-) -> None:
+def test_a_lock_that_names_its_files_twice_or_not_at_all(world, upstream, commit, old, new):
     assert pin(world, upstream, commit, "--write", *ONE).status == 0
     path = world.root / "upstream.lock"
     assert old in path.read_text()
@@ -296,13 +278,7 @@ def test_a_carry_is_written_against_a_release(world: World, upstream: SmallUpstr
     assert ran.status == ConfigError.exit_code, ran.said
 
 
-def test_a_pin_in_memory_is_built_without_a_file(
-    world: World,
-    upstream: SmallUpstream,
-    wheels: CommitIndex,
-    commit: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pin_in_memory_is_built_without_a_file(world, upstream, wheels, commit, monkeypatch):
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
     before = (world.root / "upstream.lock").read_bytes()

@@ -1,7 +1,5 @@
 """Places that cannot take or give what is wanted: said before the work, and with a next step that helps."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -15,9 +13,7 @@ from sparkwright.store import remove_tree
 @pytest.mark.parametrize(
     "kind", ["file", "below-a-file", "device", "dangling", "folder-as-a-wheel", "pipe-as-a-wheel"]
 )
-def test_a_place_that_cannot_take_a_wheel_is_refused_before_the_work(
-    world: World, tmp_path: Path, kind: str
-) -> None:
+def test_a_place_that_cannot_take_a_wheel_is_refused_before_the_work(world, tmp_path, kind):
     out = tmp_path / "out"
     code = 10
     match kind:

@@ -1,7 +1,5 @@
 """Carries that are upstream's pull requests, against a generated upstream over ``file://``."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,9 +119,7 @@ class TestNew:
             ("seven", 12, "does not name a pull request"),
         ],
     )
-    def test_what_is_no_pull_request(
-        self, world: World, upstream: Upstream, how: str, code: int, says: str
-    ) -> None:
+    def test_what_is_no_pull_request(self, world, upstream, how, code, says):
         before = files_below(world.root / "carries")
         ran = world.call("carry", "new", f"--pull={how}")
         assert ran.status == code, ran.said

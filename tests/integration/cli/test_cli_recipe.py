@@ -1,7 +1,5 @@
 """``sparkwright recipe``: list, show, new, export, and a check by a real release's parser."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -67,9 +65,7 @@ def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str])
     assert "known: none" in capsys.readouterr().err
 
 
-def test_verify_refuses_a_use_that_the_recipe_does_not_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_refuses_a_use_that_the_recipe_does_not_have(tmp_path, capsys):
     words = ["verify", "--python", sys.executable, "--recipe", NAME, "--use", "weekend"]
     assert main([*words, "--out", str(tmp_path / "run")]) == UnknownNameError.exit_code
     assert "known: single, shared, many" in capsys.readouterr().err
@@ -77,9 +73,7 @@ def test_verify_refuses_a_use_that_the_recipe_does_not_have(
 
 @pytest.mark.slow
 @pytest.mark.upstream
-def test_check_names_a_dead_variable_and_is_silent_on_its_twin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_a_dead_variable_and_is_silent_on_its_twin(tmp_path, capsys):
     healthy = ROOT / "build" / "sparkwright" / "recipes" / "shipped" / "llama-3.3-70b.toml"
     ill = tmp_path / "ill.toml"
     text = healthy.read_text(encoding="utf-8").replace(
@@ -112,9 +106,7 @@ def test_import_leaves_out_what_the_release_lacks_and_says_so(
     assert "exists" in capsys.readouterr().err
 
 
-def test_a_strangers_recipe_cannot_steer_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_strangers_recipe_cannot_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "odd.toml"
     path.write_text('format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n')
     for words in ((), ("--command",)):
@@ -124,9 +116,7 @@ def test_a_strangers_recipe_cannot_steer_the_terminal(
         assert "\x07" not in said.out + said.err
 
 
-def test_a_dry_run_names_what_a_strangers_recipe_runs_and_knows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_names_what_a_strangers_recipe_runs_and_knows(tmp_path, capsys):
     head = 'format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n'
     odd, twin = tmp_path / "odd.toml", tmp_path / "twin.toml"
     odd.write_text(

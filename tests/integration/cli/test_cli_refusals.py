@@ -1,7 +1,5 @@
 """What ``sparkwright wheel`` refuses: each fault with its exit code, beside its healthy twin."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``sparkwright rehearse``: a merge served by a wheel for the CPU, in miniature, with real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -61,9 +59,7 @@ class TestVerdicts:
         assert verdicts(result) == {"boot": "passed", "prefix": "failed"}
         assert result["checks"][1]["signature"].startswith("prefix: ")
 
-    def test_a_carry_that_repeats_one_token_fails_parity_with_the_unpatched_server(
-        self, staged: World
-    ) -> None:
+    def test_a_carry_that_repeats_one_token_fails_parity_with_the_unpatched_server(self, staged):
         staged.carry("repeat", {"vllm/fault.py": "FAULT = 'one-token'\n"})
         status, result = rehearse(staged, "--checks", "parity")
         assert status == VerdictError.exit_code

@@ -1,7 +1,5 @@
 """Two series in one checkout: a lock and a patchset of each, one set of carries, one dist/."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that are killed, interrupted, starved of disk or not alone: what is left, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

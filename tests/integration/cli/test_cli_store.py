@@ -1,7 +1,5 @@
 """``store list``, ``verify`` and ``prune`` through the command line, and builds that go on meanwhile."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

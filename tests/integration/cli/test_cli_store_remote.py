@@ -1,7 +1,5 @@
 """Two machines that share a store over nginx, through the command line, and what can go wrong."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

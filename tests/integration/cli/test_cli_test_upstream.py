@@ -1,7 +1,5 @@
 """``sparkwright carry test-upstream``: what it records, when it runs, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

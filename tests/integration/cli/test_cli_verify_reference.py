@@ -1,7 +1,5 @@
 """``sparkwright verify reference`` and ``verify eval`` against simulated servers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

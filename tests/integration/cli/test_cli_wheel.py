@@ -1,7 +1,5 @@
 """``sparkwright wheel`` from nothing to an index, and again from the store."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

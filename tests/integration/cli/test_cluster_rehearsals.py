@@ -1,7 +1,5 @@
 """Rehearsals on other machines over real sshds: the same outcomes as here, whatever happens to them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

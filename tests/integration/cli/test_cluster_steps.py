@@ -1,7 +1,5 @@
 """Steps of a bisection on other machines over real sshds: the same verdicts and answer as here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutations of carries: what a probe notices, what survives, and mutations that cannot be made."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,9 +59,7 @@ def test_each_mutation_gets_its_word(script: Any, world: World, monkeypatch: pyt
     assert mutate(script, world, monkeypatch, *entries) == results
 
 
-def test_an_interrupted_run_leaves_no_mutated_tree(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_leaves_no_mutated_tree(script, world, monkeypatch):
     def laid_out() -> set[str]:
         return {folder.name for folder in world.store.trees.iterdir()}
 
@@ -79,9 +75,7 @@ def test_an_interrupted_run_leaves_no_mutated_tree(
     assert laid_out() == others
 
 
-def test_a_second_run_waits_for_the_first(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_waits_for_the_first(script, world, monkeypatch, capsys):
     """Each removes mutated trees, which the other would read."""
     first = world.store.lock("mutations", "the trees")
 
@@ -97,9 +91,7 @@ def test_a_second_run_waits_for_the_first(
     assert capsys.readouterr().err.startswith("waiting for another run, which uses mutated trees")
 
 
-def test_a_tree_that_changes_while_its_probe_runs_was_not_noticed(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_that_changes_while_its_probe_runs_was_not_noticed(script, world, monkeypatch):
     made = "__import__('os').chmod(__file__[:-9], 0o755) or open(__file__ + 'x', 'w')"
     [result] = mutate(script, world, monkeypatch, entry("writes", "min(value, LIMIT)", f"{made} and value"))
     assert (result.word, result.noticed) == ("disturbed", False)
@@ -115,24 +107,18 @@ def test_a_tree_that_changes_while_its_probe_runs_was_not_noticed(
         ("two", "vllm/words.py", "neither the carry changes nor its probe imports"),
     ],
 )
-def test_a_mutation_that_cannot_be_made_is_an_error(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, old: str, file: str, because: str
-) -> None:
+def test_a_mutation_that_cannot_be_made_is_an_error(script, world, monkeypatch, old, file, because):
     with pytest.raises(ConfigError, match=because):
         mutate(script, world, monkeypatch, entry("is wrong", old, "other", file=file))
 
 
-def test_a_probe_that_fails_on_the_merged_tree_judges_nothing(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_that_fails_on_the_merged_tree_judges_nothing(script, world, monkeypatch):
     world.carry("clamp", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE, listed=False)
     results = mutate(script, world, monkeypatch, entry("drops the bound", "min(value, 11)", "value"))
     assert [result.word for result in results] == ["unjudged"]
 
 
-def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(script, world, monkeypatch):
     world.carry("other", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE)
     with pytest.raises(CarryConflictError, match="does not merge"):
         mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
@@ -149,9 +135,7 @@ def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(
         ),
     ],
 )
-def test_a_probe_that_is_stopped_at_a_limit_has_noticed_nothing(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, new: str, limit: dict[str, int], said: str
-) -> None:
+def test_a_probe_that_is_stopped_at_a_limit_has_noticed_nothing(script, world, monkeypatch, new, limit, said):
     world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=CLAMP_PROBE, probing=limit, listed=False)
     [result] = mutate(script, world, monkeypatch, entry("does not end", "min(value, LIMIT)", new))
     assert (result.word, result.noticed) == ("limit", False)
@@ -159,9 +143,7 @@ def test_a_probe_that_is_stopped_at_a_limit_has_noticed_nothing(
     assert script.counts([result]) == ["1.2 clamp: 1 mutations: 1 limit"]
 
 
-def test_carries_without_mutations_of_a_series_are_named(
-    script: Any, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_carries_without_mutations_of_a_series_are_named(script, world, monkeypatch, capsys):
     """But for those that change how kernels are compiled, they are errors."""
     kernel = {"csrc/kernel.cu": "// another kernel\n"}
     world.carry("native", kernel, probe=CLAMP_PROBE, scope="build")

@@ -1,7 +1,5 @@
 """An index on this machine that serves one file."""
 
-from __future__ import annotations
-
 import pytest
 from http_index import DATA, NAME, RunningIndex
 

@@ -1,7 +1,5 @@
 """Downloads against a real HTTP server that misbehaves, and processes that are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

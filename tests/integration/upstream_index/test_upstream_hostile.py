@@ -1,7 +1,5 @@
 """Indexes that name what is not theirs, come without end, or are asked for in the clear."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path
