@@ -60,7 +60,13 @@ def main() -> int:
     given.out.write_text(page(found), encoding="utf-8")
     CAUSES.parent.mkdir(exist_ok=True)
     CAUSES.write_text("\n".join(_faults([pair for pair in found if pair[0].fault])) + "\n", encoding="utf-8")
-    return 0 if all(as_expected(*pair) for pair in zip(cases, outcomes, strict=True)) else 1
+    odd = [(case, outcome) for case, outcome in found if not as_expected(case, outcome)]
+    for case, outcome in odd:
+        causes = "; ".join(outcome.causes) or "no cause"
+        print(
+            f"{case.fault or 'healthy'}, {case.check}: {outcome.verdict} in place of {case.verdict}: {causes}"
+        )
+    return 1 if odd else 0
 
 
 def _chosen(names: list[str], count: int) -> tuple[Case, ...]:

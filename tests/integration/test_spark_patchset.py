@@ -131,7 +131,7 @@ def test_upstreams_tests_were_run_on_these_trees_and_nothing_regressed(series):
         gate = job.upstream_gate(merge_patchset(job.repository, request), pool)
         found = read_record(record_path(job.checkout.patchsets, job.spec.file))
     assert found is not None
-    assert found.key == gate.key(), "the record is of another state"
+    assert found.key == gate.key(), f"the record is of another state: make test-upstream SERIES={series}"
     assert not found.regressions
     assert found.passed > 0
 

@@ -182,7 +182,8 @@ def test_the_readme_has_the_size_of_each_patchset(series: str) -> None:
     version = spec.lock.release.version
     lines = sum(carry.lines(version) for carry in spec.carries)
     row = f"| [`{series}`](patchsets/{series}.toml) | {version} | {len(spec.carries)} | {lines} |"
-    assert row in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert row in readme.splitlines(), f"README.md: write the row of {series} as: {row}"
 
 
 def test_this_project_has_a_whole_series_for_each_lock() -> None:

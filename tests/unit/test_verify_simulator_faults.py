@@ -9,6 +9,7 @@ from simulator_kit import Bench, prompt, settings
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.lock import read_lock
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.simulator.engine import EngineDeadError
 from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
@@ -26,9 +27,7 @@ HEALTHY = 0.41  # acceptance rate of code with seven drafted tokens
 
 
 def test_the_table_says_what_each_fault_does_and_who_notices() -> None:
-    checks = {"boot", "sweep", "crash", "context", "coherence", "soak", "lossless", "compare", "bands"}
-    checks |= {"parity", "prefix", "compile", "traffic", "reference"}
-    checks |= {"sampling", "thinking", "image", "limit", "mixed", "arrivals"}
+    checks = {*ALL, "reference"}
     assert len(FAULTS) > 45
     for name, fault in FAULTS.items():
         assert name == fault.name

@@ -24,6 +24,7 @@ from probekit import expect
 {imports}
 
 def probe() -> None:
+    """Say what healthy code does, and a control."""
     expect(False, "this probe is a skeleton: state what healthy code does instead, and a control")
 '''
 
