@@ -160,7 +160,7 @@ def _asking() -> AskOptions:
     """Return the question to a release for its options, with the store that records its answers."""
     from functools import partial
 
-    from sparkwright.serve.ask import ask_installed
+    from sparkwright.engine.release import ask_installed
     from sparkwright.store import open_store
 
     return partial(ask_installed, open_store())

@@ -14,8 +14,8 @@ from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.engine.check_recipes import CheckedRecipe
 from sparkwright.recipes import Recipe
-from sparkwright.serve.check_recipes import CheckedRecipe
 
 _USES = ("single", "shared", "many")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -143,8 +143,8 @@ def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
     Parses the command line of every recipe, by each of its uses, and looks up its flags, values, speculative
     keys and variables there. Without NAMES, all that ship. The first check of a series takes a minute.
     """
+    from sparkwright.engine.check_recipes import check_recipes
     from sparkwright.recipes import load_recipe, recipes
-    from sparkwright.serve.check_recipes import check_recipes
 
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
     results = check_recipes(

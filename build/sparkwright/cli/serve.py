@@ -260,7 +260,7 @@ def _preflight(
     """
     from functools import partial
 
-    from sparkwright.serve.ask import ask_installed
+    from sparkwright.engine.release import ask_installed
     from sparkwright.serve.caches import cache_variables, caches_of
     from sparkwright.serve.preflight import run_preflight, warn_or_refuse
 
