@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparkwright.recipes import Recipe, recipes, serve_arguments
-from sparkwright.serve.caches import CACHES, cache_key, cache_variables, compiled_results
+from sparkwright.serve.caches import CACHES, cache_key, cache_variables
 from sparkwright.serve.plan import RECIPE_KEY, explain_flags, explain_variables
 
 RECIPE = Recipe(
@@ -65,23 +65,6 @@ def test_caches_are_apart_for_wheel_recipe_and_card() -> None:
 
 def test_a_folder_that_the_user_names_is_left_to_them(tmp_path: Path) -> None:
     found = cache_variables(tmp_path, {"TRITON_CACHE_DIR": "/mine"})
-    assert set(found) == {cache.name for cache in CACHES} - {"TRITON_CACHE_DIR"}
+    assert set(found) == {*CACHES} - {"TRITON_CACHE_DIR"}
     assert len(set(found.values())) == len(found)
     assert all(value.startswith(str(tmp_path)) for value in found.values())
-
-
-def test_compiled_results_are_told_from_other_files(tmp_path: Path) -> None:
-    variables = cache_variables(tmp_path, {})
-    assert compiled_results(variables) == frozenset()
-    for place in (
-        "vllm/modelinfos/m.json",
-        "vllm/torch_compile_cache/a/b.py",
-        "triton/x/k.cubin",
-        "triton/k.lock",
-    ):
-        path = tmp_path / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    found = {path.removeprefix(f"{tmp_path}/") for path in compiled_results(variables)}
-    assert found == {"vllm/torch_compile_cache/a/b.py", "triton/x/k.cubin"}
-    assert compiled_results({}) == frozenset()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -42,8 +42,8 @@ HOSTILE = '/srv/a b%n"$HOME\\'
 
 
 def options(scope: Scope = "system", **changes: Any) -> ServiceOptions:
-    made = ServiceOptions(name="chat", recipe=RECIPE, scope=scope, program=Path("/bin/true"))
-    return replace(made, **changes)
+    made = ServiceOptions(name="chat", recipe=RECIPE, scope=scope, program="/bin/true")
+    return msgspec.structs.replace(made, **changes)
 
 
 def places(root: Path, scope: Scope = "system") -> ServicePlaces:
@@ -217,7 +217,8 @@ def test_a_record_comes_back_and_a_newer_one_is_refused(tmp_path: Path) -> None:
     where = places(tmp_path)
     with pytest.raises(UnknownNameError, match="no service 'chat'"):
         load_record(where)
-    record = ServiceRecord(name="chat", scope="system", recipe=RECIPE, current="a", wheels={"a": "x.whl"})
+    told = options(settings=("seed=1",), sidecars_gib=8.0)
+    record = ServiceRecord(told, current="a", wheels={"a": "x.whl"})
     record.write(where.record)
     assert load_record(where) == record
     where.record.write_text('{"format": 2}')

@@ -123,9 +123,6 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOpti
     from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
-    given = {name: asked[name] for name in ("boot_s",) if asked[name]}
-    if asked["interval"]:
-        given["compiled_s"] = asked["interval"]
     return ServeOptions(
         host=asked["host"],
         port=asked["port"],
@@ -134,7 +131,7 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOpti
         warm_up=not asked["no_warm_up"],
         offline=asked["offline"],
         interval_s=asked["interval"] or (10.0 if quick else Screen.interval_s()),
-        **given,
+        boot_s=asked["boot_s"],
     )
 
 
