@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, SMALL, nvfp4_27b, write_checkpoint, write_shard
@@ -163,21 +162,6 @@ def test_a_snapshot_is_healthy_and_found_by_its_name(tmp_path):
 def test_the_cache_is_where_its_variables_say():
     assert str(cache_folder({"HOME": "/h"})) == "/h/.cache/huggingface/hub"
     assert str(cache_folder({"HOME": "/h", "XDG_CACHE_HOME": "/x"})) == "/x/huggingface/hub"
-
-
-def test_a_broken_link_is_found(tmp_path):
-    folder = snapshot(tmp_path / "hub")
-    (folder.parent.parent / "blobs" / "tokenizer.json").unlink()
-    assert found(folder) == {"broken-link": "refuse", "tokenizer": "refuse"}
-
-
-def test_a_link_that_leads_out_is_found(folder, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    shutil.move(folder / "tokenizer.json", tmp_path / "elsewhere" / "tokenizer.json")
-    (folder / "tokenizer.json").symlink_to(tmp_path / "elsewhere" / "tokenizer.json")
-    assert found(folder) == {"outward-link": "warn"}
-    (folder / "other.json").symlink_to("config.json")
-    assert found(folder) == {"outward-link": "warn"}
 
 
 # Quantization ---------------------------------------------------------------------------------------

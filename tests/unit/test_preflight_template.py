@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from checkpoint_kit import DENSE, write_checkpoint
 
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
-from sparkwright.serve.preflight.files import check_files, check_template
+from sparkwright.serve.preflight.files import check_template
 
 WHOLE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 BROKEN = "{% for m in messages %}{{ m.content }}"
@@ -104,17 +103,3 @@ class TestOwn:
         assert found(bare) == []
         (bare / "chat_template.jinja").write_text(text.replace("{% endgeneration %}", ""))
         assert found(bare) == [WARNED]
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-)
-def test_a_byte_order_mark_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_checkpoint(tmp_path / "model", DENSE)
-    text = json.dumps(DENSE).encode()
-    (folder / name).write_bytes(text)
-    assert [one.check for one in check_files(read_checkpoint("m", folder))] == []
-    (folder / name).write_bytes(codecs.BOM_UTF8 + text)
-    (finding,) = check_files(read_checkpoint("m", folder))
-    assert (finding.check, finding.level) == ("unreadable", "refuse")
-    assert "byte order mark" in finding.because

@@ -137,7 +137,7 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOpti
 
 def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     """Return the settings of the watch; `None` without ``--watch``."""
-    from sparkwright.serve.supervise import WatchOptions
+    from sparkwright.serve.supervise import RESTARTS, WatchOptions
     from sparkwright.serve.watchdog import WatchLimits
 
     if not asked["watch"]:
@@ -145,7 +145,8 @@ def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     limits, stall_s = WatchLimits.of(recipe), asked["stall_s"]
     if stall_s:
         limits = WatchLimits(stall_s=stall_s, warm_s=stall_s)
-    return WatchOptions(limits, state=asked["state"])
+    restarts = 0 if os.environ.get("NOTIFY_SOCKET") else RESTARTS  # systemd has its own
+    return WatchOptions(limits, restarts, state=asked["state"])
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:

@@ -57,10 +57,6 @@ def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool
     pointers = [shard.name for shard in checkpoint.shards if shard.pointer and weights]
     if pointers := [*pointers, *checkpoint.pointers]:
         yield finding("lfs-pointer", model=model, files=listed(pointers))
-    for row, broken in (("broken-link", True), ("outward-link", False)):
-        links = [f"{one.name} -> {one.target}" for one in checkpoint.links if one.broken is broken]
-        if links:
-            yield finding(row, model=model, links=listed(links))
     yield from _config(checkpoint)
     if weights:
         yield from _shards(checkpoint)
