@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
+from sparkwright.base.errors import PreflightError
+from sparkwright.cli.serve import command
+from sparkwright.engine.release import ReleaseAnswer
+from sparkwright.pipeline.job import Job
 from sparkwright.recipes import Recipe, recipes, serve_arguments
+from sparkwright.recipes.release_options import Problem, Question
 from sparkwright.serve.caches import CACHES, cache_key, cache_variables
 from sparkwright.serve.plan import RECIPE_KEY, explain_flags, explain_variables
 
@@ -68,3 +76,26 @@ def test_a_folder_that_the_user_names_is_left_to_them(tmp_path: Path) -> None:
     assert set(found) == {*CACHES} - {"TRITON_CACHE_DIR"}
     assert len(set(found.values())) == len(found)
     assert all(value.startswith(str(tmp_path)) for value in found.values())
+
+
+@pytest.mark.parametrize("kind", [None, "deprecated", "flag"])
+def test_a_dry_run_asks_the_release_about_what_is_set(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Question] = []
+
+    def answer(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
+        assert (job.checkout.series, job.options.offline) == ("0.24", True)
+        asked.extend(questions)
+        return ReleaseAnswer("0.24.0", ((Problem(kind, "--some-flag", "it is so"),) if kind else (),))
+
+    monkeypatch.setattr("sparkwright.engine.release.ask_release", answer)
+    monkeypatch.setenv("SPARKWRIGHT_DIST", str(tmp_path))
+    words = ["qwen3.6-27b-dflash", "--series", "0.24", "--dry-run"]
+    done = CliRunner().invoke(command, words)
+    assert (done.exit_code, asked) == (0, []), "the recipes that ship were checked before"
+    done = CliRunner().invoke(command, [*words, "--set", "some-flag=8"])
+    assert "a dry run: nothing was started" in done.output
+    assert asked[0].flags["some-flag"] == 8
+    assert isinstance(done.exception, PreflightError) is (kind == "flag")
+    assert ("warn     --some-flag" in done.output) is (kind == "deprecated")

@@ -16,7 +16,9 @@ from compose_spec import PyCompose
 
 from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
+from sparkwright.cli import service
 from sparkwright.cli.service import command
+from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.server import BOOT_S
 from sparkwright.recipes import recipes
 from sparkwright.serve.service import (
@@ -309,3 +311,21 @@ def test_a_recipe_of_two_machines_is_refused() -> None:
     (name, *_) = (recipe.name for recipe in recipes().values() if recipe.nodes > 1)
     with pytest.raises(ConfigError, match="cannot be installed as a service"):
         run("install", name, "--dry-run")
+
+
+def test_an_upgrade_serves_and_checks_what_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = options(settings=("max-num-seqs=3", 'served-model-name=["a", "b"]'), sidecars_gib=8.0)
+    ServiceRecord(told).write(places(tmp_path).record)
+    seen: list[Any] = []
+    offered = OfferedWheel(tmp_path / "x.whl")
+    monkeypatch.setattr(service, "_wheel", lambda asked, recipe, channel, offline: offered)
+    monkeypatch.setattr(service, "_prepared", lambda places, wheel, recipe, asked, offline: "slot")
+    monkeypatch.setattr(
+        service, "_change", lambda places, record, slot, wheel, recipe: seen.append((record, recipe))
+    )
+    assert run("upgrade", "chat", "--system", "--root", str(tmp_path)).exit_code == 0
+    ((record, recipe),) = seen
+    assert (recipe.flags["max-num-seqs"], recipe.served_names) == (3, ("a", "b"))
+    assert record.options.sidecars_gib == 8.0

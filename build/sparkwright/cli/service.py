@@ -19,6 +19,7 @@ from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
     FORCE,
+    RECIPE,
     F,
     serving_options,
     stated_settings,
@@ -67,7 +68,7 @@ def command() -> None:
 
 
 @command.command("install")
-@click.argument("recipe", metavar="RECIPE")
+@RECIPE
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
 @serving_options
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)

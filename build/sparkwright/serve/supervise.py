@@ -1,7 +1,7 @@
 """Keep a served engine alive: watch it, keep evidence where it wedges, and start it again with back-off.
 
-systemd starts this process again, once it has ended over an engine, and ends it where it hangs: each start and
-each sample are reported to it. In an image and in the foreground it starts the engine again itself.
+systemd starts this process again, once it has ended over an engine, and ends it where it hangs: starts and
+samples are reported to it. In an image and in the foreground it starts the engine again itself.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from sparkwright.recipes import Recipe, incompatibilities
 from sparkwright.recipes.release_options import question_of
 from sparkwright.recipes.rules import ServerOptions, before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
-from sparkwright.serve.preflight.facts import StartFacts
+from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.machine import CardFacts, HostFacts
 from sparkwright.serve.preflight.shape import model_shape, whole_number
@@ -107,16 +107,15 @@ def _architecture(engine: EngineFacts, checkpoint: Checkpoint) -> Iterator[Findi
 # Options ---------------------------------------------------------------------------------------------------
 
 
-def check_options(facts: StartFacts) -> Iterator[Finding]:
+def check_options(request: PreflightRequest, engine: EngineFacts | None) -> Iterator[Finding]:
     """Yield a finding for each flag and variable that the release refuses, or that has no effect there.
 
     The release's own parser is asked; nothing is found where it cannot be asked yet.
     """
-    recipe, request, engine = facts.recipe, facts.request, facts.engine
     if request.ask is None or engine is None:
         return
     try:
-        answer = request.ask(request.python, engine, [question_of(recipe, request.environment)])
+        answer = request.ask(request.python, engine, [question_of(request.recipe, request.environment)])
     except SparkwrightError as error:
         yield finding("options/unasked", because=error.because or error.what)
         return

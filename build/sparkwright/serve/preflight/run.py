@@ -68,7 +68,7 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
     yield from check_engine(facts)
     yield from check_compilers(facts)
     yield from check_caches(facts.host)
-    yield from check_options(facts)
+    yield from check_options(facts.request, facts.engine)
 
 
 def _models(facts: StartFacts) -> Iterator[Finding]:
