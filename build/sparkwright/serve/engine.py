@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import Model
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.machine import look
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics import SpeculationAbsentError, fetch_snapshot, speculation
 from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 10.0
 _ERROR = 500
-_PRESSURE = Path("/proc/pressure/memory")
 
 
 class ServedEngine:
@@ -66,7 +64,7 @@ class ServedEngine:
             failing=health is not None and health >= _ERROR,
             compilers=compilers(self.pids()),
             available_mib=host.memory_available_mib,
-            pressure=memory_pressure("full"),
+            pressure=pressure.full if (pressure := look().pressure) else -1,
         )
         return facts if counters is None else _with_counters(facts, counters)
 
@@ -97,50 +95,24 @@ def _with_counters(sample: EngineSample, counters: MetricsSnapshot) -> EngineSam
     )
 
 
-class Status(Model, frozen=True):
-    """The state of a server. Numbers that cannot be read are -1.
+def state_between(before: MetricsSnapshot, after: MetricsSnapshot, host: HostSample) -> dict[str, float]:
+    """Return the state of a server at *after*, with rates since *before*; -1 for what cannot be read.
 
-    Attributes:
-        acceptance_length: tokens of a step and request since then, 1 where no draft was accepted; -1 without
-            drafts.
-        kv_usage: share of the KV cache in use, 0 to 1.
-        available_gib: memory of the machine that can still be taken (MemAvailable).
-        pressure: share of the last ten seconds, in percent, in which something waited for memory (PSI).
+    The acceptance length counts the tokens of a step and request, 1 where no draft was accepted. The pressure
+    is the share of the last ten seconds, in percent, in which something waited for memory (PSI).
     """
-
-    running: float = -1
-    waiting: float = -1
-    tokens_per_s: float = -1
-    prompt_tokens_per_s: float = -1
-    acceptance_length: float = -1
-    kv_usage: float = -1
-    available_gib: float = -1
-    pressure: float = -1
-
-
-def status_between(
-    before: MetricsSnapshot, after: MetricsSnapshot, host: HostSample, pressure: float
-) -> Status:
-    """Return the state at *after*, with rates since *before*."""
     mib = host.memory_available_mib
-    return Status(
-        running=after.running,
-        waiting=after.waiting,
-        tokens_per_s=_rate(before, after, "generation_tokens"),
-        prompt_tokens_per_s=_rate(before, after, "prompt_tokens"),
-        acceptance_length=_acceptance_length(before, after),
-        kv_usage=after.kv_usage,
-        available_gib=mib / 1024 if mib >= 0 else -1,
-        pressure=pressure,
-    )
-
-
-def memory_pressure(kind: Literal["some", "full"] = "some", path: Path = _PRESSURE) -> float:
-    """Return the percentage of the last ten seconds in which memory was waited for (PSI); -1 if unread."""
-    with contextlib.suppress(OSError, ValueError):
-        if found := re.search(rf"^{kind} avg10=([\d.]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            return float(found.group(1))
-    return -1
+    state = {
+        "running": after.running,
+        "waiting": after.waiting,
+        "tokens_per_s": _rate(before, after, "generation_tokens"),
+        "prompt_tokens_per_s": _rate(before, after, "prompt_tokens"),
+        "acceptance_length": _acceptance_length(before, after),
+        "kv_usage": after.kv_usage,
+        "available_gib": mib / 1024 if mib >= 0 else -1,
+        "pressure": host.memory_pressure,
+    }
+    return {name: round(value, 3) for name, value in state.items()}
 
 
 def _rate(before: MetricsSnapshot, after: MetricsSnapshot, counter: str) -> float:

@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkwright.base.config import to_builtins
+import msgspec
+
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.recipes import Recipe
+from sparkwright.recipes.write import recipe_text
 from sparkwright.serve.container_env import known_names, recipe_of
 
 RUNTIME = Path("/run/sparkwright")
@@ -24,11 +26,6 @@ FOLDER = "SPARKWRIGHT_RUN"
 _KEYS = ("VLLM_API_KEY", "API_KEY")
 _KEY_FILES = ("API_KEY_FILE", "VLLM_API_KEY_FILE")
 _MOST_PORT = 65_535
-# Keys that decide what is served; the rest is for people, and of the recipe before variables changed it.
-_SERVED = (
-    "format", "name", "title", "model", "drafter", "flags", "environment", "speculative", "weights", "traits",
-    "capability", "nodes", "series",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,14 +66,12 @@ def plan_entry(
 
 def write_entry(plan: EntryPlan, runtime: Path = RUNTIME) -> None:
     """Write the recipe and the key of *plan* into *runtime*; the key with mode 600."""
-    import tomlkit
-
     if plan.recipe is None:
         return
     runtime.mkdir(parents=True, exist_ok=True)
-    told = to_builtins(plan.recipe)
-    table = {name: told[name] for name in _SERVED if told[name] not in ("", [], {}, ())}
-    (runtime / "recipe.toml").write_text(tomlkit.dumps(table), encoding="utf-8")
+    # With its use applied; its reasons are of what the variables may have changed.
+    served = msgspec.structs.replace(plan.recipe, uses={}, why={})
+    (runtime / "recipe.toml").write_text(recipe_text(served), encoding="utf-8")
     if plan.key:
         path = runtime / "api-key"
         path.unlink(missing_ok=True)

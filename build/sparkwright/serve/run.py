@@ -27,7 +27,7 @@ from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
 from sparkwright.recipes import Recipe
 from sparkwright.serve.caches import cache_key, cache_variables
-from sparkwright.serve.engine import ServedEngine, memory_pressure, status_between
+from sparkwright.serve.engine import ServedEngine, state_between
 from sparkwright.serve.settings import reachable
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
@@ -267,9 +267,7 @@ async def _look(
         if server.died is None:
             warn(f"the server's counters cannot be read: {error.because}")
         return before
-    host = await sample_host()
-    state = status_between(before or after, after, host, memory_pressure())
-    emit("serve.status", **{name: round(getattr(state, name), 3) for name in state.__struct_fields__})
+    emit("serve.status", **state_between(before or after, after, await sample_host()))
     return after
 
 
