@@ -88,7 +88,6 @@ FAULTS = [
     (gone("tokenizer.json"), {"tokenizer": "refuse"}, "no file of one"),
     # It names a class, and has no vocabulary.
     (named("tokenizer.json", "tokenizer_config.json"), {"tokenizer": "refuse"}, "tokenizer_config.json"),
-    (named("config.json", "params.json"), {"mistral-format": "note"}, "params.json"),
 ]
 
 
@@ -223,15 +222,6 @@ def test_a_configuration_that_was_left_behind_is_found(nvfp4):
 def test_weights_that_were_swapped_are_found(tmp_path):
     folder = write_checkpoint(tmp_path / "swapped", DENSE, [SMALL], modelopt=MODELOPT)
     assert judged(folder) == {"quantization-absent": "refuse"}
-
-
-def test_two_configurations_that_disagree_are_found(nvfp4):
-    config = {**QWEN_27B, "quantization_config": {"quant_method": "compressed-tensors"}}
-    (nvfp4 / "config.json").write_text(json.dumps(config))
-    assert judged(nvfp4) == {"quantization-files": "warn"}
-    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-    (nvfp4 / "config.json").write_text(json.dumps(config))
-    assert judged(nvfp4) == {}
 
 
 def test_known_failures(nvfp4, tmp_path):

@@ -255,13 +255,11 @@ class Quantization:
         method: in vLLM's words, such as ``modelopt`` or ``compressed-tensors``; ``none`` without one.
         algorithm: the producer's name of the format, such as ``NVFP4``; empty where it names none.
         source: the file that says so.
-        other: the method that a second file names, where it names another.
     """
 
     method: str = NONE
     algorithm: str = ""
     source: str = ""
-    other: str = ""
 
 
 def find_quantization(checkpoint: Checkpoint) -> Quantization:
@@ -269,17 +267,9 @@ def find_quantization(checkpoint: Checkpoint) -> Quantization:
     for config in (checkpoint.config, checkpoint.text):
         stated = config.get("quantization_config") or config.get("compression_config")
         if isinstance(stated, dict) and stated.get("quant_method"):
-            method = str(stated["quant_method"]).lower()
             algorithm = str(stated.get("quant_algo") or stated.get("format") or "")
-            other = _modelopt(checkpoint.modelopt)
-            differs = other if other not in {NONE, method} else ""
-            return Quantization(method, algorithm, "config.json", differs)
-    if _modelopt(checkpoint.modelopt) != NONE:
-        algorithm = str(checkpoint.modelopt.get("quantization", {}).get("quant_algo", ""))
-        return Quantization("modelopt", algorithm, "hf_quant_config.json")
+            return Quantization(str(stated["quant_method"]).lower(), algorithm, "config.json")
+    inner = checkpoint.modelopt.get("quantization")
+    if isinstance(inner, dict) and inner.get("quant_algo"):
+        return Quantization("modelopt", str(inner["quant_algo"]), "hf_quant_config.json")
     return Quantization()
-
-
-def _modelopt(found: Mapping[str, Any]) -> str:
-    inner = found.get("quantization")
-    return "modelopt" if isinstance(inner, dict) and inner.get("quant_algo") else NONE
