@@ -15,7 +15,7 @@ from typing import Any
 from sparkwright.carries import load_carries
 from sparkwright.engine.server.failures import causes
 from sparkwright.recipes import GRADES, recipes
-from sparkwright.serve.container_env import variables
+from sparkwright.serve.entrypoint import variables
 from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]

@@ -18,9 +18,8 @@ from typing import Any
 
 from sparkwright.base.errors import FetchError, ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
-from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.engine import ServedEngine, keep_incident, rotate
 from sparkwright.serve.health import notify, write_state
-from sparkwright.serve.incident import keep_incident, rotate
 from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchLimits, WatchVerdict
 
 _KEPT_SAMPLES = 240
