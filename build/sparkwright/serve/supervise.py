@@ -25,10 +25,8 @@ from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchL
 _KEPT_SAMPLES = 240
 _EXTENDED_S = 180  # of a start in systemd's eyes, from each pulse on
 _HOUR_S = 3600.0
-_FIRST_S, _MOST_S = (
-    5.0,
-    600.0,
-)  # before another start; each within an hour waits twice as long as the one before
+# Before another start; within an hour each waits twice as long as the one before.
+_FIRST_S, _MOST_S = 5.0, 600.0
 RESTARTS = 6
 """Restarts in an hour after which an engine is given up."""
 
