@@ -15,7 +15,7 @@ from typing import Any
 from sparkwright.carries import load_carries
 from sparkwright.engine.server.failures import causes
 from sparkwright.recipes import GRADES, recipes
-from sparkwright.serve.container_env import variables
+from sparkwright.serve.entrypoint import variables
 from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]
@@ -57,10 +57,10 @@ def _carries() -> Iterator[list[str]]:
 
 def _findings() -> Iterator[list[str]]:
     """Yield preflight's findings: facts, which differ from start to start, are dots."""
-    for name, row in finding_rows().items():
+    for row in finding_rows().values():
         level = f"{row.level}, liftable" if row.liftable else row.level
-        what, remedy = (_FACT.sub("…", text) for text in (row.what, row.next))
-        yield [f"`{name.partition('/')[0]}`", level, what, remedy]
+        what, remedy = (_FACT.sub("…", text) for text in (row.what, row.next_step))
+        yield [f"`{row.check}`", level, what, remedy]
 
 
 def _causes() -> Iterator[list[str]]:

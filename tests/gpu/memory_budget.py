@@ -113,7 +113,7 @@ def prediction(report: PreflightReport) -> dict[str, Any]:
     rows = {row.part: (row.low, row.gib, row.high) for row in report.rows}
     # What takes the most leaves the least for the cache.
     pools = sorted(budget.pool(end) / GIB for end in ("low", "likely", "high"))
-    return {"weights": budget.demand.weights / GIB, "kv": pools, "graphs": rows.get("CUDA graphs", (0, 0, 0))}
+    return {"weights": budget.weights / GIB, "kv": pools, "graphs": rows.get("CUDA graphs", (0, 0, 0))}
 
 
 def measurement(facts: BootFacts) -> dict[str, float | None]:

@@ -117,11 +117,11 @@ def test_preflight_predicts_weights_and_cache_of_a_real_start(rehearsed: Rehears
     weights = model / "model.safetensors"
     with weights.open("rb") as stream:
         header = int.from_bytes(stream.read(8), "little")
-    assert found.budget.demand.weights == weights.stat().st_size - 8 - header
+    assert found.budget.weights == weights.stat().st_size - 8 - header
 
     (log,) = rehearsed.folder.rglob("server.log")
     boot = read_boot_log(log.read_text(encoding="utf-8"))
-    plan = found.budget.demand.plan
+    plan = found.budget.plan
     assert plan is not None
     assert plan.tokens(found.budget.pool(), 4096) == boot.kv_tokens
     requests = found.budget.pool() // plan.block_bytes / plan.request_blocks(4096)

@@ -23,7 +23,7 @@ from sparkwright.engine.client import open_session
 from sparkwright.engine.server import ServerProcess, start_server
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.health import read_state
-from sparkwright.serve.supervise import RestartPolicy, WatchOptions, supervise
+from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.watchdog import WatchLimits
 
 SPEED = 20.0
@@ -39,18 +39,20 @@ class Watched:
     Attributes:
         folder: for their logs.
         faults: the faults of each; those after the last have none.
-        policy: of restarts.
+        restarts: in an hour.
     """
 
     folder: Path
     faults: tuple[tuple[str, ...], ...] = ()
-    policy: RestartPolicy = field(default_factory=lambda: RestartPolicy(first_s=1.0, most_s=5.0))
+    restarts: int = 6
     servers: list[ServerProcess] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     @property
     def options(self) -> WatchOptions:
-        return WatchOptions(LIMITS, self.policy, interval_s=5.0, canary_s=10.0, state=self.state, speed=SPEED)
+        return WatchOptions(
+            LIMITS, self.restarts, interval_s=5.0, canary_s=10.0, state=self.state, speed=SPEED
+        )
 
     @property
     def state(self) -> Path:
@@ -173,9 +175,7 @@ def test_a_stopped_server_is_replaced(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
-    watched = Watched(
-        tmp_path, (("no-hits",), NO_HUB, ("crash-at=1",)), RestartPolicy(first_s=1.0, per_hour=2)
-    )
+    watched = Watched(tmp_path, (("no-hits",), NO_HUB, ("crash-at=1",)), restarts=2)
 
     async def run() -> None:
         async with watched.running() as task:
@@ -190,7 +190,21 @@ def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
     asyncio.run(run())
     assert len(watched.servers) == 3
     delays = [data["delay_s"] for data in watched.heard("serve.restarting")]
-    assert delays == [1.0, 2.0]
+    assert delays == [5.0, 10.0]
+
+
+def test_a_wedged_engine_under_systemd_ends_with_its_evidence_kept(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, (("dead-engine=3",),), restarts=0)
+
+    async def run() -> None:
+        async with watched.running() as task:
+            with pytest.raises(ServerEndedError, match="the engine is wedged") as caught:
+                await until(lambda: False, task)
+            assert caught.value.exit_code == 77, "the unit starts it again after that"
+
+    asyncio.run(run())
+    assert len(watched.servers) == 1
+    assert (tmp_path / "0" / "incident-1" / "samples.jsonl").exists()
 
 
 def test_a_first_start_that_fails_is_not_repeated(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ports import free_port
 from sparkwright.engine.environment import Sources, prepare
 from sparkwright.recipes import load_recipe
-from sparkwright.serve.service import ServiceRecord, Slots, canary_failure, roll_back, upgrade
+from sparkwright.serve.service import ServiceOptions, ServiceRecord, Slots, canary_failure, roll_back, upgrade
 from sparkwright.store import open_store
 
 PATIENCE_S = 60.0
@@ -74,7 +74,7 @@ class Service:
     slots: Slots
     manager: Processes
     record: ServiceRecord = field(
-        default_factory=lambda: ServiceRecord(name="chat", scope="user", recipe="smoke")
+        default_factory=lambda: ServiceRecord(ServiceOptions(name="chat", scope="user", recipe="smoke"))
     )
     events: list[Event] = field(default_factory=list)
 

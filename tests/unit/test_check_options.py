@@ -12,11 +12,11 @@ import pytest
 from recipe_kit import of
 
 from sparkwright.cli.recipe import _described
+from sparkwright.engine.check_recipes import CheckedRecipe
+from sparkwright.engine.child import check_options
+from sparkwright.engine.release import AskedRelease
 from sparkwright.recipes import Recipe
 from sparkwright.recipes.release_options import Problem, Question, question_of
-from sparkwright.serve.ask import AskedRelease
-from sparkwright.serve.check_recipes import CheckedRecipe
-from sparkwright.serve.child import check_options
 from sparkwright.store import Store
 
 # Answers as the child does: refuses a template that is not there.

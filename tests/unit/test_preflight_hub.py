@@ -52,12 +52,12 @@ def test_memory_is_that_of_the_same_model_in_a_folder(hub: HubServer) -> None:
     there = report(hub, recipe("org/m", **SERVED))
     local = {**SERVED, "drafter": str(hub.models["org/draft"])}
     here = inspect_start(start(recipe(hub.models["org/m"], **local)))
-    assert there.budget.demand.weights == here.budget.demand.weights > 9 * GIB
-    assert there.budget.demand.plan == here.budget.demand.plan is not None
-    assert there.budget.demand.drafter == here.budget.demand.drafter > 0
+    assert there.budget.weights == here.budget.weights > 9 * GIB
+    assert there.budget.plan == here.budget.plan is not None
+    assert there.budget.drafter == here.budget.drafter > 0
     assert [(row.part, row.gib) for row in there.rows] == [(row.part, row.gib) for row in here.rows]
-    assert there.budget.demand.weights_source.startswith("the hub's headers: ")
-    assert here.budget.demand.weights_source.startswith("headers: ")
+    assert there.budget.weights_source.startswith("the hub's headers: ")
+    assert here.budget.weights_source.startswith("headers: ")
 
 
 def test_the_download_is_told_and_only_headers_are_read(hub: HubServer) -> None:
@@ -128,7 +128,7 @@ def test_without_the_hub_nothing_is_known_and_nothing_refused(hub: HubServer) ->
     (found,) = run_preflight(request)
     assert (found.check, found.level) == ("model-fetched", "note")
     assert "the hub could not be read" in found.because
-    assert inspect_start(request).budget.demand.weights == -1
+    assert inspect_start(request).budget.weights == -1
 
 
 def test_offline_the_hub_is_not_asked(hub: HubServer) -> None:

@@ -199,16 +199,6 @@ def test_disk_for_the_rest_of_a_model(tmp_path):
     assert absent == {"disk": "warn", "model-fetched": "note"}
 
 
-def test_a_start_without_dns(model, tmp_path):
-    blobs = tmp_path / "hub" / "models--org--m" / "snapshots" / "main"
-    write_checkpoint(blobs, DENSE)
-    home = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HOME": "/nonexistent"}
-    assert levels(recipe("org/m"), environment=home) == {"offline": "note"}
-    assert levels(recipe("org/m"), environment={**home, "HF_HUB_OFFLINE": "1"}) == {}
-    assert levels(recipe("org/m", environment={"HF_HUB_OFFLINE": "1"}), environment=home) == {}
-    assert levels(recipe(model), environment={}) == {}
-
-
 @pytest.mark.parametrize(
     ("arch", "lacks", "because"),
     [

@@ -53,7 +53,7 @@ def test_a_27b_with_its_drafter_fits_a_spark(model, drafter):
     assert levels(start(served)) == {}
     report = inspect_start(start(served))
     rows = {row.part: row for row in report.rows}
-    assert rows["weights"].gib == pytest.approx(report.budget.demand.weights / GIB)
+    assert rows["weights"].gib == pytest.approx(report.budget.weights / GIB)
     assert rows["the server may take"].gib == pytest.approx(0.7 * SPARK_TOTAL / GIB, abs=0.01)
     assert rows["memory of CPU and GPU"].gib == pytest.approx(121.69, abs=0.01)
     parts = [rows[part].gib for part in ("weights", "drafter", "activations", "CUDA graphs", "KV cache, all")]
@@ -214,7 +214,7 @@ def test_states_of_mamba_in_the_mode_of_older_releases(tmp_path):
     def plan(version, *, prefixes):
         served = recipe(folder, flags={"enable-prefix-caching": prefixes})
         engine = EngineFacts(version=version, packages={"torch": "2.11"})
-        return inspect_start(start(served, engine=engine)).budget.demand.plan
+        return inspect_start(start(served, engine=engine)).budget.plan
 
     assert plan("0.24.0", prefixes=True) is None
     assert plan("0.24.0", prefixes=False) is not None
@@ -235,17 +235,17 @@ def test_a_dflash_drafter_with_windows_keeps_the_whole_history(tmp_path, model, 
     drafter = write_checkpoint(tmp_path / "windows", config, dflash_27b(), tokenizer=False)
     served = recipe(model, drafter=str(drafter), speculative={**SPECULATIVE, "method": method})
     engine = EngineFacts(version="0.24.0", carries=frozenset(carries), packages={"torch": "2.11"})
-    plan = inspect_start(start(served, engine=engine)).budget.demand.plan
+    plan = inspect_start(start(served, engine=engine)).budget.plan
     assert sum(1 for group in plan.groups if group.window) == windows
     drafted = sum(group.layers for group in plan.groups if group.what.startswith("drafter's"))
     assert drafted == 5
 
 
 def test_an_fp8_cache_that_the_checkpoint_asks_for(model):
-    plain = inspect_start(start(recipe(model))).budget.demand.plan
-    asked = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "fp8_e4m3"}))).budget.demand.plan
+    plain = inspect_start(start(recipe(model))).budget.plan
+    asked = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "fp8_e4m3"}))).budget.plan
     assert plain == asked
-    wide = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "bfloat16"}))).budget.demand.plan
+    wide = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "bfloat16"}))).budget.plan
     assert wide != asked
 
 

@@ -10,8 +10,8 @@ import pytest
 from preflight_kit import ENGINE, recipe, start
 
 from sparkwright.base.errors import ToolError
+from sparkwright.engine.release import ReleaseAnswer, ask_installed
 from sparkwright.recipes.release_options import Problem, Question
-from sparkwright.serve.ask import ReleaseAnswer, ask_installed
 from sparkwright.serve.preflight import Finding, run_preflight
 from sparkwright.store import Store
 

@@ -16,8 +16,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes import load_recipe, recipes, serve_arguments, served_recipe
-from sparkwright.serve.container_env import recipe_of
-from sparkwright.serve.entrypoint import plan_entry, write_entry
+from sparkwright.serve.entrypoint import plan_entry, recipe_of, write_entry
 
 DFLASH = {
     "MODEL_PATH": "/models/target",

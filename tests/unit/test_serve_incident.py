@@ -17,7 +17,7 @@ import pytest
 from world import wait_until
 
 from sparkwright.base.process import start
-from sparkwright.serve.incident import compilers, family, keep_incident, rotate
+from sparkwright.serve.engine import compilers, family, keep_incident, rotate
 from sparkwright.serve.watchdog import EngineSample
 
 PATIENCE_S = 60.0

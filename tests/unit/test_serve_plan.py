@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
+from sparkwright.base.errors import PreflightError
+from sparkwright.cli.serve import command
+from sparkwright.engine.release import ReleaseAnswer
+from sparkwright.pipeline.job import Job
 from sparkwright.recipes import Recipe, recipes, serve_arguments
-from sparkwright.serve.caches import CACHES, cache_key, cache_variables, compiled_results
+from sparkwright.recipes.release_options import Problem, Question
+from sparkwright.serve.caches import CACHES, cache_key, cache_variables
 from sparkwright.serve.plan import RECIPE_KEY, explain_flags, explain_variables
 
 RECIPE = Recipe(
@@ -65,23 +73,29 @@ def test_caches_are_apart_for_wheel_recipe_and_card() -> None:
 
 def test_a_folder_that_the_user_names_is_left_to_them(tmp_path: Path) -> None:
     found = cache_variables(tmp_path, {"TRITON_CACHE_DIR": "/mine"})
-    assert set(found) == {cache.name for cache in CACHES} - {"TRITON_CACHE_DIR"}
+    assert set(found) == {*CACHES} - {"TRITON_CACHE_DIR"}
     assert len(set(found.values())) == len(found)
     assert all(value.startswith(str(tmp_path)) for value in found.values())
 
 
-def test_compiled_results_are_told_from_other_files(tmp_path: Path) -> None:
-    variables = cache_variables(tmp_path, {})
-    assert compiled_results(variables) == frozenset()
-    for place in (
-        "vllm/modelinfos/m.json",
-        "vllm/torch_compile_cache/a/b.py",
-        "triton/x/k.cubin",
-        "triton/k.lock",
-    ):
-        path = tmp_path / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    found = {path.removeprefix(f"{tmp_path}/") for path in compiled_results(variables)}
-    assert found == {"vllm/torch_compile_cache/a/b.py", "triton/x/k.cubin"}
-    assert compiled_results({}) == frozenset()
+@pytest.mark.parametrize("kind", [None, "deprecated", "flag"])
+def test_a_dry_run_asks_the_release_about_what_is_set(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Question] = []
+
+    def answer(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
+        assert (job.checkout.series, job.options.offline) == ("0.24", True)
+        asked.extend(questions)
+        return ReleaseAnswer("0.24.0", ((Problem(kind, "--some-flag", "it is so"),) if kind else (),))
+
+    monkeypatch.setattr("sparkwright.engine.release.ask_release", answer)
+    monkeypatch.setenv("SPARKWRIGHT_DIST", str(tmp_path))
+    words = ["qwen3.6-27b-dflash", "--series", "0.24", "--dry-run"]
+    done = CliRunner().invoke(command, words)
+    assert (done.exit_code, asked) == (0, []), "the recipes that ship were checked before"
+    done = CliRunner().invoke(command, [*words, "--set", "some-flag=8"])
+    assert "a dry run: nothing was started" in done.output
+    assert asked[0].flags["some-flag"] == 8
+    assert isinstance(done.exception, PreflightError) is (kind == "flag")
+    assert ("warn     --some-flag" in done.output) is (kind == "deprecated")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.main import main
 from sparkwright.recipes import Recipe, node_arguments, serve_arguments
 from sparkwright.serve.caches import cache_key
 from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
@@ -136,3 +137,22 @@ def test_the_key_of_a_shell_is_one_word_or_none() -> None:
     with pytest.raises(ConfigError, match="VLLM_API_KEY cannot be used") as caught:
         shell_key({"VLLM_API_KEY": "sk-1234 # mine"})
     assert "sk-1234" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("serve qwen3.6-27b-nvfp4-kv-d", "plain,qwen3.6-27b-nvfp4-kv-dflash\n"),
+        ("service install smo", "plain,smoke\n"),
+        ("preflight ./mine.to", "file,./mine.to\n"),
+        ("serve smoke --dry", "plain,--dry-run\n"),
+    ],
+)
+def test_a_shell_completes_recipes_and_options(
+    words: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {"COMP_WORDS": f"sparkwright {words}", "COMP_CWORD": str(len(words.split()))}
+    for name, value in {"_SPARKWRIGHT_COMPLETE": "bash_complete", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 0
+    assert capsys.readouterr().out == completed

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sparkwright.base.events import emit
 from sparkwright.cli.serve_show import Screen, example, state_line
 from sparkwright.engine.observations import HostSample, MetricsSnapshot
-from sparkwright.serve.engine import Status, memory_pressure, status_between
+from sparkwright.serve.engine import state_between
 from sparkwright.serve.run import ServeOptions
 
 S = 1_000_000_000
@@ -26,37 +27,27 @@ def test_rates_are_since_the_last_look() -> None:
         12, generation_tokens=300, prompt_tokens=50, drafts=20, draft_tokens=140, accepted=50, running=3,
         waiting=1, kv_usage=0.25,
     )  # fmt: skip
-    state = status_between(before, after, HOST, 1.5)
-    assert state == Status(
-        running=3, waiting=1, tokens_per_s=100, prompt_tokens_per_s=25, acceptance_length=4.0,
-        kv_usage=0.25, available_gib=20, pressure=1.5,
-    )  # fmt: skip
+    assert state_between(before, after, replace(HOST, memory_pressure=1.5)) == {
+        "running": 3, "waiting": 1, "tokens_per_s": 100, "prompt_tokens_per_s": 25, "acceptance_length": 4.0,
+        "kv_usage": 0.25, "available_gib": 20, "pressure": 1.5,
+    }  # fmt: skip
 
 
 def test_what_is_not_there_is_not_made_up() -> None:
     plain = counters(10, generation_tokens=100, start_s=1)
-    idle = status_between(plain, counters(12, generation_tokens=100, start_s=1), HOST, -1)
-    assert (idle.tokens_per_s, idle.acceptance_length, idle.kv_usage, idle.pressure) == (0, -1, -1, -1)
+    idle = state_between(plain, counters(12, generation_tokens=100, start_s=1), HOST)
+    assert [idle[name] for name in ("tokens_per_s", "acceptance_length", "kv_usage", "pressure")] == [
+        0,
+        -1,
+        -1,
+        -1,
+    ]
     nothing_drafted = counters(10, generation_tokens=1, drafts=5, draft_tokens=5, accepted=1)
-    assert status_between(nothing_drafted, nothing_drafted, HOST, 0).acceptance_length == -1
-    restarted = status_between(plain, counters(12, generation_tokens=5, start_s=9), HOST, -1)
-    assert restarted.tokens_per_s == -1, "another process: its counters began again"
-    line = state_line({name: getattr(idle, name) for name in idle.__struct_fields__})
+    assert state_between(nothing_drafted, nothing_drafted, HOST)["acceptance_length"] == -1
+    restarted = state_between(plain, counters(12, generation_tokens=5, start_s=9), HOST)
+    assert restarted["tokens_per_s"] == -1, "another process: its counters began again"
+    line = state_line(idle)
     assert line == "0.0 tok/s  20.0 GiB left"
-
-
-@pytest.mark.parametrize(
-    ("text", "percent"),
-    [
-        ("some avg10=2.50 avg60=1.00 avg300=0.10 total=9\nfull avg10=9.00 avg60=0 avg300=0 total=1\n", 2.5),
-        ("full avg10=9.00 avg60=0.00 avg300=0.00 total=1\n", -1),
-        ("", -1),
-    ],
-)
-def test_pressure_is_that_of_some_task(tmp_path: Path, text: str, percent: float) -> None:
-    (tmp_path / "memory").write_text(text)
-    assert memory_pressure(path=tmp_path / "memory") == percent
-    assert memory_pressure(path=tmp_path / "none") == -1
 
 
 def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class TestRounds:
     @pytest.mark.parametrize("model_len", [64, 512, 4096, 262144])
     def test_no_request_is_longer_than_the_server_takes(self, model_len: int) -> None:
         for one in rounds(Limits(requests=4, step_tokens=8192, model_len=model_len)):
-            assert 1.5 * one.words + one.output <= model_len, "at one and a half tokens a word"
+            assert 1.5 * one.words + 32 <= model_len, "at one and a half tokens a word"
 
     def test_one_request_at_a_time_is_a_limit(self) -> None:
         assert all(one.requests == 1 for one in rounds(Limits(requests=1)))
@@ -79,7 +79,7 @@ class TestSending:
     def test_every_round_is_sent(self, tmp_path: Path, heard: Recorder) -> None:
         done = warmed(tmp_path)
         planned = rounds(LIMITS)
-        assert (done.rounds, done.planned) == (len(planned), len(planned))
+        assert done.rounds == len(planned)
         assert done.requests == sum(one.requests for one in planned)
         told = [event.data for event in heard.events if event.kind == "warmup.round"]
         assert [data["requests"] for data in told] == [one.requests for one in planned]
@@ -91,5 +91,5 @@ class TestSending:
 
     def test_no_round_begins_after_the_limit(self, tmp_path: Path, heard: Recorder) -> None:
         done = warmed(tmp_path, limit_s=0.0)
-        assert done.rounds < done.planned
+        assert done.rounds < len(rounds(LIMITS))
         assert any(event.kind == "warning" for event in heard.events)

@@ -11,7 +11,6 @@ import pytest
 from simulator_kit import Bench, settings
 
 from sparkwright.recipes import load_recipe
-from sparkwright.serve.supervise import RestartPolicy
 from sparkwright.serve.watchdog import (
     EngineSample,
     Watchdog,
@@ -181,16 +180,3 @@ def test_limits_allow_for_the_longest_step_of_a_recipe() -> None:
     assert WatchLimits.of(large).stall_s == 327.68
     whole = msgspec.structs.replace(recipe, flags={**recipe.flags, "enable-chunked-prefill": False})
     assert WatchLimits.of(whole).stall_s == 491.52
-
-
-def test_delays_grow_and_restarts_are_counted_by_the_hour() -> None:
-    policy = RestartPolicy(first_s=5, factor=2, most_s=60, per_hour=6)
-    times: tuple[float, ...] = ()
-    delays = []
-    for number in range(6):
-        delays.append(policy.delay(times, 100.0 * number))
-        times = (*times, 100.0 * number)
-    assert delays == [5, 10, 20, 40, 60, 60]
-    assert policy.delay(times, 600.0) is None
-    assert policy.delay(times, 3601.0) == 60.0  # the first one is more than an hour ago
-    assert policy.delay(times, 9000.0) == 5

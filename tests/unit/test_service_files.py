@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -16,7 +16,9 @@ from compose_spec import PyCompose
 
 from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
+from sparkwright.cli import service
 from sparkwright.cli.service import command
+from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.server import BOOT_S
 from sparkwright.recipes import recipes
 from sparkwright.serve.service import (
@@ -42,8 +44,8 @@ HOSTILE = '/srv/a b%n"$HOME\\'
 
 
 def options(scope: Scope = "system", **changes: Any) -> ServiceOptions:
-    made = ServiceOptions(name="chat", recipe=RECIPE, scope=scope, program=Path("/bin/true"))
-    return replace(made, **changes)
+    made = ServiceOptions(name="chat", recipe=RECIPE, scope=scope, program="/bin/true")
+    return msgspec.structs.replace(made, **changes)
 
 
 def places(root: Path, scope: Scope = "system") -> ServicePlaces:
@@ -217,7 +219,8 @@ def test_a_record_comes_back_and_a_newer_one_is_refused(tmp_path: Path) -> None:
     where = places(tmp_path)
     with pytest.raises(UnknownNameError, match="no service 'chat'"):
         load_record(where)
-    record = ServiceRecord(name="chat", scope="system", recipe=RECIPE, current="a", wheels={"a": "x.whl"})
+    told = options(settings=("seed=1",), sidecars_gib=8.0)
+    record = ServiceRecord(told, current="a", wheels={"a": "x.whl"})
     record.write(where.record)
     assert load_record(where) == record
     where.record.write_text('{"format": 2}')
@@ -308,3 +311,21 @@ def test_a_recipe_of_two_machines_is_refused() -> None:
     (name, *_) = (recipe.name for recipe in recipes().values() if recipe.nodes > 1)
     with pytest.raises(ConfigError, match="cannot be installed as a service"):
         run("install", name, "--dry-run")
+
+
+def test_an_upgrade_serves_and_checks_what_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = options(settings=("max-num-seqs=3", 'served-model-name=["a", "b"]'), sidecars_gib=8.0)
+    ServiceRecord(told).write(places(tmp_path).record)
+    seen: list[Any] = []
+    offered = OfferedWheel(tmp_path / "x.whl")
+    monkeypatch.setattr(service, "_wheel", lambda asked, recipe, channel, offline: offered)
+    monkeypatch.setattr(service, "_prepared", lambda places, wheel, recipe, asked, offline: "slot")
+    monkeypatch.setattr(
+        service, "_change", lambda places, record, slot, wheel, recipe: seen.append((record, recipe))
+    )
+    assert run("upgrade", "chat", "--system", "--root", str(tmp_path)).exit_code == 0
+    ((record, recipe),) = seen
+    assert (recipe.flags["max-num-seqs"], recipe.served_names) == (3, ("a", "b"))
+    assert record.options.sidecars_gib == 8.0

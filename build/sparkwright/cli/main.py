@@ -100,9 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
         return _report_usage(error, as_json="--json" in words)
-    except SystemExit:  # click ends so when the reader of standard output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # noqa: TID251
-        return _BROKEN_PIPE
+    except SystemExit as ended:  # with 0 by a shell that asked for completions
+        if ended.code:  # the reader of standard output has closed it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # noqa: TID251
+        return _BROKEN_PIPE if ended.code else 0
     except Exception as error:  # noqa: BLE001 - every error has to end in one clear line
         return report(unforeseen(error), kind="UnforeseenError")
     return result if isinstance(result, int) else 0

@@ -14,7 +14,7 @@ import click
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.runtime import SIDECARS, USE
+from sparkwright.cli.runtime import RECIPE, SIDECARS, USE
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
@@ -24,7 +24,7 @@ _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
 
 
 @click.command("preflight")
-@click.argument("recipe")
+@RECIPE
 @USE
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
 @click.option(
@@ -160,7 +160,7 @@ def _asking() -> AskOptions:
     """Return the question to a release for its options, with the store that records its answers."""
     from functools import partial
 
-    from sparkwright.serve.ask import ask_installed
+    from sparkwright.engine.release import ask_installed
     from sparkwright.store import open_store
 
     return partial(ask_installed, open_store())

@@ -15,8 +15,8 @@ from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.engine.check_recipes import CheckedRecipe
 from sparkwright.recipes import Recipe
-from sparkwright.serve.check_recipes import CheckedRecipe
 
 _USES = ("single", "shared", "many")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -144,8 +144,8 @@ def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
     Parses the command line of every recipe, by each of its uses, and looks up its flags, values, speculative
     keys and variables there. Without NAMES, all that ship. The first check of a series takes a minute.
     """
+    from sparkwright.engine.check_recipes import check_recipes
     from sparkwright.recipes import load_recipe, recipes
-    from sparkwright.serve.check_recipes import check_recipes
 
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
     results = check_recipes(
@@ -213,9 +213,9 @@ def import_(session: Session, *, source: str, name: str, wanted: str, out: Path 
     spark-vllm-docker and sparkrun. Says what was left out, and what is wrong or dangerous, with the reason;
     options that the release lacks are left out.
     """
+    from sparkwright.engine.check_recipes import check_recipes
     from sparkwright.recipes.imported import Remark, import_recipe, without_dead
     from sparkwright.recipes.write import recipe_text
-    from sparkwright.serve.check_recipes import check_recipes
 
     recipe, remarks = import_recipe(_text_of(source), name)
     path = out or Path(f"{recipe.name}.toml")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,20 @@ from sparkwright.base.events import JsonlSink, emit, subscribe, task
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.cli.output import expect_json, unforeseen
-from sparkwright.cli.runtime import FORCE, serving_options, stated_settings, wheel_options
+from sparkwright.cli.runtime import FORCE, RECIPE, serving_options, stated_settings, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
+from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
+from sparkwright.pipeline import open_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
+from sparkwright.publish.series import series_of
 from sparkwright.recipes import REHEARSAL, Recipe
 from sparkwright.serve.preflight import Hub, PreflightRequest
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.store import Store
+from sparkwright.wheel import parse_name
 
 if TYPE_CHECKING:
     from sparkwright.serve.peer import Peer
@@ -39,7 +43,7 @@ _SOURCES = ("wheel", "channel", "python")
 
 
 @click.command("serve")
-@click.argument("recipe", metavar="RECIPE")
+@RECIPE
 @wheel_options
 @click.option(
     "--python",
@@ -136,9 +140,6 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOpti
     from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
-    given = {name: asked[name] for name in ("boot_s",) if asked[name]}
-    if asked["interval"]:
-        given["compiled_s"] = asked["interval"]
     return ServeOptions(
         host=asked["host"],
         port=asked["port"],
@@ -147,13 +148,13 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOpti
         warm_up=not asked["no_warm_up"],
         offline=asked["offline"],
         interval_s=asked["interval"] or (10.0 if quick else Screen.interval_s()),
-        **given,
+        boot_s=asked["boot_s"],
     )
 
 
 def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     """Return the settings of the watch; `None` without ``--watch``."""
-    from sparkwright.serve.supervise import WatchOptions
+    from sparkwright.serve.supervise import RESTARTS, WatchOptions
     from sparkwright.serve.watchdog import WatchLimits
 
     if not asked["watch"]:
@@ -161,7 +162,8 @@ def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     limits, stall_s = WatchLimits.of(recipe), asked["stall_s"]
     if stall_s:
         limits = WatchLimits(stall_s=stall_s, warm_s=stall_s)
-    return WatchOptions(limits, state=asked["state"])
+    restarts = 0 if os.environ.get("NOTIFY_SOCKET") else RESTARTS  # systemd has its own
+    return WatchOptions(limits, restarts, state=asked["state"])
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:
@@ -227,7 +229,6 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Reci
     from platform import machine
 
     from sparkwright.merge import merge_patchset
-    from sparkwright.pipeline import open_job
     from sparkwright.recipes import load_recipe
     from sparkwright.rehearsal import serve_nearest
 
@@ -289,7 +290,7 @@ def _preflight(
     """
     from functools import partial
 
-    from sparkwright.serve.ask import ask_installed
+    from sparkwright.engine.release import ask_installed
     from sparkwright.serve.caches import cache_variables, caches_of
     from sparkwright.serve.preflight import run_preflight, warn_or_refuse
 
@@ -325,19 +326,20 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
 
     recipe, peer = _with_peer(recipe, asked)
     environment, wheel, chosen = None, "", ""
+    file, series = None, makeable_series(_series(recipe, asked))
     if asked["python"]:
         environment = existing_environment(asked["python"], recipe)
     elif not _is_rehearsal(recipe):
         try:
             offered = _wheel(recipe, asked, make=False)
         except NoWheelError:
-            series = makeable_series(_series(recipe, asked))
             if not series:
                 raise
             wheel, chosen = "none yet", f"made first {made_here(series)}"
         else:
             environment = plan_environment(offered, recipe, sources_here(), locked=not asked["unlocked"])
-            wheel, chosen = environment.described, offered.why
+            wheel, chosen, file = environment.described, offered.why, offered.wheel
+            series = series_of(parse_name(file.name).version)
     store, worker = open_store(), None
     plan = planned(recipe, options, store, environment, wheel=wheel, chosen=chosen)
     if peer is not None:
@@ -345,6 +347,37 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
 
         worker = peer.host.shown, plan_worker(peer, recipe, plan, store, options).shown
     show_plan(plan, worker=worker, as_json=as_json)
+    if stated_settings(asked) and not _is_rehearsal(recipe):
+        python = environment.python if environment and environment.python.exists() else None
+        request = PreflightRequest(recipe, python=python, wheel=file)
+        with showing_events(quiet=as_json):
+            _check_settings(request, series, environment.identity if environment and file else "")
+
+
+def _check_settings(request: PreflightRequest, series: str, identity: str) -> None:
+    """Refuse settings that the release does not take: an installed vLLM, else the merged tree of *series*.
+
+    Nothing is installed or fetched for that.
+
+    Raises:
+        PreflightError: it does not take one.
+    """
+    from sparkwright.engine.installed import EngineFacts
+    from sparkwright.engine.release import ReleaseAnswer, ask_installed, ask_release
+    from sparkwright.recipes.release_options import Question
+    from sparkwright.serve.preflight import check_options, read_engine, require_clear
+
+    def ask(python: Path | None, engine: EngineFacts, questions: Sequence[Question]) -> ReleaseAnswer:
+        with open_job(Path(), BuildOptions(series=series, offline=True)) as job:
+            known = ask_installed(job.store, python, engine, questions, identity=identity)
+            return known or ask_release(job, questions)
+
+    engine, _ = read_engine(request)
+    found = [*check_options(replace(request, ask=ask), engine or EngineFacts())]
+    for one in found:
+        if one.level != "refuse":
+            click.echo(f"{one.level:<8} {one.what}: {one.because}", err=True)
+    require_clear(found)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
@@ -18,6 +19,7 @@ from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
     FORCE,
+    RECIPE,
     F,
     serving_options,
     stated_settings,
@@ -29,9 +31,9 @@ from sparkwright.recipes import Recipe
 from sparkwright.serve import service
 from sparkwright.serve.health import read_state
 from sparkwright.serve.service import InstallPlan, ServiceOptions, ServicePlaces, ServiceRecord
-from sparkwright.serve.service.change import has_systemd, reachable
+from sparkwright.serve.service.change import has_systemd
 from sparkwright.serve.service.model import IMAGE_UID
-from sparkwright.serve.settings import read_key, shell_key, with_settings
+from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
 # Of the extra `serve`.
 _LIBRARIES = ("aiohttp",)
@@ -66,7 +68,7 @@ def command() -> None:
 
 
 @command.command("install")
-@click.argument("recipe", metavar="RECIPE")
+@RECIPE
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
 @serving_options
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
@@ -93,7 +95,7 @@ def install(
 ) -> None:
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
-    plan = service.plan_install(options, places)
+    plan = service.plan_install(options, places, _own(recipe))
     if dry_run:
         _show_plan(plan, places, as_json=as_json)
         return
@@ -108,12 +110,14 @@ def install(
     _require_systemd(places)
     require_libraries(_LIBRARIES, "serve")
     wheel = _wheel(asked, chosen, asked["channel"], offline=offline)
-    record = _first_record(options, places, asked["channel"])
+    known = service.load_record(places) if places.record.exists() else ServiceRecord(options)
+    channel = asked["channel"] or known.channel
+    record = msgspec.structs.replace(known, options=options, channel=channel)
     with _writing(places):
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
         service.apply_plan(plan, run_commands=True)
-    _change(places, record, slot, wheel.wheel, chosen, predict=not force, sidecars_gib=asked["sidecars_gib"])
+    _change(places, record, slot, wheel.wheel, chosen, predict=not force)
     service.run_all(plan.afterwards)  # what has never answered is not started at boot
     _show_installed(places, made=made, started=True, as_json=as_json)
 
@@ -135,13 +139,13 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
             {
                 "name": one,
                 "scope": places.scope,
-                "recipe": record.recipe,
+                "recipe": record.options.recipe,
                 "serves": good,
                 "state": line,
                 "wheel": record.wheels.get(record.current, ""),
                 "previous": record.wheels.get(record.previous, ""),
                 "channel": record.channel,
-                "url": f"http://{record.host}:{record.port}/v1",
+                "url": f"{reachable(record.options.host, record.options.port)}/v1",
             }
         )
     _show_status(found, as_json=as_json)
@@ -163,7 +167,8 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
     places = _places(name, asked)
     record = service.load_record(places)
-    recipe = served_recipe(record.recipe, record.use)
+    options = record.options
+    recipe = with_settings(served_recipe(options.recipe, options.use), options.settings)
     wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
     slot = _prepared(places, wheel, recipe, asked, offline=offline)
     _change(places, record, slot, wheel.wheel, recipe)
@@ -235,14 +240,11 @@ def _described(
     name = asked["name"] or chosen.name
     places = _places(name, asked)
     program = Path(sys.executable).with_name("sparkwright")
-    path = Path(recipe)
-    own = path.read_text(encoding="utf-8") if path.suffix == ".toml" and path.exists() else ""
     options = ServiceOptions(
         name=name,
-        recipe=str(places.inside.recipe) if own else recipe,
-        recipe_text=own,
+        recipe=str(places.inside.recipe) if _own(recipe) else recipe,
         scope=places.scope,
-        program=program if program.exists() else Path(shutil.which("sparkwright") or program),
+        program=str(program) if program.exists() else shutil.which("sparkwright") or str(program),
         use=asked["use"],
         settings=settings,
         sidecars_gib=asked["sidecars_gib"],
@@ -256,6 +258,12 @@ def _described(
         uid=os.getuid() or IMAGE_UID,
     )
     return chosen, options, places
+
+
+def _own(recipe: str) -> str:
+    """Return the text of a recipe of the user's own; empty for one that ships."""
+    path = Path(recipe)
+    return path.read_text(encoding="utf-8") if path.suffix == ".toml" and path.exists() else ""
 
 
 def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool) -> OfferedWheel:
@@ -298,21 +306,6 @@ def _installed(asked: dict[str, Any]) -> list[str]:
 # Changing a service ----------------------------------------------------------------------------------------
 
 
-def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) -> ServiceRecord:
-    if places.record.exists():
-        import msgspec
-
-        known = service.load_record(places)
-        return msgspec.structs.replace(
-            known, recipe=options.recipe, use=options.use, host=options.host, port=options.port,
-            channel=channel or known.channel, models=options.models,
-        )  # fmt: skip
-    return ServiceRecord(
-        name=options.name, scope=options.scope, recipe=options.recipe, use=options.use, host=options.host,
-        port=options.port, channel=channel, models=options.models,
-    )  # fmt: skip
-
-
 def _prepared(
     places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
 ) -> str:
@@ -329,7 +322,7 @@ def _prepared(
 
 
 def _manager(places: ServicePlaces, record: ServiceRecord) -> service.SystemdManager:
-    url = reachable(record.host, record.port)
+    url = reachable(record.options.host, record.options.port)
     return service.SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
 
 
@@ -341,7 +334,6 @@ def _change(
     recipe: Recipe,
     *,
     predict: bool = False,
-    sidecars_gib: float = 0.0,
 ) -> None:
     from sparkwright.base.card import card_capability
     from sparkwright.engine.installed import read_installed
@@ -351,7 +343,8 @@ def _change(
     def preflight(python: Path) -> None:
         found = read_installed(python)
         check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
-        environment = {**os.environ, "HF_HOME": record.models or str(places.models)}
+        environment = {**os.environ, "HF_HOME": record.options.models or str(places.models)}
+        sidecars_gib = record.options.sidecars_gib
         findings = run_preflight(
             PreflightRequest(recipe, python=python, environment=environment, sidecars_gib=sidecars_gib)
         )
@@ -412,7 +405,7 @@ def _show_change(places: ServicePlaces, *, as_json: bool) -> None:
     """Print the wheels of a service after a change."""
     record = service.load_record(places)
     shown = {
-        "name": record.name,
+        "name": places.name,
         "wheel": record.wheels.get(record.current, ""),
         "previous": record.wheels.get(record.previous, ""),
     }

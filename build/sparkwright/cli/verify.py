@@ -15,7 +15,7 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.cli.machines import counting_machines, opened_cluster
-from sparkwright.cli.offered import newest_wheel
+from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
@@ -83,10 +83,10 @@ def command(
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
-    of these, WHEEL is the one in dist/ of the present build spec, else of the highest revision. Leaves a
-    report, and everything that was seen. --resume continues an interrupted run. With --cluster the server
-    runs on another machine, which needs a GB10 (any card for --smoke, none for --demo), and the run comes
-    back as it would be here.
+    of these, WHEEL is the one in dist/ of the present build spec, else of the highest revision; where there
+    is none, it is made as 'serve' makes it. Leaves a report, and everything that was seen. --resume continues
+    an interrupted run. With --cluster the server runs on another machine, which needs a GB10 (any card for
+    --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare' compares finished runs, wheels, recipes, or settings of one recipe, 'verify capacity'
     finds the highest rate of requests that a server stands, 'verify reference make' stores answers of a
@@ -99,7 +99,7 @@ def command(
             options = recorded_options(context, resume, asked, keys)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
-                chosen = newest_wheel(_series(asked))
+                chosen = offered_wheel(None, "", _series(asked), offline=offline, make=not only_plan)
                 wheel = chosen.wheel
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)

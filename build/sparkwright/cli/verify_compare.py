@@ -239,8 +239,8 @@ def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
     from sparkwright.base.errors import SparkwrightError
     from sparkwright.base.events import warn
     from sparkwright.engine.installed import read_installed
+    from sparkwright.engine.release import ask_installed
     from sparkwright.recipes.release_options import question_of
-    from sparkwright.serve.ask import ask_installed
     from sparkwright.store import open_store
 
     questions = [question_of(recipe) for recipe in recipes]

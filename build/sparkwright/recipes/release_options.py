@@ -1,6 +1,6 @@
 """Compare the options of a recipe with those of one vLLM release, as its own parser states them.
 
-Nothing here runs vLLM: `sparkwright.serve.ask` asks a release.
+Nothing here runs vLLM: `sparkwright.engine.release` asks a release.
 """
 
 from __future__ import annotations

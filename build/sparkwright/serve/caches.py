@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,32 +18,17 @@ from sparkwright.base.digests import digest_of
 from sparkwright.recipes import SERVED_NAMES, Recipe
 from sparkwright.store import Store, remove_tree
 
-_PASSING = (".lock", ".tmp")
 _KEPT = 20
 
 
-@dataclass(frozen=True)
-class CacheVariable:
-    """A variable that names a *folder* below the server's own, and the folder there of *compiled* results."""
-
-    name: str
-    folder: str
-    why: str
-    compiled: str = ""
-
-
-CACHES = (
-    CacheVariable(
-        "VLLM_CACHE_ROOT",
-        "vllm",
-        "torch.compile's graphs, and FlashInfer's tuned tactics",
-        "torch_compile_cache",
-    ),
-    CacheVariable("TRITON_CACHE_DIR", "triton", "kernels that Triton compiles"),
-    CacheVariable("TORCHINDUCTOR_CACHE_DIR", "inductor", "what torch compiles outside of vLLM's own cache"),
-    CacheVariable("FLASHINFER_WORKSPACE_BASE", "flashinfer", "kernels that FlashInfer compiles"),
-    CacheVariable("CUDA_CACHE_PATH", "cuda", "machine code that the driver makes of PTX"),
-)
+CACHES = {
+    "VLLM_CACHE_ROOT": ("vllm", "torch.compile's graphs, and FlashInfer's tuned tactics"),
+    "TRITON_CACHE_DIR": ("triton", "kernels that Triton compiles"),
+    "TORCHINDUCTOR_CACHE_DIR": ("inductor", "what torch compiles outside of vLLM's own cache"),
+    "FLASHINFER_WORKSPACE_BASE": ("flashinfer", "kernels that FlashInfer compiles"),
+    "CUDA_CACHE_PATH": ("cuda", "machine code that the driver makes of PTX"),
+}
+"""By variable: the folder that it names, below the server's own, and what is kept there."""
 
 
 def cache_key(identity: str, recipe: Recipe, card: str) -> str:
@@ -59,26 +43,13 @@ def cache_key(identity: str, recipe: Recipe, card: str) -> str:
 
 def cache_variables(folder: Path, taken: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that keep compiled results below *folder*, but those already *taken*."""
-    return {cache.name: str(folder / cache.folder) for cache in CACHES if cache.name not in taken}
-
-
-def compiled_results(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the files of compiled results in the caches that *variables* name, by path.
-
-    Other files that vLLM keeps in its cache, such as facts about models, do not count.
-    """
-    folders = [Path(variables[cache.name], cache.compiled) for cache in CACHES if cache.name in variables]
-    found: set[str] = set()
-    for folder in folders:
-        for parent, _, names in os.walk(folder):
-            found.update(os.path.join(parent, name) for name in names if not name.endswith(_PASSING))  # noqa: PTH118
-    return frozenset(found)
+    return {name: str(folder / below) for name, (below, _) in CACHES.items() if name not in taken}
 
 
 def reason_of(variable: str) -> str:
     """Return the reason of a cache's variable; empty for any other."""
-    found = next((cache for cache in CACHES if cache.name == variable), None)
-    return f"{found.why}, kept for this wheel, recipe and card" if found else ""
+    _, kept = CACHES.get(variable, ("", ""))
+    return f"{kept}, kept for this wheel, recipe and card" if kept else ""
 
 
 def caches_of(store: Store) -> Path:

@@ -1,34 +1,45 @@
-"""A started server as an engine that can be watched, and its state between two looks."""
+"""A started server as an engine that can be watched: its samples, its log, and evidence of its failures.
+
+The evidence is beyond that of `engine.server.evidence`: stacks, processes, samples.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import json
+import os
+import shutil
+import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.config import Model
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.events import emit
+from sparkwright.base.machine import look
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics import SpeculationAbsentError, fetch_snapshot, speculation
 from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import HostSample, MetricsSnapshot
 from sparkwright.engine.server import ServerProcess, sample_host
-from sparkwright.serve.incident import compilers
 from sparkwright.serve.watchdog import EngineSample
 
 if TYPE_CHECKING:
     import aiohttp
+    import psutil
 
-
+MOST_BYTES = 64 << 20
+KEPT = 4
+_DUMP_S = 15.0
+_MOST_DUMPED = 16
+_COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "fatbinary", "ninja", "cc1plus", "cudafe++", "nvlink"})
 _ANSWER_S = 10.0
 _ERROR = 500
-_PRESSURE = Path("/proc/pressure/memory")
 
 
 class ServedEngine:
@@ -66,7 +77,7 @@ class ServedEngine:
             failing=health is not None and health >= _ERROR,
             compilers=compilers(self.pids()),
             available_mib=host.memory_available_mib,
-            pressure=memory_pressure("full"),
+            pressure=pressure.full if (pressure := look().pressure) else -1,
         )
         return facts if counters is None else _with_counters(facts, counters)
 
@@ -97,50 +108,24 @@ def _with_counters(sample: EngineSample, counters: MetricsSnapshot) -> EngineSam
     )
 
 
-class Status(Model, frozen=True):
-    """The state of a server. Numbers that cannot be read are -1.
+def state_between(before: MetricsSnapshot, after: MetricsSnapshot, host: HostSample) -> dict[str, float]:
+    """Return the state of a server at *after*, with rates since *before*; -1 for what cannot be read.
 
-    Attributes:
-        acceptance_length: tokens of a step and request since then, 1 where no draft was accepted; -1 without
-            drafts.
-        kv_usage: share of the KV cache in use, 0 to 1.
-        available_gib: memory of the machine that can still be taken (MemAvailable).
-        pressure: share of the last ten seconds, in percent, in which something waited for memory (PSI).
+    The acceptance length counts the tokens of a step and request, 1 where no draft was accepted. The pressure
+    is the share of the last ten seconds, in percent, in which something waited for memory (PSI).
     """
-
-    running: float = -1
-    waiting: float = -1
-    tokens_per_s: float = -1
-    prompt_tokens_per_s: float = -1
-    acceptance_length: float = -1
-    kv_usage: float = -1
-    available_gib: float = -1
-    pressure: float = -1
-
-
-def status_between(
-    before: MetricsSnapshot, after: MetricsSnapshot, host: HostSample, pressure: float
-) -> Status:
-    """Return the state at *after*, with rates since *before*."""
     mib = host.memory_available_mib
-    return Status(
-        running=after.running,
-        waiting=after.waiting,
-        tokens_per_s=_rate(before, after, "generation_tokens"),
-        prompt_tokens_per_s=_rate(before, after, "prompt_tokens"),
-        acceptance_length=_acceptance_length(before, after),
-        kv_usage=after.kv_usage,
-        available_gib=mib / 1024 if mib >= 0 else -1,
-        pressure=pressure,
-    )
-
-
-def memory_pressure(kind: Literal["some", "full"] = "some", path: Path = _PRESSURE) -> float:
-    """Return the percentage of the last ten seconds in which memory was waited for (PSI); -1 if unread."""
-    with contextlib.suppress(OSError, ValueError):
-        if found := re.search(rf"^{kind} avg10=([\d.]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            return float(found.group(1))
-    return -1
+    state = {
+        "running": after.running,
+        "waiting": after.waiting,
+        "tokens_per_s": _rate(before, after, "generation_tokens"),
+        "prompt_tokens_per_s": _rate(before, after, "prompt_tokens"),
+        "acceptance_length": _acceptance_length(before, after),
+        "kv_usage": after.kv_usage,
+        "available_gib": mib / 1024 if mib >= 0 else -1,
+        "pressure": host.memory_pressure,
+    }
+    return {name: round(value, 3) for name, value in state.items()}
 
 
 def _rate(before: MetricsSnapshot, after: MetricsSnapshot, counter: str) -> float:
@@ -155,3 +140,109 @@ def _acceptance_length(before: MetricsSnapshot, after: MetricsSnapshot) -> float
         drafted = speculation(before, after)
         return drafted.mean_acceptance_length if drafted.drafts else -1
     return -1
+
+
+# Evidence --------------------------------------------------------------------------------------------------
+
+
+def _family(pids: Sequence[int]) -> Iterator[psutil.Process]:
+    """Yield the processes *pids* and their descendants."""
+    import psutil
+
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            yield from (root, *root.children(recursive=True))
+
+
+def family(pids: Sequence[int]) -> list[dict[str, object]]:
+    """Return the processes *pids* and their descendants: id, parent, name, state, CPU seconds and memory."""
+    import psutil
+
+    found: dict[int, dict[str, object]] = {}
+    for process in _family(pids):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = {
+                "pid": process.pid,
+                "parent": process.ppid(),
+                "name": process.name(),
+                "state": process.status(),
+                "threads": process.num_threads(),
+                "cpu_s": round(times.user + times.system, 2),
+                "rss_mib": process.memory_info().rss >> 20,
+            }
+    return list(found.values())
+
+
+def compilers(pids: Sequence[int]) -> int:
+    """Return the number of compilers that run below *pids*."""
+    import psutil
+
+    count = 0
+    for process in _family(pids):
+        with contextlib.suppress(psutil.Error):
+            count += process.name() in _COMPILERS
+    return count
+
+
+def keep_incident(place: Path, pids: Sequence[int], samples: Iterable[EngineSample]) -> tuple[str, ...]:
+    """Write the processes, their Python stacks and the last samples of an engine into the folder *place*.
+
+    Stacks are those of py-spy, where it is installed and may look at the processes.
+
+    Returns:
+        The names of the files that were written.
+    """
+    processes = family(pids)
+    written = {
+        "processes.json": json.dumps(processes, indent=1) + "\n",
+        "samples.jsonl": "".join(json.dumps(asdict(sample)) + "\n" for sample in samples),
+    }
+    if stacks := _stacks([int(str(one["pid"])) for one in processes][:_MOST_DUMPED]):
+        written["stacks.txt"] = stacks
+    for name, text in written.items():
+        (place / name).write_text(text, encoding="utf-8", errors="replace")
+    return tuple(written)
+
+
+def _stacks(pids: Sequence[int]) -> str:
+    from sparkwright.base.process import run
+
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return ""
+    found = []
+    for pid in pids:
+        # A stopped process cannot be paused once more: its memory is read as it is.
+        with contextlib.suppress(SparkwrightError):
+            done = run([program, "dump", "--nonblocking", "--pid", str(pid)], timeout=_DUMP_S, accept=(0, 1))
+            if done.status == 0:
+                found.append(done.text)
+    return "\n\n".join(found) + "\n" if found else ""
+
+
+def rotate(log: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> bool:
+    """Copy *log* to ``LOG.1`` and empty it if it has grown beyond *most* bytes; return true if it had.
+
+    Its writer goes on: it appends. What it writes between the copy and the cut is lost, at most some lines.
+    """
+    try:
+        size = log.stat().st_size
+    except FileNotFoundError:
+        return False
+    if size <= most:
+        return False
+    for number in range(kept - 1, 0, -1):
+        older = _piece(log, number)
+        if older.exists():
+            older.replace(_piece(log, number + 1))
+    shutil.copyfile(log, _piece(log, 1))
+    os.truncate(log, 0)
+    emit("serve.log-rotated", log=str(log), bytes=size)
+    return True
+
+
+def _piece(log: Path, number: int) -> Path:
+    return log.with_name(f"{log.name}.{number}")

@@ -27,8 +27,9 @@ from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
 from sparkwright.recipes import Recipe
-from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
-from sparkwright.serve.engine import ServedEngine, memory_pressure, status_between
+from sparkwright.serve.caches import cache_key, cache_variables
+from sparkwright.serve.engine import ServedEngine, state_between
+from sparkwright.serve.settings import reachable
 from sparkwright.serve.supervise import WatchOptions, supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 PORT = 8000
 """The port of `vllm serve`."""
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25
 # No parser of reasoning, or one whose template knows no switch named enable_thinking.
@@ -55,7 +55,6 @@ class ServeOptions:
     Attributes:
         port: port to listen at; 0 chooses a free one.
         key_file: the file of the key, if it is in one.
-        compiled_s: seconds between two searches for what was compiled while serving.
     """
 
     host: str = "127.0.0.1"
@@ -65,13 +64,7 @@ class ServeOptions:
     warm_up: bool = True
     offline: bool = False
     interval_s: float = 10.0
-    compiled_s: float = 30.0
     boot_s: float | None = None
-
-    @property
-    def reachable_host(self) -> str:
-        """Return the address by which this machine reaches the server."""
-        return _EVERYWHERE.get(self.host, self.host)
 
 
 @dataclass(frozen=True)
@@ -221,7 +214,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
         warmed = await _warmed(server, session, recipe) if options.warm_up else None
         emit(
             "serve.ready",
-            url=f"http://{options.reachable_host}:{server.launch.port}/v1",
+            url=f"{reachable(options.host, server.launch.port)}/v1",
             model=server.model,
             thinks=recipe.flags.get("reasoning-parser", "") not in _ALWAYS_TEXT,
             boot_s=round(server.facts.seconds, 1),
@@ -269,28 +262,13 @@ async def _report(server: ServerProcess, session: aiohttp.ClientSession, options
         ServerEndedError: it ended by itself.
     """
     before: MetricsSnapshot | None = None
-    compiled = await asyncio.to_thread(compiled_results, server.launch.environment)
-    due = searched = time.monotonic()
+    due = time.monotonic()
     while server.died is None:
         if time.monotonic() >= due:
             due = time.monotonic() + options.interval_s
             before = await _look(server, session, before)
-        if time.monotonic() - searched >= options.compiled_s:
-            searched = time.monotonic()
-            compiled = await _compiled_since(server, compiled)
         await asyncio.sleep(_POLL_S)
     raise await _ended(server)
-
-
-async def _compiled_since(server: ServerProcess, before: frozenset[str]) -> frozenset[str]:
-    """Warn of what was compiled while serving, and return all compiled results that there are now."""
-    now = await asyncio.to_thread(compiled_results, server.launch.environment)
-    if new := sorted(now - before):
-        warn(
-            f"{len(new)} files were compiled after the warm-up, while requests waited: {new[0]}",
-            compiled=new[:20],
-        )
-    return now
 
 
 async def _look(
@@ -303,9 +281,7 @@ async def _look(
         if server.died is None:
             warn(f"the server's counters cannot be read: {error.because}")
         return before
-    host = await sample_host()
-    state = status_between(before or after, after, host, memory_pressure())
-    emit("serve.status", **{name: round(getattr(state, name), 3) for name in state.__struct_fields__})
+    emit("serve.status", **state_between(before or after, after, await sample_host()))
     return after
 
 

@@ -1,7 +1,7 @@
 """Keep a served engine alive: watch it, keep evidence where it wedges, and start it again with back-off.
 
-systemd's own watchdog and restarts are for this process: it is told while an engine starts, and hears of each
-sample. In an image and in the foreground nothing else starts the engine again.
+systemd starts this process again, once it has ended over an engine, and ends it where it hangs: starts and
+samples are reported to it. In an image and in the foreground it starts the engine again itself.
 """
 
 from __future__ import annotations
@@ -18,36 +18,17 @@ from typing import Any
 
 from sparkwright.base.errors import ClusterError, FetchError, ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
-from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.engine import ServedEngine, keep_incident, rotate
 from sparkwright.serve.health import notify, write_state
-from sparkwright.serve.incident import keep_incident, rotate
 from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchLimits, WatchVerdict
 
 _KEPT_SAMPLES = 240
 _EXTENDED_S = 180  # of a start in systemd's eyes, from each pulse on
 _HOUR_S = 3600.0
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """The delays between starts, and the number of starts.
-
-    Attributes:
-        factor: each further one within an hour waits so many times as long.
-        per_hour: restarts in an hour after which the engine is given up.
-    """
-
-    first_s: float = 5.0
-    factor: float = 2.0
-    most_s: float = 600.0
-    per_hour: int = 6
-
-    def delay(self, earlier: tuple[float, ...], now: float) -> float | None:
-        """Return the seconds to wait before the next start, after *earlier* ones; `None` to give up."""
-        recent = sum(now - at < _HOUR_S for at in earlier)
-        if recent >= self.per_hour:
-            return None
-        return float(min(self.most_s, self.first_s * self.factor**recent))
+# Before another start; within an hour each waits twice as long as the one before.
+_FIRST_S, _MOST_S = 5.0, 600.0
+RESTARTS = 6
+"""Restarts in an hour after which an engine is given up."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +36,13 @@ class WatchOptions:
     """The settings of a watch.
 
     Attributes:
+        restarts: restarts in an hour, after which the engine is given up; 0 where systemd does them.
         state: file for the state; see `read_state`.
         speed: seconds of the engine's clock in a real one; above 1 only for a simulator.
     """
 
     limits: WatchLimits = field(default_factory=WatchLimits)
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    restarts: int = RESTARTS
     interval_s: float = 5.0
     canary_s: float = 60.0
     state: Path | None = None
@@ -81,7 +63,7 @@ async def supervise(
         FetchError: a model could not be fetched for the first start.
         ClusterError: the second of two machines could not be used for it.
     """
-    restarts: tuple[float, ...] = ()
+    restarts: list[float] = []
     announced = False
     while True:
         try:
@@ -98,17 +80,19 @@ async def supervise(
             judgement = Judgement(WatchVerdict.DEAD, f"it could not be started: {error.what}")
             warn(judgement.because)
         now = time.monotonic()
-        delay = options.policy.delay(restarts, now)
-        if delay is None:
+        recent = sum(now - at < _HOUR_S for at in restarts)
+        if recent >= options.restarts:
+            again = f", was started {recent} times again and is given up" if recent else ""
             raise ServerEndedError(
-                f"the engine was started {len(restarts)} times again and is given up",
+                f"the engine is {judgement.verdict}{again}",
                 because=judgement.because,
                 next_step="see the evidence beside its log",
             )
+        delay = min(_MOST_S, _FIRST_S * 2.0**recent)
         emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
         async with _pulsing(options, "restarting", judgement.because):
             await asyncio.sleep(delay / options.speed)
-        restarts = (*restarts, now)
+        restarts.append(now)
 
 
 async def watch(engine: ServedEngine, options: WatchOptions) -> Judgement:

@@ -7,8 +7,8 @@ length, a batch of another size, sampling, a chat template.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ServerError
@@ -35,15 +35,10 @@ _USUAL_BATCHED, _USUAL_SEQS, _USUAL_LEN = 2048, 16, 4096
 
 @dataclass(frozen=True)
 class Round:
-    """Requests that are sent together.
-
-    Attributes:
-        output: tokens of the longest answer; the batch shrinks request by request.
-    """
+    """Requests that are sent together, each of so many words; the batch shrinks request by request."""
 
     requests: int
     words: int
-    output: int = _OUTPUT
     chat: bool = False
     temperature: float = 0.0
 
@@ -108,7 +103,6 @@ class WarmUp:
     requests: int
     slowest_s: float
     rounds: int
-    planned: int
 
 
 async def warm_up(
@@ -148,7 +142,7 @@ async def warm_up(
                 "warmup.round", requests=this.requests, words=this.words, first_token_s=max(first, default=-1)
             )
             progress.advance()
-    return WarmUp(time.monotonic() - began, requests, slowest, sent, len(planned))
+    return WarmUp(time.monotonic() - began, requests, slowest, sent)
 
 
 def _cell(number: int, this: Round) -> Cell:
@@ -156,7 +150,7 @@ def _cell(number: int, this: Round) -> Cell:
         shape="burst" if this.requests == 1 else "drain",
         concurrency=this.requests,
         requests=this.requests,
-        max_tokens=this.output,
+        max_tokens=_OUTPUT,
         min_tokens=1,
         natural_stop=this.chat,
         chat=this.chat,
@@ -171,9 +165,4 @@ def _cell(number: int, this: Round) -> Cell:
 
 def _text(number: int, one: int, words: int) -> str:
     """Return a prompt of about *words* words that begins like no other, so that it is prefilled whole."""
-    return " ".join([f"{number}.{one}", *_repeated(words)])
-
-
-def _repeated(words: int) -> Iterator[str]:
-    for index in range(words):
-        yield _WORDS[index % len(_WORDS)]
+    return " ".join([f"{number}.{one}", *islice(cycle(_WORDS), words)])

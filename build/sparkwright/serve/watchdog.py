@@ -235,13 +235,9 @@ def _held(sample: EngineSample) -> str:
 
 
 def _short_of_memory(sample: EngineSample) -> str:
-    left = f"{sample.available_mib:.0f} MiB of the host's memory are left"
-    waits = f"everything waited for memory in {sample.pressure:.0f} % of the last ten seconds"
-    return " and ".join(
-        text
-        for text, said in (
-            (left, 0 <= sample.available_mib < _STARVED_MIB),
-            (waits, sample.pressure >= _STARVED_PRESSURE),
-        )
-        if said
-    )
+    said = []
+    if 0 <= sample.available_mib < _STARVED_MIB:
+        said.append(f"{sample.available_mib:.0f} MiB of the host's memory are left")
+    if sample.pressure >= _STARVED_PRESSURE:
+        said.append(f"everything waited for memory in {sample.pressure:.0f} % of the last ten seconds")
+    return " and ".join(said)

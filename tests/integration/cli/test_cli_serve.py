@@ -96,40 +96,6 @@ def test_the_key_of_the_shell_is_the_servers(serving: Any) -> None:
     assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors
 
 
-def test_what_is_compiled_while_serving_is_told(staged: World, serving: Any) -> None:
-    staged.carry("compiling", {"vllm/fault.py": COMPILING})
-    this = serving("--no-warm-up", "--interval", "0.2")
-    ready = this.wait_for("serve.ready")
-    this.wait_for("serve.status")
-    (Path(ready["log"]).parent / "compile-now").touch()
-    warning = this.wait_for("warning")
-    assert "1 files were compiled after the warm-up" in warning["message"]
-    assert warning["compiled"][0].endswith("/triton/kernel.cubin")
-    this.child.send_signal(signal.SIGTERM)
-    assert this.end()[0] == 0
-    assert len([line for line in this.lines() if line["kind"] == "warning"]) == 1, "each file once"
-
-
-COMPILING = """\
-FAULT = ''
-import os
-import threading
-import time
-from pathlib import Path
-
-
-def compile_late():
-    while not Path('compile-now').exists():
-        time.sleep(0.05)
-    cache = Path(os.environ['TRITON_CACHE_DIR'])
-    cache.mkdir(parents=True, exist_ok=True)
-    (cache / 'kernel.cubin').write_bytes(b'late')
-
-
-threading.Thread(target=compile_late, daemon=True).start()
-"""
-
-
 def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serving: Any) -> None:
     this = serving("--no-warm-up")
     this.wait_for("serve.ready")

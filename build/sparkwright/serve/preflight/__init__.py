@@ -7,7 +7,8 @@ Open `run` first: `run_preflight` collects the findings, `inspect_start` the mem
 
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.serve.preflight.checkpoint import find_folder
-from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest
+from sparkwright.serve.preflight.engine_checks import check_options
+from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest, read_engine
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
@@ -36,9 +37,11 @@ __all__ = [
     "PreflightReport",
     "PreflightRequest",
     "SysFs",
+    "check_options",
     "check_room",
     "find_folder",
     "inspect_start",
+    "read_engine",
     "read_host",
     "read_link",
     "refusals",

@@ -7,7 +7,6 @@ endian) and a JSON object of that length, so that a folder of hundreds of gigaby
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import json
 import math
@@ -125,19 +124,6 @@ def _tensor(name: str, entry: dict[str, Any]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BadLink:
-    """A symbolic link that a reader of the folder may not be able to follow.
-
-    Attributes:
-        broken: true if nothing is there; else it is outside the folder, or the cache that it is in.
-    """
-
-    name: str
-    target: str
-    broken: bool
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """The facts about one checkpoint.
 
@@ -158,7 +144,6 @@ class Checkpoint:
     index_bytes: int = -1
     tokenizer: tuple[str, ...] = ()
     pointers: tuple[str, ...] = ()
-    links: tuple[BadLink, ...] = ()
     gguf: tuple[str, ...] = ()
     other_weights: tuple[str, ...] = ()
     mistral: bool = False
@@ -217,17 +202,12 @@ def find_folder(name: str, environment: Mapping[str, str], revision: str = "") -
 def read_checkpoint(name: str, folder: Path) -> Checkpoint:
     """Return the facts in *folder*; what cannot be read is listed and does not raise."""
     unreadable: dict[str, str] = {}
-    files = sorted(path for path in folder.iterdir() if not path.is_dir() or path.is_symlink())
-    present = [path for path in files if path.is_file()]
+    present = sorted(path for path in folder.iterdir() if path.is_file())
     names = [path.name for path in present]
 
     def load(file: str) -> dict[str, Any]:
         return _load(folder / file, unreadable) if file in names else {}
 
-    for file in (one for one in TOKENIZERS if one in names and one.endswith(".json")):
-        with contextlib.suppress(OSError), (folder / file).open("rb") as tokenizer:
-            if why := _mark(tokenizer.read(3)):
-                unreadable[file] = why
     load("generation_config.json")  # transformers reads it, and refuses what cannot be read
     index = load(INDEX)
     weights = index.get("weight_map")
@@ -243,7 +223,6 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
         index_bytes=int(total) if isinstance(total, (int, float)) else -1,
         tokenizer=tuple(file for file in TOKENIZERS if file in names),
         pointers=tuple(path.name for path in present if path.suffix != ".safetensors" and is_pointer(path)),
-        links=tuple(_bad_links(folder, files)),
         gguf=tuple(file for file in names if file.endswith(".gguf")),
         other_weights=tuple(path.name for glob in _OTHER_WEIGHTS for path in sorted(folder.glob(glob))),
         mistral="params.json" in names,
@@ -257,44 +236,15 @@ def _load(path: Path, unreadable: dict[str, str]) -> dict[str, Any]:
     why = "it is no JSON object"
     try:
         if (size := path.stat().st_size) <= _LARGEST_JSON:
-            data = path.read_bytes()
-            found = json.loads(data)
-            mark = _mark(data)
-            if isinstance(found, dict) and not mark:
+            found = json.loads(path.read_bytes())
+            if isinstance(found, dict):
                 return found
-            why = mark or why
         else:
             why = f"it has {size} bytes"
     except (OSError, ValueError, RecursionError) as error:
         why = str(error)
     unreadable[path.name] = why
     return {}
-
-
-def _mark(data: bytes) -> str:
-    """Return why transformers refuses a JSON file that begins with *data*; empty if it does not."""
-    marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return (
-        "it begins with a byte order mark, which transformers refuses: save it as UTF-8 without"
-        if marked
-        else ""
-    )
-
-
-def _bad_links(folder: Path, files: list[Path]) -> Iterator[BadLink]:
-    """Yield links that are broken or lead out of the folder; those of a snapshot into its blobs do not."""
-    home = folder.resolve()
-    # …/models--org--name/snapshots/COMMIT: files are links into …/models--org--name/blobs.
-    if home.parent.name == "snapshots":
-        home = home.parent.parent
-    for path in files:
-        if not path.is_symlink():
-            continue
-        target = str(path.readlink())
-        if not path.exists():
-            yield BadLink(path.name, target, broken=True)
-        elif not path.resolve().is_relative_to(home):
-            yield BadLink(path.name, target, broken=False)
 
 
 @dataclass(frozen=True)
@@ -305,13 +255,11 @@ class Quantization:
         method: in vLLM's words, such as ``modelopt`` or ``compressed-tensors``; ``none`` without one.
         algorithm: the producer's name of the format, such as ``NVFP4``; empty where it names none.
         source: the file that says so.
-        other: the method that a second file names, where it names another.
     """
 
     method: str = NONE
     algorithm: str = ""
     source: str = ""
-    other: str = ""
 
 
 def find_quantization(checkpoint: Checkpoint) -> Quantization:
@@ -319,17 +267,9 @@ def find_quantization(checkpoint: Checkpoint) -> Quantization:
     for config in (checkpoint.config, checkpoint.text):
         stated = config.get("quantization_config") or config.get("compression_config")
         if isinstance(stated, dict) and stated.get("quant_method"):
-            method = str(stated["quant_method"]).lower()
             algorithm = str(stated.get("quant_algo") or stated.get("format") or "")
-            other = _modelopt(checkpoint.modelopt)
-            differs = other if other not in {NONE, method} else ""
-            return Quantization(method, algorithm, "config.json", differs)
-    if _modelopt(checkpoint.modelopt) != NONE:
-        algorithm = str(checkpoint.modelopt.get("quantization", {}).get("quant_algo", ""))
-        return Quantization("modelopt", algorithm, "hf_quant_config.json")
+            return Quantization(str(stated["quant_method"]).lower(), algorithm, "config.json")
+    inner = checkpoint.modelopt.get("quantization")
+    if isinstance(inner, dict) and inner.get("quant_algo"):
+        return Quantization("modelopt", str(inner["quant_algo"]), "hf_quant_config.json")
     return Quantization()
-
-
-def _modelopt(found: Mapping[str, Any]) -> str:
-    inner = found.get("quantization")
-    return "modelopt" if isinstance(inner, dict) and inner.get("quant_algo") else NONE

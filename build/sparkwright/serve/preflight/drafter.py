@@ -207,22 +207,18 @@ def check_draft_cache(
         return
     if not target.hybrid or its <= own * _LARGER:
         return
-    factor = its / own
-    because = (
-        f"in a hybrid model all pages have one size, and the drafter's, of {draft}, are {factor:.2f} times "
-        f"the target's, of {options.dtype}"
-    )
-    remedy = (
-        "use a drafter with as many KV heads as the target"
-        if draft == options.dtype
-        else f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
-    )
     row = "draft-kv-pages/unread"
     if PAGES_CARRY in engine.carries or (version and not before(version, _PAGES_SINCE)):
         row = "draft-kv-pages/padded"
     elif version and before(version, _READ_UNTIL):
         row = "draft-kv-pages"
-    yield finding(row, because=because, remedy=remedy, factor=factor, version=version or "before 0.33")
+    remedy = (
+        "use a drafter with as many KV heads as the target"
+        if draft == options.dtype
+        else f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
+    )
+    types = {"draft": draft, "target": options.dtype, "version": version or "before 0.33"}
+    yield finding(row, factor=its / own, remedy=remedy, **types)
 
 
 def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 from packaging.version import Version
@@ -18,7 +18,7 @@ from sparkwright.recipes import Recipe, incompatibilities
 from sparkwright.recipes.release_options import question_of
 from sparkwright.recipes.rules import ServerOptions, before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
-from sparkwright.serve.preflight.facts import StartFacts
+from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.machine import CardFacts, HostFacts
 from sparkwright.serve.preflight.shape import model_shape, whole_number
@@ -107,16 +107,15 @@ def _architecture(engine: EngineFacts, checkpoint: Checkpoint) -> Iterator[Findi
 # Options ---------------------------------------------------------------------------------------------------
 
 
-def check_options(facts: StartFacts) -> Iterator[Finding]:
+def check_options(request: PreflightRequest, engine: EngineFacts | None) -> Iterator[Finding]:
     """Yield a finding for each flag and variable that the release refuses, or that has no effect there.
 
     The release's own parser is asked; nothing is found where it cannot be asked yet.
     """
-    recipe, request, engine = facts.recipe, facts.request, facts.engine
     if request.ask is None or engine is None:
         return
     try:
-        answer = request.ask(request.python, engine, [question_of(recipe, request.environment)])
+        answer = request.ask(request.python, engine, [question_of(request.recipe, request.environment)])
     except SparkwrightError as error:
         yield finding("options/unasked", because=error.because or error.what)
         return
@@ -168,24 +167,13 @@ def check_latent(facts: StartFacts) -> Iterator[Finding]:
 
 def check_compilers(facts: StartFacts) -> Iterator[Finding]:
     """Yield findings about just-in-time compilers: FlashInfer's, Triton's, CuTe's."""
-    host, engine, request, recipe = facts.host, facts.engine, facts.request, facts.recipe
-    card, environment = host.card, request.variables
+    engine, card, environment = facts.engine, facts.host.card, facts.request.variables
     if card is None:
         return
-    missing = _missing(engine, card.capability, recipe.name) if engine is not None else None
-    if engine is not None and not engine.installed and request.lacks:
-        missing = _Missing.some("no companion for this card was found that holds", request.lacks)
-    if engine is not None and missing is not None:
-        machine = engine.machine or host.machine
-        command = build_command(engine.version, machine, card.capability, recipe.name)
-        remedy = f"install a companion with them ({command})"
-        if missing.loaded:
-            yield _of_another_card(engine, card)
-        else:
-            yield _uncompiled(host, card, missing, remedy)
-            if missing.attention and (not host.tools.get("nvcc") or _too_old(host, card)):
-                yield from _fp8_attention(recipe, card, engine, facts.target, remedy)
-    prebuilt = missing is None and engine is not None and bool(engine.packages.get(COMPANION))
+    why, lacks = ("", ()) if engine is None else _missing(facts, engine, card.capability)
+    if engine is not None and why:
+        yield from _uncompiled(facts, engine, card, why, lacks)
+    prebuilt = not why and engine is not None and bool(engine.packages.get(COMPANION))
     for name in _ARCHITECTURES:
         value = environment.get(name, "")
         if value and not _names(value, card.capability):
@@ -199,63 +187,58 @@ def check_compilers(facts: StartFacts) -> Iterator[Finding]:
         yield finding("ptxas", program=ptxas)
 
 
-@dataclass(frozen=True)
-class _Missing:
-    """Kernels of FlashInfer that no installed file holds.
+def _missing(facts: StartFacts, engine: EngineFacts, capability: str) -> tuple[str, tuple[str, ...]]:
+    """Return why kernels of FlashInfer that the start needs are in no installed file; empty if they are.
 
-    Attributes:
-        kernels: the subject of a sentence about them.
-        loaded: FlashInfer loads the kernels of another card in their place.
-        attention: attention, the drafter's too, is among them.
+    And their names, where some are. A companion without sparkwright's record is treated as complete, since it
+    does not list its kernels.
     """
-
-    why: str
-    kernels: str = "FlashInfer's kernels"
-    sampling: bool = True
-    loaded: bool = False
-    attention: bool = True
-
-    @classmethod
-    def some(cls, why: str, names: Sequence[str]) -> _Missing:
-        """Return those called *names*, which end the reason *why*."""
-        return cls(
-            f"{why} {', '.join(names)}",
-            "some of FlashInfer's kernels",
-            sampling="sampling" in names,
-            attention=any(name.startswith("attention-") for name in names),
-        )
-
-
-def _missing(engine: EngineFacts, capability: str, recipe: str) -> _Missing | None:
-    """Return the kernels that *recipe* needs on a card of *capability* and that are not installed, if any.
-
-    A companion without sparkwright's record is treated as complete, since it does not list its kernels.
-    """
+    if not engine.installed and (lacks := facts.request.lacks):
+        return f"no companion for this card was found that holds {', '.join(lacks)}", lacks
     if not engine.packages.get("flashinfer-python"):
-        return None
+        return "", ()
     if not engine.packages.get(COMPANION):
-        return _Missing(f"{COMPANION} is not installed")
-    if engine.companion_arch and engine.companion_arch.rstrip("af") != capability:
-        loaded = Version(engine.packages["flashinfer-python"]) < _FIRST_THAT_LOOKS
-        return _Missing(f"the installed {COMPANION} is for {engine.companion_arch}", loaded=loaded)
-    lacks = engine.companion_lacks.get(recipe, engine.companion_lacks.get("*", ()))
-    return _Missing.some(f"the installed {COMPANION} lacks", lacks) if lacks else None
+        return f"{COMPANION} is not installed", ()
+    if _is_of_another_card(engine, capability):
+        return f"the installed {COMPANION} is for {engine.companion_arch}", ()
+    lacks = engine.companion_lacks.get(facts.recipe.name, engine.companion_lacks.get("*", ()))
+    return (f"the installed {COMPANION} lacks {', '.join(lacks)}" if lacks else "", lacks)
 
 
-def _of_another_card(engine: EngineFacts, card: CardFacts) -> Finding:
-    return finding(
-        "companion",
-        companion=COMPANION,
-        arch=engine.companion_arch,
-        card=card.name,
-        capability=card.capability,
-        version=engine.packages["flashinfer-python"],
+def _is_of_another_card(engine: EngineFacts, capability: str) -> bool:
+    arch = engine.companion_arch if engine.packages.get(COMPANION) else ""
+    return bool(arch) and arch.rstrip("af") != capability
+
+
+def _uncompiled(
+    facts: StartFacts, engine: EngineFacts, card: CardFacts, why: str, lacks: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield findings about kernels that are compiled late, or not at all; *lacks* names them, or all are."""
+    host = facts.host
+    command = build_command(
+        engine.version, engine.machine or host.machine, card.capability, facts.recipe.name
     )
-
-
-def _too_old(host: HostFacts, card: CardFacts) -> bool:
-    """Tell if the nvcc of this machine cannot compile for *card*."""
-    return bool(host.nvcc) and host.nvcc < _FIRST_NVCC.get(card.capability, ())
+    remedy = f"install a companion with them ({command})"
+    version = engine.packages.get("flashinfer-python", "")
+    if not lacks and _is_of_another_card(engine, card.capability) and Version(version) < _FIRST_THAT_LOOKS:
+        of = {"arch": engine.companion_arch, "card": card.name, "capability": card.capability}
+        yield finding("companion", companion=COMPANION, version=version, **of)
+        return
+    nvcc, oldest = host.tools.get("nvcc"), _FIRST_NVCC.get(card.capability, ())
+    old = bool(host.nvcc) and host.nvcc < oldest
+    texts = {"kernels": "some of FlashInfer's kernels" if lacks else "FlashInfer's kernels", "why": why}
+    texts["remedy"] = remedy
+    if nvcc is None:
+        sampler = ", or set VLLM_USE_FLASHINFER_SAMPLER=0" if not lacks or "sampling" in lacks else ""
+        yield finding("nvcc", sampler=sampler, **texts)
+    elif old:
+        versions = {"cuda": ".".join(map(str, host.nvcc)), "oldest": ".".join(map(str, oldest))}
+        yield finding("nvcc/old", nvcc=nvcc, capability=card.capability, **versions, **texts)
+    else:
+        yield finding("jit", nvcc=nvcc, **texts)
+    attention = not lacks or any(name.startswith("attention-") for name in lacks)
+    if attention and (nvcc is None or old):
+        yield from _fp8_attention(facts.recipe, card, engine, facts.target, remedy)
 
 
 def _fp8_attention(
@@ -274,19 +257,6 @@ def _fp8_attention(
     if not fp8 or not chosen or others or latent or options.family(12) is not True:
         return
     yield finding("fp8-kv-fallback", version=engine.version, capability=card.capability, remedy=remedy)
-
-
-def _uncompiled(host: HostFacts, card: CardFacts, missing: _Missing, remedy: str) -> Finding:
-    """Return the finding about *missing* kernels: compiled late, or not at all."""
-    nvcc, facts = host.tools.get("nvcc"), {"kernels": missing.kernels, "why": missing.why, "remedy": remedy}
-    if nvcc is None:
-        sampler = ", or set VLLM_USE_FLASHINFER_SAMPLER=0" if missing.sampling else ""
-        return finding("nvcc", sampler=sampler, **facts)
-    if _too_old(host, card):
-        oldest = ".".join(map(str, _FIRST_NVCC[card.capability]))
-        cuda = ".".join(map(str, host.nvcc))
-        return finding("nvcc/old", nvcc=nvcc, cuda=cuda, capability=card.capability, oldest=oldest, **facts)
-    return finding("jit", nvcc=nvcc, **facts)
 
 
 def _names(value: str, capability: str) -> bool:

@@ -5,7 +5,6 @@ vLLM stops over a template that is named and missing, and no chat works with a b
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,14 +34,9 @@ _OVERRIDES = {
     "auto_round": {"auto-round"},
     "inc": {"auto-round", "auto_round"},
 }
-_FILE = "chat_template.jinja"
-_JSON = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
 _MOST = 4 << 20
 _LITERAL = frozenset("{}\n")  # what vLLM takes a template itself by, where no file of that name is
 _BUNDLED = "template_"  # names of the templates in vLLM's own folder
-# vLLM writes their chats without a template, or has one for them.
-_OWN_ENCODERS = ("Alpamayo2", "DeepseekV32", "DeepseekV4", "Inkling", "KimiK3", "MoonshotKimia")
-_FALLBACKS = ("blip-2", "colpali", "deepseek_ocr", "deepseek_vl_v2", "minicpm", "paligemma", "unlimited")
 
 
 def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool = True) -> Iterator[Finding]:
@@ -57,10 +51,6 @@ def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool
     pointers = [shard.name for shard in checkpoint.shards if shard.pointer and weights]
     if pointers := [*pointers, *checkpoint.pointers]:
         yield finding("lfs-pointer", model=model, files=listed(pointers))
-    for row, broken in (("broken-link", True), ("outward-link", False)):
-        links = [f"{one.name} -> {one.target}" for one in checkpoint.links if one.broken is broken]
-        if links:
-            yield finding(row, model=model, links=listed(links))
     yield from _config(checkpoint)
     if weights:
         yield from _shards(checkpoint)
@@ -87,9 +77,10 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield finding("unreadable", name=name, model=model, why=why)
     if checkpoint.gguf and not checkpoint.shards:
         yield finding("gguf", model=model, files=listed(checkpoint.gguf))
-    elif not checkpoint.config and checkpoint.mistral:
-        yield finding("mistral-format", model=model)
-    elif not checkpoint.config and not {"config.json"} & {*checkpoint.unreadable, *checkpoint.pointers}:
+    elif not (checkpoint.config or checkpoint.mistral) and not {"config.json"} & {
+        *checkpoint.unreadable,
+        *checkpoint.pointers,
+    }:
         yield finding("no-config", model=model, folder=checkpoint.folder)
 
 
@@ -136,8 +127,6 @@ def check_quantization(recipe: Recipe, checkpoint: Checkpoint) -> Iterator[Findi
 
 def _by_recipe(recipe: Recipe, model: str, found: Quantization) -> Iterator[Finding]:
     method, stated = found.method, _stated(found)
-    if found.other:
-        yield finding("quantization-files", model=model, method=method, other=found.other)
     if recipe.weights and _family(recipe.weights) != _family(method):
         facts = {"weights": recipe.weights, "stated": stated, "method": method}
         yield finding("quantization-recipe", model=model, **facts)
@@ -175,88 +164,44 @@ def _family(method: str) -> str:
 # Chat templates --------------------------------------------------------------------------------------------
 
 
-def check_template(recipe: Recipe, checkpoint: Checkpoint | None) -> Iterator[Finding]:
-    """Yield findings about the chat template that *recipe* names, else about that of *checkpoint*."""
+def check_template(recipe: Recipe) -> Iterator[Finding]:
+    """Yield findings about the chat template that *recipe* names, a file or the template itself."""
     given = recipe.flags.get("chat-template")
-    if isinstance(given, str) and given:
-        yield from _given(given)
-    elif checkpoint is not None and not recipe.flags.get("tokenizer"):
-        templates = dict(_templates(checkpoint))
-        if not templates and _needs_one(recipe, checkpoint):
-            yield finding("no-template", model=checkpoint.name)
-        for place, text in templates.items():
-            yield from _parsed(f"{place} of {checkpoint.name}", text)
+    if not isinstance(given, str) or not given:
+        return
+    text, why = _template(given)
+    if why:
+        yield finding("chat-template", place=given, why=why)
+    elif text and (fault := _fault(text)):
+        place = given if text != given else "the flag chat-template"
+        yield finding("chat-template/broken", place=place, why=fault)
 
 
-def _given(given: str) -> Iterator[Finding]:
+def _template(given: str) -> tuple[str, str]:
+    """Return the template that a flag names or is, and why vLLM cannot take it; of vLLM's own neither."""
     path = Path(given)
-    literal = bool(_LITERAL & set(given))
     try:
-        there, file = path.exists(), path.is_file()
+        there = path.exists()
     except (OSError, ValueError):  # such as a whole template, which is too long for a name
-        there = file = False
-    if literal and not there:
-        yield from _parsed("the flag chat-template", given)
-    elif there and not file:
-        yield finding("chat-template", place=given, why="it is no file")
-    elif not path.is_absolute() and not given.startswith(_BUNDLED):
-        because = "a relative path is looked up in the working folder of the server, which each start makes"
-        yield finding("chat-template", place=given, why=because)
-    elif not there and path.is_absolute():
-        yield finding("chat-template", place=given, why="there is no such file")
-    elif there:
-        try:
-            text = _read(path)
-        except (OSError, UnicodeDecodeError) as error:
-            yield finding("chat-template", place=given, why=f"it cannot be read: {error}")
-        else:
-            yield from _parsed(given, text)
-
-
-def _templates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield each template of *checkpoint* with its place; files that cannot be read are others' findings."""
-    more = sorted((checkpoint.folder / "additional_chat_templates").glob("*.jinja"))
-    for path in (checkpoint.folder / _FILE, *more):
-        try:
-            yield path.name, _read(path)
-        except (OSError, UnicodeDecodeError):
-            continue
-    for name in _JSON:
-        try:
-            found = json.loads(_read(checkpoint.folder / name))
-        except (OSError, ValueError, RecursionError):
-            continue
-        stated: Any = found.get("chat_template") if isinstance(found, dict) else None
-        several = stated if isinstance(stated, list) else [{"template": stated}]
-        for entry in several:
-            if isinstance(entry, dict) and isinstance(text := entry.get("template"), str) and text:
-                yield f"{name} {entry.get('name', '')}".strip(), text
-
-
-def _needs_one(recipe: Recipe, checkpoint: Checkpoint) -> bool:
-    """Tell if chats of *checkpoint* need a template, unlike those that a tokenizer writes by itself."""
-    flags = recipe.flags
-    if flags.get("tokenizer-mode", "auto") not in {"auto", "hf", "slow"} or flags.get("runner") == "pooling":
-        return False
-    if checkpoint.mistral or "tekken.json" in checkpoint.tokenizer or flags.get("skip-tokenizer-init"):
-        return False
-    kind = str(checkpoint.config.get("model_type") or "")
-    own = any(name.startswith(_OWN_ENCODERS) for name in checkpoint.architectures)
-    return checkpoint.has_vocabulary and not own and not kind.startswith(_FALLBACKS)
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(_MOST).decode()
-
-
-def _parsed(place: str, text: str) -> Iterator[Finding]:
-    """Yield a finding where the template *text* does not parse as transformers parses it."""
-    if why := _fault(text):
-        yield finding("chat-template/broken", place=place, why=why)
+        there = False
+    if _LITERAL & {*given} and not there:
+        return given, ""
+    if there and not path.is_file():
+        return "", "it is no file"
+    if not path.is_absolute():
+        why = "a relative path is looked up in the working folder of the server, which each start makes"
+        return "", "" if given.startswith(_BUNDLED) else why
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST).decode(), ""
+    except FileNotFoundError:
+        return "", "there is no such file"
+    except (OSError, UnicodeDecodeError) as error:
+        return "", f"it cannot be read: {error}"
 
 
 def _fault(text: str) -> str:
+    """Return why the template *text* does not parse as transformers parses it; empty if it does."""
     from jinja2 import Environment, TemplateSyntaxError, nodes
     from jinja2.ext import Extension
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal
 
-from sparkwright.base.config import Model, convert, parse_toml
+import msgspec
+
+from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.errors import PreflightError
 from sparkwright.base.events import warn
 
@@ -17,32 +19,9 @@ _ORDER: tuple[Level, ...] = ("refuse", "warn", "note")
 _SHOWN = 3
 
 
-class FindingRow(Model, frozen=True):
-    """The level of a finding and its texts, in which facts stand in braces; see the head of the table."""
-
-    level: Level
-    what: str
-    because: str = ""
-    next: str = ""
-    liftable: bool = False
-
-
-class _Table(Model, frozen=True):
-    format: Literal[1]
-    findings: dict[str, dict[str, Any]]
-
-
-@functools.cache
-def finding_rows() -> Mapping[str, FindingRow]:
-    """Return every row by its name; what a NAME/CASE does not state is that of NAME."""
-    data = (resources.files("sparkwright.serve.preflight") / "findings.toml").read_bytes()
-    rows = parse_toml(data, _Table, newest_format=1, name="findings.toml").findings
-    return {name: convert({**rows[name.partition("/")[0]], **row}, FindingRow) for name, row in rows.items()}
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth knowing, before a server is started.
+    """One thing that is wrong, or worth knowing, before a start; in the table facts stand in braces.
 
     Attributes:
         level: ``refuse`` stops the start, ``warn`` costs speed or reliability, ``note`` informs.
@@ -57,11 +36,27 @@ class Finding:
     liftable: bool = False
 
 
+class _Table(Model, frozen=True):
+    format: Literal[1]
+    findings: dict[str, dict[str, Any]]
+
+
+@functools.cache
+def finding_rows() -> Mapping[str, Finding]:
+    """Return every row by its name; what a NAME/CASE does not state is that of NAME."""
+    data = (resources.files("sparkwright.serve.preflight") / "findings.toml").read_bytes()
+    rows = parse_toml(data, _Table, newest_format=1, name="findings.toml").findings
+    return {
+        name: msgspec.convert({"check": (check := name.partition("/")[0]), **rows[check], **row}, Finding)
+        for name, row in rows.items()
+    }
+
+
 def finding(row: str, /, **facts: Any) -> Finding:
     """Return the finding of the table's *row* with these *facts*."""
     found = finding_rows()[row]
-    what, because, next_step = (text.format_map(facts) for text in (found.what, found.because, found.next))
-    return Finding(row.partition("/")[0], found.level, what, because, next_step, found.liftable)
+    texts = {name: getattr(found, name).format_map(facts) for name in ("what", "because", "next_step")}
+    return replace(found, **texts)
 
 
 def listed(names: Collection[str]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -214,26 +213,16 @@ def _token(environment: Mapping[str, str]) -> str:
     return ""
 
 
-def check_offline(
-    environment: Mapping[str, str],
-    models: Mapping[str, Checkpoint | None],
-    remote: Mapping[str, RemoteModel],
-) -> Iterator[Finding]:
-    """Yield findings about *models* that a start would have to fetch or look up; *remote* are not here."""
-    offline = is_offline(environment)
-    for name, checkpoint in models.items():
-        if name not in remote:
-            # A folder is not looked up on the hub.
-            if checkpoint and not offline and str(checkpoint.folder) != os.path.expanduser(name):  # noqa: PTH111 - a name
-                yield finding("offline", model=name)
-        elif not is_repository(name):
+def check_fetched(environment: Mapping[str, str], remote: Mapping[str, RemoteModel]) -> Iterator[Finding]:
+    """Yield a finding for each model that a start would have to fetch; *remote* are those by name."""
+    for name, told in remote.items():
+        if not is_repository(name):
             yield finding("model-missing/path", model=name)
-        elif offline:
+        elif is_offline(environment):
             yield finding("model-missing", model=name)
-        elif remote[name].refused:
-            yield finding("model-refused", model=name, why=remote[name].refused)
+        elif told.refused:
+            yield finding("model-refused", model=name, why=told.refused)
         else:
-            told = remote[name]
             size = f"{told.download / GIB:.1f} GiB in {told.files} files, as the hub lists them"
             known = "; ".join(filter(None, (size if told.files else "", told.unread)))
             yield finding("model-fetched" if known else "model-fetched/unread", model=name, size=known)

@@ -6,8 +6,8 @@ CUDA takes are estimates with a range, whose sources stand beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from sparkwright.recipes import Recipe
@@ -17,7 +17,6 @@ from sparkwright.serve.preflight.facts import StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.kv_plan import (
     REQUESTS,
-    KvOptions,
     KvPlan,
     UnknownFormatError,
     flag_number,
@@ -56,19 +55,23 @@ class BudgetRow:
 
 
 @dataclass(frozen=True)
-class Demand:
-    """The demand of a recipe. Bytes that are not known are -1.
+class Budget:
+    """The demand of a start against the memory that it finds. Bytes that are not known are -1.
 
     Attributes:
         weights_source: the files and types that they were counted from.
         drafter: bytes of the drafter's; 0 without one.
         plan: layout of the KV cache; `None` where it is not known.
+        plan_unknown: the reason for that.
         length: tokens of the longest request; 0 where vLLM fits it to the memory, or it is not known.
-        stretched: true if the recipe changes how long a context may be.
+        longest: tokens of the longest context that the model allows; 0 where it does not say, or the recipe
+            changes it.
         utilization: share of the memory that vLLM may take.
-        pool: bytes of the KV cache, where the recipe fixes them; else -1.
+        fixed_pool: bytes of the KV cache, where the recipe fixes them; else -1.
+        estimates: of what is neither weights nor KV cache, by part.
     """
 
+    memory: Memory
     weights: int
     weights_source: str
     drafter: int
@@ -76,102 +79,64 @@ class Demand:
     plan: KvPlan | None
     plan_unknown: str
     length: int
+    longest: int
     requests: int
-    shape: ModelShape | None
-    options: KvOptions
-    stretched: bool
-    eager: bool
-    vision: bool
     utilization: float
-    pool: int
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A demand against a memory.
-
-    Attributes:
-        estimates: of what is neither weights nor KV cache, by part.
-    """
-
-    demand: Demand
-    memory: Memory
-    estimates: dict[str, Estimate] = field(default_factory=dict)
+    fixed_pool: int
+    estimates: Mapping[str, Estimate]
 
     @property
     def limit(self) -> int:
         """The bytes that vLLM may take."""
-        return int(self.demand.utilization * self.memory.total)
+        return int(self.utilization * self.memory.total)
 
     @property
     def fixed(self) -> int:
         """The bytes of the weights that are known."""
-        return max(0, self.demand.weights) + max(0, self.demand.drafter)
+        return max(0, self.weights) + max(0, self.drafter)
 
     def pool(self, end: End = "likely") -> int:
         """Return the bytes left for the KV cache; *end* names which end of the estimates to take."""
-        if self.demand.pool >= 0:
-            return self.demand.pool
+        if self.fixed_pool >= 0:
+            return self.fixed_pool
         return self.limit - self.fixed - self._estimated(end)
 
     @property
     def asked(self) -> int:
         """The bytes that the server takes: the limit, or all parts where the recipe fixes the pool."""
-        if self.demand.pool < 0:
+        if self.fixed_pool < 0:
             return self.limit
-        return self.fixed + self.demand.pool + self._estimated("likely")
+        return self.fixed + self.fixed_pool + self._estimated("likely")
 
     def _estimated(self, end: End) -> int:
         return int(sum(getattr(one, end) for one in self.estimates.values()) * GIB)
 
 
-# The demand ------------------------------------------------------------------------------------------------
-
-
 def make_budget(facts: StartFacts) -> Budget:
     """Return the demand of a start in this machine's memory, with the estimates for that kind of memory."""
-    demand, memory = _demand(facts), facts.host.memory(int(facts.request.sidecars_gib * GIB))
-    estimates = {"activations": _activations(demand)}
-    if memory.kind != "host" and not demand.eager:
-        estimates["CUDA graphs"] = Estimate(
-            0.1, 1.0, 3.0, "estimate; a tiny pair's were put at 1.03 GiB, and took 0.16 (H200)"
-        )
-    if memory.kind == "host":
-        estimates["libraries"] = Estimate(0.5, 1.0, 2.0, "estimate: torch and vLLM in each process")
-    elif memory.kind == "card":
-        estimates["CUDA"] = Estimate(0.2, 0.6, 1.8, "estimate; published logs have 0.20 to 1.79 GiB")
-    else:
-        source = "estimate: a unified card's free memory is the host's, so both count"
-        estimates["CUDA, engine's host memory"] = Estimate(1.0, 3.0, 5.0, source)
-    return Budget(demand, memory, estimates)
-
-
-def _demand(facts: StartFacts) -> Demand:
-    recipe, target, drafter, options = facts.recipe, facts.target, facts.drafter, facts.options
+    recipe, target, drafter, ranks = facts.recipe, facts.target, facts.drafter, facts.options.ranks
     shape = model_shape(target.text) if target else None
     plan, unknown = _plan(facts)
     loaded = loaded_weights(recipe, target) if target and target.shards else None
     drafted = loaded_weights(recipe, drafter, draft=True) if drafter and drafter.shards else None
+    memory = facts.host.memory(int(facts.request.sidecars_gib * GIB))
+    stretched = "hf-overrides" in recipe.flags or "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in facts.request.variables
     utilization = recipe.flags.get("gpu-memory-utilization", _UTILIZATION)
-    return Demand(
+    return Budget(
+        memory,
         weights=loaded.bytes if loaded else -1,
         weights_source=_source(facts, recipe.model, loaded)
-        + (f"; over {options.ranks} cards" if loaded and options.ranks > 1 else ""),
+        + (f"; over {ranks} cards" if loaded and ranks > 1 else ""),
         drafter=drafted.bytes if drafted else (-1 if recipe.drafter and recipe.speculative else 0),
         drafter_source=_source(facts, recipe.drafter, drafted),
         plan=plan,
         plan_unknown=unknown,
         length=_length(recipe, shape),
+        longest=shape.longest if shape and not stretched else 0,
         requests=flag_number(recipe, "max-num-seqs", REQUESTS),
-        shape=shape,
-        options=options,
-        stretched="hf-overrides" in recipe.flags
-        or "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in facts.request.variables,
-        eager=recipe.flags.get("enforce-eager") is True,
-        vision=bool(target and target.config.get("vision_config"))
-        and recipe.flags.get("language-model-only") is not True,
         utilization=float(utilization) if isinstance(utilization, (int, float)) else _UTILIZATION,
-        pool=_fixed_pool(facts),
+        fixed_pool=_fixed_pool(facts),
+        estimates=_estimates(facts, shape, memory.kind),
     )
 
 
@@ -217,22 +182,42 @@ def _fixed_pool(facts: StartFacts) -> int:
     return fixed
 
 
-def _activations(demand: Demand) -> Estimate:
+def _estimates(facts: StartFacts, shape: ModelShape | None, kind: str) -> dict[str, Estimate]:
+    found = {"activations": _activations(facts, shape)}
+    if kind != "host" and facts.recipe.flags.get("enforce-eager") is not True:
+        found["CUDA graphs"] = Estimate(
+            0.1, 1.0, 3.0, "estimate; a tiny pair's were put at 1.03 GiB, and took 0.16 (H200)"
+        )
+    if kind == "host":
+        found["libraries"] = Estimate(0.5, 1.0, 2.0, "estimate: torch and vLLM in each process")
+    elif kind == "card":
+        found["CUDA"] = Estimate(0.2, 0.6, 1.8, "estimate; published logs have 0.20 to 1.79 GiB")
+    else:
+        source = "estimate: a unified card's free memory is the host's, so both count"
+        found["CUDA, engine's host memory"] = Estimate(1.0, 3.0, 5.0, source)
+    return found
+
+
+def _activations(facts: StartFacts, shape: ModelShape | None) -> Estimate:
     """Return the peak of a batch: hidden states, the widest layer's, and the logits that are sampled."""
-    shape, ranks = demand.shape, demand.options.ranks
-    if shape is None:
+    recipe, options = facts.recipe, facts.options
+    if facts.target is None or shape is None:
         return Estimate(0.1, 1.5, 6.0, "estimate: the configuration is not known")
-    batch = demand.options.batch * (6 * shape.hidden + 3 * shape.inner // ranks) * 2
-    logits = demand.requests * shape.vocabulary * _LOGITS // ranks
-    drafts = demand.requests * demand.options.drafts * shape.vocabulary * 4 // ranks
-    images = (0.0, 1.0, 6.0) if demand.vision else (0.0, 0.0, 0.0)
+    requests = flag_number(recipe, "max-num-seqs", REQUESTS)
+    batch = options.batch * (6 * shape.hidden + 3 * shape.inner // options.ranks) * 2
+    logits = requests * shape.vocabulary * _LOGITS // options.ranks
+    drafts = requests * options.drafts * shape.vocabulary * 4 // options.ranks
+    vision = (
+        bool(facts.target.config.get("vision_config")) and recipe.flags.get("language-model-only") is not True
+    )
+    images = (0.0, 1.0, 6.0) if vision else (0.0, 0.0, 0.0)
     likely = (batch + logits) / GIB
     return Estimate(
         round(0.3 * likely + images[0], 3),
         round(likely + images[1], 3),
         round(2 * likely + drafts / GIB + images[2] + 0.2, 3),
-        f"estimate: a batch of {demand.options.batch} tokens, {demand.requests} requests"
-        + (", images profiled" if demand.vision else ""),
+        f"estimate: a batch of {options.batch} tokens, {requests} requests"
+        + (", images profiled" if vision else ""),
     )
 
 
@@ -241,10 +226,10 @@ def _activations(demand: Demand) -> Estimate:
 
 def budget_rows(budget: Budget) -> tuple[BudgetRow, ...]:
     """Return the table: what takes memory, and what there is."""
-    demand, memory = budget.demand, budget.memory
-    rows = [_exact("weights", demand.weights, demand.weights_source)]
-    if demand.drafter:
-        rows.append(_exact("drafter", demand.drafter, demand.drafter_source))
+    memory = budget.memory
+    rows = [_exact("weights", budget.weights, budget.weights_source)]
+    if budget.drafter:
+        rows.append(_exact("drafter", budget.drafter, budget.drafter_source))
     rows += [
         BudgetRow(part, one.likely, one.source, one.low, one.high) for part, one in budget.estimates.items()
     ]
@@ -256,7 +241,9 @@ def budget_rows(budget: Budget) -> tuple[BudgetRow, ...]:
         )
     if memory.sidecars:
         rows.append(_exact("other programs", memory.sidecars, "--sidecars"))
-    share = "the recipe fixes the KV cache" if demand.pool >= 0 else f"{demand.utilization:g} of all memory"
+    share = (
+        "the recipe fixes the KV cache" if budget.fixed_pool >= 0 else f"{budget.utilization:g} of all memory"
+    )
     rows.append(_exact("the server may take", budget.asked, share))
     what = {"unified": "memory of CPU and GPU", "card": "memory of the card"}.get(memory.kind, "memory")
     rows.append(_exact(what, memory.total, "nvidia-smi" if own else "MemTotal"))
@@ -268,20 +255,19 @@ def budget_rows(budget: Budget) -> tuple[BudgetRow, ...]:
 
 
 def _cache_rows(budget: Budget) -> list[BudgetRow]:
-    demand, plan = budget.demand, budget.demand.plan
-    exact = demand.pool >= 0
-    pool, known = budget.pool(), demand.weights >= 0 or exact
+    plan, exact = budget.plan, budget.fixed_pool >= 0
+    pool, known = budget.pool(), budget.weights >= 0 or exact
     source = "fixed by the recipe" if exact else "what is left of the share"
-    if plan is None or not plan.groups or not demand.length:
-        unknown = demand.plan_unknown or "its size for a token is not known"
+    if plan is None or not plan.groups or not budget.length:
+        unknown = budget.plan_unknown or "its size for a token is not known"
         return [BudgetRow("KV cache", pool / GIB if known else None, f"{source}; {unknown}")]
-    one = plan.request_bytes(demand.length)
-    rows = [_exact(f"KV cache, one request of {demand.length:,} tokens", one, _layout(plan))]
+    one = plan.request_bytes(budget.length)
+    rows = [_exact(f"KV cache, one request of {budget.length:,} tokens", one, _layout(plan))]
     if known:
         if pool > 0:
-            fitting = pool // plan.block_bytes / plan.request_blocks(demand.length)
-            tokens = plan.tokens(pool, demand.length)
-            source += f": {tokens:,} tokens, {fitting:.2f} requests of {demand.length:,}"
+            fitting = pool // plan.block_bytes / plan.request_blocks(budget.length)
+            tokens = plan.tokens(pool, budget.length)
+            source += f": {tokens:,} tokens, {fitting:.2f} requests of {budget.length:,}"
         low, high = (None if exact else budget.pool(end) / GIB for end in ("high", "low"))
         rows.append(BudgetRow("KV cache, all", pool / GIB, source, low, high))
     return rows
@@ -304,10 +290,8 @@ def _exact(part: str, size: int, source: str) -> BudgetRow:
 
 def check_memory(budget: Budget) -> Iterator[Finding]:
     """Yield findings about what does not fit, and what the host would not survive."""
-    demand = budget.demand
-    longest = demand.shape.longest if demand.shape else 0
-    if longest and demand.length > longest and not demand.stretched:
-        yield finding("context", length=demand.length, longest=longest)
+    if 0 < budget.longest < budget.length:
+        yield finding("context", length=budget.length, longest=budget.longest)
     yield from _weights(budget)
     yield from _cache(budget)
     yield from _host(budget)
@@ -319,42 +303,42 @@ def _gib(size: float) -> str:
 
 
 def _weights(budget: Budget) -> Iterator[Finding]:
-    demand, memory = budget.demand, budget.memory
-    if demand.weights < 0:
+    memory = budget.memory
+    if budget.weights < 0:
         return
-    drafter = f", the drafter {_gib(demand.drafter)}" if demand.drafter > 0 else ""
-    facts = {"weights": f"weights take {_gib(demand.weights)}{drafter}", "total": _gib(memory.total)}
+    drafter = f", the drafter {_gib(budget.drafter)}" if budget.drafter > 0 else ""
+    facts = {"weights": f"weights take {_gib(budget.weights)}{drafter}", "total": _gib(memory.total)}
     if budget.fixed > memory.total:
         yield finding("weights", **facts)
-    elif demand.pool < 0 and budget.pool("low") <= 0:
+    elif budget.fixed_pool < 0 and budget.pool("low") <= 0:
         most = (memory.total - memory.reserve - memory.sidecars) / memory.total if memory.total else 0.0
-        share, limit = demand.utilization, _gib(budget.limit)
+        share, limit = budget.utilization, _gib(budget.limit)
         yield finding("weights/alone", utilization=share, limit=limit, most=most, **facts)
 
 
 def _cache(budget: Budget) -> Iterator[Finding]:
-    demand, plan = budget.demand, budget.demand.plan
+    plan = budget.plan
     best, likely, least = budget.pool("low"), budget.pool(), budget.pool("high")
-    if plan is None or not plan.groups or not demand.length or (demand.weights < 0 and demand.pool < 0):
+    if plan is None or not plan.groups or not budget.length or (budget.weights < 0 and budget.fixed_pool < 0):
         return
-    one = plan.request_bytes(demand.length)
-    facts = {"length": demand.length, "one": _gib(one), "best": _gib(best)}
+    one = plan.request_bytes(budget.length)
+    facts = {"length": budget.length, "one": _gib(one), "best": _gib(best)}
     if best <= 0:
         return
     if one > best:
-        longest = plan.longest(max(0, likely), demand.length)
+        longest = plan.longest(max(0, likely), budget.length)
         yield finding("kv-cache/shorter" if longest else "kv-cache", longest=longest, **facts)
     elif one > likely:
-        longest = plan.longest(max(0, least), demand.length)
+        longest = plan.longest(max(0, least), budget.length)
         row = "kv-cache/unlikely-shorter" if longest else "kv-cache/unlikely"
         yield finding(row, longest=longest, likely=_gib(likely), least=_gib(least), **facts)
     else:
-        yield from _requests(demand, plan, likely)
+        yield from _requests(budget, plan, likely)
 
 
-def _requests(demand: Demand, plan: KvPlan, pool: int) -> Iterator[Finding]:
+def _requests(budget: Budget, plan: KvPlan, pool: int) -> Iterator[Finding]:
     """Yield findings about how many requests fit at once."""
-    blocks, wanted, length = pool // plan.block_bytes, demand.requests, demand.length
+    blocks, wanted, length = pool // plan.block_bytes, budget.requests, budget.length
     states = sum(group.states * group.tables for group in plan.groups if group.states)
     if states and states * wanted > blocks:
         yield finding("kv-states", requests=wanted, states=states, blocks=blocks, most=blocks // states)
@@ -372,10 +356,10 @@ def _host(budget: Budget) -> Iterator[Finding]:
         return
     most = max(0.0, (memory.total - needed) / memory.total) if memory.total else 0.0
     other = f" and other programs {_gib(memory.sidecars)}" if memory.sidecars else ""
-    shared = budget.demand.pool < 0
+    shared = budget.fixed_pool < 0
     yield finding(
         "host-reserve" if shared else "host-reserve/fixed",
-        taken=f"{budget.demand.utilization:g}" if shared else _gib(budget.asked),
+        taken=f"{budget.utilization:g}" if shared else _gib(budget.asked),
         total=_gib(memory.total),
         left=_gib(left),
         needed=f"{_gib(memory.reserve)}{other}",

@@ -19,7 +19,6 @@ from sparkwright.base.events import emit, task, warn
 from sparkwright.serve.service.model import Scope, ServiceRecord
 
 _STOP_S = 300.0  # more than the unit's own limit
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 
 
 @dataclass(frozen=True)
@@ -131,12 +130,6 @@ def canary_failure(url: str, api_key: str) -> str:
         return str(error)
 
 
-def reachable(host: str, port: int) -> str:
-    """Return the root of a server that listens at *host* and *port*, as this machine reaches it."""
-    name = _EVERYWHERE.get(host, host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-
 def has_systemd(scope: Scope) -> bool:
     """Tell if systemd runs this machine, and for *scope* ``user`` the user's session."""
     if scope == "system":
@@ -196,7 +189,7 @@ def roll_back(slots: Slots, record: ServiceRecord, manager: SystemdManager) -> S
     name = record.previous
     if not name or not slots.python(name).exists():
         raise UnknownNameError(
-            f"the service {record.name} has nothing to go back to",
+            f"the service {record.options.name} has nothing to go back to",
             because="no environment before the present one is kept",
             next_step="sparkwright service upgrade --wheel OLDER",
         )

@@ -50,16 +50,22 @@ class InstallPlan:
     removed: tuple[Path, ...] = ()
 
 
-def plan_install(options: ServiceOptions, places: ServicePlaces) -> InstallPlan:
-    """Return the files and commands of an installation; the key, which is made apart, is not among them."""
+def plan_install(options: ServiceOptions, places: ServicePlaces, own_recipe: str = "") -> InstallPlan:
+    """Return the files and commands of an installation; the key, which is made apart, is not among them.
+
+    Args:
+        options: the choices of it.
+        places: its files and folders.
+        own_recipe: content of a recipe of the user's own, which is copied; empty for one that ships.
+    """
     inside = places.inside
     files = [
         PlannedFile(places.unit, unit_text(options, inside)),
         PlannedFile(places.compose, compose_text(options, inside)),
         PlannedFile(places.variables, _VARIABLES, _PRIVATE, kept=True),
     ]
-    if options.recipe_text:
-        files.append(PlannedFile(places.recipe, options.recipe_text))
+    if own_recipe:
+        files.append(PlannedFile(places.recipe, own_recipe))
     systemctl = _systemctl(options.scope)
     before: Commands = ()
     if options.scope == "system":
@@ -95,7 +101,7 @@ def _owned(options: ServiceOptions, places: ServicePlaces) -> Commands:
         ("install", "-d", "-m", "0755", str(places.state)),
         ("install", "-d", "-m", "0750", "-o", options.run_as, *written),
         ("chown", "-R", f"{options.run_as}:", *written),  # with the user's own group, whatever its name is
-        ("runuser", "-u", options.run_as, "--", str(options.program), "--version"),
+        ("runuser", "-u", options.run_as, "--", options.program, "--version"),
     )
 
 
@@ -108,7 +114,7 @@ def _systemctl(scope: Scope) -> tuple[str, ...]:
 
 def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, ...]:
     """Return the command of the service, but for its key."""
-    words = [str(options.program), "serve", options.recipe, "--watch", "--state", str(places.health)]
+    words = [options.program, "serve", options.recipe, "--watch", "--state", str(places.health)]
     words += ["--python", str(places.state / "current" / "bin" / "python")]
     words += ["--host", options.host, "--port", str(options.port)]
     words += ["--use", options.use] if options.use else []

@@ -23,9 +23,8 @@ IMAGE_UID = 10_001
 """The user id that the image itself names."""
 
 
-@dataclass(frozen=True)
-class ServiceOptions:
-    """The choices of an installation.
+class ServiceOptions(Model, frozen=True):
+    """The choices of an installation, which its record keeps.
 
     Attributes:
         name: of the service, without ``sparkwright-``.
@@ -34,13 +33,12 @@ class ServiceOptions:
         run_as: user of a system's unit.
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
         sidecars_gib: memory that other programs will take beside the server.
-        recipe_text: content of that copy; empty for a recipe that ships.
     """
 
     name: str
     recipe: str
     scope: Scope
-    program: Path
+    program: str = ""
     use: str = ""
     settings: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -52,7 +50,6 @@ class ServiceOptions:
     force: bool = False
     image: str = "localhost/sparkwright:latest"
     uid: int = IMAGE_UID
-    recipe_text: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -155,20 +152,13 @@ class ServiceRecord(Model, frozen=True):
     """The record of an installed service.
 
     Attributes:
-        models: folder of downloaded models; empty for the service's own.
         channel: place of the channel that its wheels come from; empty for wheels that were named.
         current: the environment that it serves with, a folder's name.
         previous: the one before; empty if there is none.
     """
 
-    name: str
-    scope: Scope
-    recipe: str
+    options: ServiceOptions
     format: int = _FORMAT
-    use: str = ""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    models: str = ""
     channel: str = ""
     current: str = ""
     previous: str = ""

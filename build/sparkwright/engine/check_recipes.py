@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkwright.base.errors import unknown_name
+from sparkwright.engine.release import ask_release
 from sparkwright.git import Repository
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments
 from sparkwright.recipes.release_options import Problem, question_of
-from sparkwright.serve.ask import ask_release
 from sparkwright.store import Store
 
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -32,6 +31,7 @@ from sparkwright.probe.trees import tree_folder
 from sparkwright.recipes.release_options import Problem, Question
 from sparkwright.store import Store
 
+_CHILD = Path(__file__).with_name("child") / "check_options.py"
 _INSTALLED, _PACKAGE, _PROBLEMS = "installed", "vllm", "option-problems"
 # A minute where nothing is in the page cache, and minutes on a machine that compiles.
 _LIMITS = ProcessLimits(900.0, 6144)
@@ -99,7 +99,7 @@ class AskedRelease:
         # The parser reads the files that are named, such as templates; a relative name finds none there.
         named = (word for word in question.line if word.startswith("/"))
         files = {word: sha256 for word in named if (sha256 := _digest(Path(word)))}
-        return digest_of([first, sha256_bytes(child().read_bytes()), *rest, to_builtins(question), files])
+        return digest_of([first, sha256_bytes(_CHILD.read_bytes()), *rest, to_builtins(question), files])
 
     def _child(self, questions: Sequence[Question]) -> tuple[tuple[Problem, ...], ...]:
         with task(f"ask vllm {self.version} for its options"), self.store.scratch() as scratch:
@@ -130,11 +130,6 @@ def _digest(path: Path) -> str:
     return ""
 
 
-def child() -> Path:
-    """Return the program that runs inside the environment that is asked."""
-    return Path(str(resources.files("sparkwright.serve").joinpath("child", "check_options.py")))
-
-
 def ask_release(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
     """Return what the job's merged tree, the release with its carries, does not take of each question.
 
@@ -155,7 +150,7 @@ def ask_release(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
         tree = tree_folder(store, job.repository, report.tree, under=_PACKAGE)
         places = {"--tree": tree, "--metadata": _metadata(scratch, report.version)}
         named = [word for pair in places.items() for word in pair]
-        return [*interpreter(store, python), child(), *named]
+        return [*interpreter(store, python), _CHILD, *named]
 
     asked = AskedRelease(store, report.version, (report.tree, environment_key()), start)
     return asked.ask(questions)
@@ -199,5 +194,5 @@ def ask_installed(
     if python is None:
         return AskedRelease(store, engine.version, key, lambda _: []).recorded(questions)
     # Bytecode stays beside the modules, where the engine looks for it next.
-    start: list[str | Path] = [python, "-I", child()]
+    start: list[str | Path] = [python, "-I", _CHILD]
     return AskedRelease(store, engine.version, key, lambda _: start).ask(questions)
