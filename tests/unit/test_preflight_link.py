@@ -9,7 +9,7 @@ import pytest
 from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, recipe, start
 
-from sparkwright.serve.preflight import SysFs, read_link, run_preflight, this_end
+from sparkwright.serve.preflight import SysFs, read_link, run, run_preflight
 from sparkwright.serve.preflight.link import check_link, selects
 
 FAST, SLOW = "enp1s0f0np0", "enP7s7"
@@ -49,7 +49,7 @@ def tree(root, *, fast="200000", state="up", port="4: ACTIVE", rdma=True):
 
 
 def end(sysfs, host="spark-1", variables=GOOD, **keys):
-    return read_link(variables, sysfs, host=host, **{"nccl": "2.30.7", "wheel": "a" * 64, **keys})
+    return read_link(variables, sysfs, host=host, **{"nccl": "2.30.7", **keys})
 
 
 def levels(*ends) -> dict[str, str]:
@@ -75,10 +75,6 @@ def test_sysfs_is_read(tmp_path):
 def test_a_healthy_pair_is_silent(pair):
     assert levels(*pair) == {}
     assert levels(pair[0]) == {"peer": "note"}
-
-
-def test_facts_travel_as_json(pair):
-    assert msgspec.json.decode(msgspec.json.encode(pair[0]), type=type(pair[0])) == pair[0]
 
 
 @pytest.mark.parametrize(
@@ -128,21 +124,6 @@ def test_a_version_of_nccl_that_hangs(pair):
     assert levels(*(msgspec.structs.replace(one, nccl="2.28.9") for one in pair)) == {"nccl": "warn"}
 
 
-@pytest.mark.parametrize(
-    ("change", "check"),
-    [
-        ({"wheel": "b" * 64}, "link-wheel"),
-        ({"nccl": "2.29.1"}, "link-nccl"),
-        ({"version": "0.33.0"}, "link-version"),
-    ],
-)
-def test_ends_that_differ(pair, change, check):
-    here = msgspec.structs.replace(pair[0], version="0.24.0")
-    there = msgspec.structs.replace(here, host="spark-2")
-    assert levels(here, there) == {}
-    assert levels(here, msgspec.structs.replace(there, **change)) == {check: "refuse"}
-
-
 def test_ends_of_different_speed(tmp_path, pair):
     slower = end(tree(tmp_path / "slower", fast="100000"), "spark-2")
     assert levels(pair[0], slower) == {"link-speed": "warn"}
@@ -157,11 +138,7 @@ def test_the_link_counts_for_two_machines_alone(tmp_path):
     assert "link" in {one.check for one in run_preflight(two)}
 
 
-def test_this_machines_own_facts_are_read(tmp_path):
+def test_this_machines_own_devices_are_read(tmp_path, monkeypatch):
     request = start(recipe(write_checkpoint(tmp_path / "m", DENSE)), nodes=2, engine=ENGINE)
-    here = this_end(request, ENGINE)
-    assert (here.nccl, here.version) == ("2.30.7", ENGINE.version)
-    assert here.interfaces == SysFs().interfaces()
-    twin = replace(request, peer=msgspec.structs.replace(here, version="0.33.0"))
-    assert "link-version" in {one.check for one in run_preflight(twin)}
-    assert "link-version" not in {one.check for one in run_preflight(replace(request, peer=here))}
+    monkeypatch.setattr(run, "read_link", lambda *_, **told: end(tree(tmp_path / "sys", fast="1000"), **told))
+    assert {one.check for one in run_preflight(request)} >= {"link", "peer"}

@@ -11,13 +11,12 @@ from typing import Any
 
 import click
 
-from sparkwright.base.config import decode_json, to_builtins
-from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.cli.output import print_json, printable
+from sparkwright.base.errors import SparkwrightError
+from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import RECIPE, SIDECARS, USE
 from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import AskOptions, Finding, LinkFacts, PreflightReport
+from sparkwright.serve.preflight import AskOptions, Finding, PreflightReport
 from sparkwright.verify.options import VerifyOptions
 
 _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
@@ -34,12 +33,6 @@ _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
 @click.option("--port", type=int, default=0, help="Port to listen at; any by default.")
 @SIDECARS
 @click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together.")
-@click.option("--link", "link_only", is_flag=True, help="Print this machine's facts for --peer, and end.")
-@click.option(
-    "--peer",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="What --link printed on the other machine.",
-)
 @click.option("--force", is_flag=True, help="Count predictions as warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -47,8 +40,6 @@ def command(
     recipe: str,
     use: str,
     nodes: int | None,
-    link_only: bool,
-    peer: Path | None,
     force: bool,
     as_json: bool,
     **asked: Any,
@@ -60,16 +51,13 @@ def command(
     code is 76 if the server should not be started.
     """
     from sparkwright.recipes import served_recipe
-    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear, this_end
+    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
 
-    other, chosen = _read_end(peer) if peer else None, served_recipe(recipe, use)
+    chosen = served_recipe(recipe, use)
     lacks = _lacking(chosen, asked["wheel"]) if asked["wheel"] and not asked["python"] else ()
     request = PreflightRequest(
-        recipe=chosen, nodes=nodes or 0, peer=other, ask=_asking(), lacks=lacks, hub=Hub(os.environ), **asked
+        recipe=chosen, nodes=nodes or 0, ask=_asking(), lacks=lacks, hub=Hub(os.environ), **asked
     )
-    if link_only:
-        print_json(to_builtins(this_end(request)))
-        return
     report = inspect_start(request)
     if as_json:
         print_json(_described(report))
@@ -170,21 +158,3 @@ def _gib(gib: float | None, low: float | None, high: float | None) -> str:
     if gib is None:
         return "unknown"
     return f"{gib:.2f}" if low is None or high is None else f"{gib:.2f} ({low:.1f} to {high:.1f})"
-
-
-def _read_end(path: Path) -> LinkFacts:
-    """Return the facts that ``--link`` printed into the file at *path*.
-
-    Raises:
-        ConfigError: the file holds something else.
-    """
-    import msgspec
-
-    try:
-        return decode_json(path.read_bytes(), LinkFacts)
-    except (msgspec.DecodeError, OSError) as error:
-        raise ConfigError(
-            f"{printable(str(path))} holds no facts of a link",
-            because=str(error),
-            next_step="write it on the other machine: sparkwright preflight RECIPE --link > FILE",
-        ) from error

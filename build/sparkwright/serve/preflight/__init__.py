@@ -20,7 +20,6 @@ from sparkwright.serve.preflight.run import (
     PreflightReport,
     inspect_start,
     run_preflight,
-    this_end,
 )
 
 __all__ = [
@@ -47,6 +46,5 @@ __all__ = [
     "refusals",
     "require_clear",
     "run_preflight",
-    "this_end",
     "warn_or_refuse",
 ]

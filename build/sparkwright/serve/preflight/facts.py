@@ -37,7 +37,6 @@ class PreflightRequest:
         ask: asks the release for its options; `None` leaves flags and variables to the engine.
         nodes: machines that serve together; 0 takes the recipe's.
         link: facts of this end of the link between two machines; read here where `None`.
-        peer: facts of the other end; `None` where they are not known.
         lacks: kernels of FlashInfer that a wheel will be installed without.
         hub: where models that are not on this machine are read; `None` reads none.
     """
@@ -54,7 +53,6 @@ class PreflightRequest:
     ask: AskOptions | None = None
     nodes: int = 0
     link: LinkFacts | None = None
-    peer: LinkFacts | None = None
     lacks: tuple[str, ...] = ()
     hub: Hub | None = None
 

@@ -52,8 +52,6 @@ class LinkFacts(Model, frozen=True):
     Attributes:
         variables: NCCL's and Gloo's variables, as far as they are set.
         nccl: version of NCCL in the environment; empty where it is not known.
-        wheel: digest of the files of the vLLM that it serves with; empty where it is not known.
-        version: version of vLLM there; empty where it is not known.
     """
 
     host: str
@@ -61,8 +59,6 @@ class LinkFacts(Model, frozen=True):
     rdma: tuple[RdmaPort, ...] = ()
     variables: dict[str, str] = {}  # noqa: RUF012 - msgspec copies empty defaults
     nccl: str = ""
-    wheel: str = ""
-    version: str = ""
 
     @property
     def fast(self) -> tuple[Interface, ...]:
@@ -125,13 +121,7 @@ def _number(path: Path) -> int:
 
 
 def read_link(
-    environment: Mapping[str, str],
-    sysfs: SysFs | None = None,
-    *,
-    host: str,
-    nccl: str = "",
-    wheel: str = "",
-    version: str = "",
+    environment: Mapping[str, str], sysfs: SysFs | None = None, *, host: str, nccl: str = ""
 ) -> LinkFacts:
     """Return the facts of this end."""
     sysfs = sysfs or SysFs()
@@ -141,8 +131,6 @@ def read_link(
         rdma=sysfs.rdma(),
         variables={name: environment[name] for name in _VARIABLES if environment.get(name)},
         nccl=nccl,
-        wheel=wheel,
-        version=version,
     )
 
 
@@ -165,8 +153,12 @@ def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
             yield finding("nccl", version=end.nccl, host=end.host)
     if len(ends) == 1:
         yield finding("peer")
-    elif len(ends) > 1:
-        yield from _differences(ends[0], ends[1])
+        return
+    here, there = ends
+    speed, its = (max((one.mbps for one in end.fast), default=0) for end in ends)
+    if speed and its and speed != its:
+        speeds = {"own": speed // 1000, "other": its // 1000}
+        yield finding("link-speed", here=here.host, there=there.host, **speeds)
 
 
 def _chosen(end: LinkFacts, name: str) -> Iterator[Finding]:
@@ -221,17 +213,3 @@ def _devices(end: LinkFacts) -> Iterator[Finding]:
     if value and active and not any(selects(value, one) for one in active):
         devices = ", ".join(active)
         yield finding("rdma-device", host=end.host, value=value, devices=devices, first=active[0])
-
-
-def _differences(here: LinkFacts, there: LinkFacts) -> Iterator[Finding]:
-    hosts = {"here": here.host, "there": there.host}
-    for row, own, other in (
-        ("link-wheel", here.wheel, there.wheel),
-        ("link-version", here.version, there.version),
-        ("link-nccl", here.nccl, there.nccl),
-    ):
-        if own and other and own != other:
-            yield finding(row, own=own, other=other, **hosts)
-    speed, its = (max((one.mbps for one in end.fast), default=0) for end in (here, there))
-    if speed and its and speed != its:
-        yield finding("link-speed", own=speed // 1000, other=its // 1000, **hosts)

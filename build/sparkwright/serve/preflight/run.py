@@ -21,11 +21,11 @@ from sparkwright.serve.preflight.engine_checks import (
     check_latent,
     check_options,
 )
-from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts, read_engine, read_facts
+from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts, read_facts
 from sparkwright.serve.preflight.files import check_files, check_quantization, check_template
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.hub import check_disk, check_fetched
-from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
+from sparkwright.serve.preflight.link import check_link, read_link
 from sparkwright.serve.preflight.machine import check_caches, check_machine
 from sparkwright.serve.preflight.memory import Budget, BudgetRow, budget_rows, check_memory, make_budget
 from sparkwright.serve.preflight.shape import model_shape
@@ -100,17 +100,6 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
 def _link(facts: StartFacts) -> Iterator[Finding]:
     request = facts.request
     if (request.nodes or request.recipe.nodes) > 1:
-        here = request.link or this_end(request, facts.engine)
-        yield from check_link((here, *([request.peer] if request.peer else [])))
-
-
-def this_end(request: PreflightRequest, engine: EngineFacts | None = None) -> LinkFacts:
-    """Return the facts of this end of the link between two machines."""
-    engine = engine or read_engine(request)[0] or EngineFacts()
-    return read_link(
-        request.variables,
-        host=platform.node() or "this machine",
-        nccl=engine.nccl,
-        wheel=engine.files,
-        version=engine.version,
-    )
+        nccl = facts.engine.nccl if facts.engine else ""
+        here = read_link(request.variables, host=platform.node() or "this machine", nccl=nccl)
+        yield from check_link((request.link or here,))
