@@ -27,7 +27,7 @@ from sparkwright.engine.environment import Environment, OfferedWheel
 from sparkwright.pipeline import open_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import REHEARSAL, Recipe
+from sparkwright.recipes import PORT, REHEARSAL, Recipe
 from sparkwright.serve.preflight import Hub, PreflightRequest
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.supervise import WatchOptions
@@ -52,7 +52,7 @@ _SOURCES = ("wheel", "channel", "python")
 )
 @serving_options
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 chooses a free one."
 )
 @click.option(
     "--api-key-file",

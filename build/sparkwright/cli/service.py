@@ -27,7 +27,7 @@ from sparkwright.cli.runtime import (
 )
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
-from sparkwright.recipes import Recipe
+from sparkwright.recipes import PORT, Recipe
 from sparkwright.serve import service
 from sparkwright.serve.health import read_state
 from sparkwright.serve.service import InstallPlan, ServiceOptions, ServicePlaces, ServiceRecord
@@ -71,7 +71,7 @@ def command() -> None:
 @RECIPE
 @click.option("--name", default="", help="Name of the service; the recipe's by default.")
 @serving_options
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
 @click.option(

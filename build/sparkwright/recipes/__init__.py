@@ -6,6 +6,7 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 
 from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
+    PORT,
     REHEARSAL,
     SERVED_NAMES,
     TINY,
@@ -26,6 +27,7 @@ from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibi
 
 __all__ = [
     "GRADES",
+    "PORT",
     "REHEARSAL",
     "RULES",
     "SERVED_NAMES",

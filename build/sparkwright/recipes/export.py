@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes.recipe import Recipe, serve_arguments
+from sparkwright.recipes.recipe import PORT, Recipe, serve_arguments
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_PORT = 8000
 # Flags that sparkrun's users change without editing a recipe.
 _SETTINGS = (
     "kv-cache-dtype",
@@ -45,7 +44,7 @@ def export(recipe: Recipe, *, container: str = "") -> str:
         f"--{key.replace('_', '-')}": f"{{{key}}}" for key in ("host", "port", "served_model_name", *settings)
     }
     options = []
-    for option in _options(serve_arguments(recipe, host="", port=_PORT)[2:]):
+    for option in _options(serve_arguments(recipe, host="", port=PORT)[2:]):
         name, _, value = option.partition(" ")
         if name not in {"--tensor-parallel-size", "-tp"}:
             options.append(f"{name} {shown.get(name, value)}".rstrip())
@@ -61,7 +60,7 @@ def export(recipe: Recipe, *, container: str = "") -> str:
     return template.render(recipe=recipe, container=container, settings=settings, options=options)
 
 
-def command_line(recipe: Recipe, *, host: str = "0.0.0.0", port: int = _PORT) -> str:  # noqa: S104 - shown, not bound
+def command_line(recipe: Recipe, *, host: str = "0.0.0.0", port: int = PORT) -> str:  # noqa: S104 - shown, not bound
     """Return the command that serves *recipe*, with its variables, one option a line."""
     words = serve_arguments(recipe, host=host, port=port)
     variables = [f"{name}={shlex.quote(value)}" for name, value in recipe.environment.items()]

@@ -24,6 +24,8 @@ _SHIPPED = Path(__file__).with_name("shipped")
 _LOADS_CODE = re.compile(r"LD_|PATH$|PYTHON(?!DONTWRITEBYTECODE$|HASHSEED$|UNBUFFERED$)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEFAULT_USE = "single"
+PORT = 8000
+"""The port of ``vllm serve``."""
 SERVED_NAMES = "served-model-name"
 """The flag with the names by which clients can ask for the model."""
 _RESERVED = frozenset({"host", "port", "speculative-config", "model", "api-key"})

@@ -27,7 +27,7 @@ import msgspec
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.recipes import Recipe, served_recipe
+from sparkwright.recipes import PORT, Recipe, served_recipe
 from sparkwright.recipes.write import recipe_text
 from sparkwright.serve.settings import value_of
 
@@ -77,7 +77,7 @@ def plan_entry(
     state = environment.get("SPARKWRIGHT_STATE") or str(runtime / "state.json")
     argv = ["sparkwright", "serve", str(runtime / "recipe.toml"), "--watch", "--state", state]
     argv += ["--host", environment.get("HOST") or "0.0.0.0"]  # noqa: S104 - the container's own network
-    argv += ["--port", _port(environment.get("PORT") or "8000")]
+    argv += ["--port", _port(environment.get("PORT") or str(PORT))]
     argv += ["--python", environment.get("VLLM_PYTHON") or sys.executable]
     if key_file:
         argv += ["--api-key-file", key_file]

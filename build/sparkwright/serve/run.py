@@ -26,7 +26,7 @@ from sparkwright.engine.server import ServerProcess, diagnose, sample_host, star
 from sparkwright.engine.server.failures import excerpt
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
-from sparkwright.recipes import Recipe
+from sparkwright.recipes import PORT, Recipe
 from sparkwright.serve.caches import cache_key, cache_variables
 from sparkwright.serve.engine import ServedEngine, state_between
 from sparkwright.serve.settings import reachable
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from sparkwright.serve.peer import Peer
 
 
-PORT = 8000
-"""The port of `vllm serve`."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _POLL_S = 0.25
 # No parser of reasoning, or one whose template knows no switch named enable_thinking.

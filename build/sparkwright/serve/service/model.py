@@ -13,6 +13,7 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
+from sparkwright.recipes import PORT
 
 Scope = Literal["system", "user"]
 
@@ -42,7 +43,7 @@ class ServiceOptions(Model, frozen=True):
     use: str = ""
     settings: tuple[str, ...] = ()
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = PORT
     run_as: str = "sparkwright"
     models: str = ""
     sidecars_gib: float = 0.0
