@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal
 
-import msgspec
-
-from sparkwright.base.config import Model, parse_toml
+from sparkwright.base.config import Model, convert, parse_toml
 from sparkwright.base.errors import PreflightError
 from sparkwright.base.events import warn
 
@@ -47,7 +45,7 @@ def finding_rows() -> Mapping[str, Finding]:
     data = (resources.files("sparkwright.serve.preflight") / "findings.toml").read_bytes()
     rows = parse_toml(data, _Table, newest_format=1, name="findings.toml").findings
     return {
-        name: msgspec.convert({"check": (check := name.partition("/")[0]), **rows[check], **row}, Finding)
+        name: convert({"check": (check := name.partition("/")[0]), **rows[check], **row}, Finding)
         for name, row in rows.items()
     }
 
