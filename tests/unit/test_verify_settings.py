@@ -72,7 +72,7 @@ def test_the_planted_best_is_found_and_written_as_a_recipe(compare, tmp_path) ->
     assert "recipe.toml" in {path.name for path, _, _ in results.files}
     page = results.report.read_text()
     assert name in page
-    assert "times as fast as the baseline" not in page
+    assert "Tested server against baseline" in page
 
 
 def test_equal_configurations_keep_the_recipe(compare) -> None:

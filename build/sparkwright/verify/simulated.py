@@ -66,7 +66,8 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[A
     identity |= {f"{arm} recipe": " ".join(simulator_arguments(one)) for arm, one in recipes.items()}
     broken = f" with {', '.join(options.faults)}" if options.faults else ""
     arms = {arm: partial(start, arm) for arm in recipes or ("main", "baseline")}
-    return Arms(arms), f"simulated vLLM {options.dialect}{broken}", identity
+    of = f"configurations of {recipes['main'].title}, " if options.vary else ""
+    return Arms(arms), f"{of}simulated vLLM {options.dialect}{broken}", identity
 
 
 def _recipes(options: VerifyOptions) -> dict[str, Recipe]:

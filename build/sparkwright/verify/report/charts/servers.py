@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import BootFacts
+from sparkwright.verify.checks.settings import NAME as SETTINGS
 from sparkwright.verify.report.charts.chart import Chart, Table, chart_of, name_of, trouble_of
 from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.plots import (
@@ -107,7 +108,8 @@ class ComparisonInterval:
 
 def compare_charts(run: Run) -> Iterator[Chart]:
     """Yield the intervals of the comparison, as its findings hold them."""
-    compared = [one for one in run.findings if one.check == "compare" and RATIO in one.measured]
+    checks = {"compare", SETTINGS}
+    compared = [one for one in run.findings if one.check in checks and RATIO in one.measured]
     rows = [ComparisonInterval.of(one) for one in compared]
     if not rows:
         return
