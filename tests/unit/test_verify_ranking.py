@@ -123,6 +123,13 @@ def test_equal_arms_name_no_winner() -> None:
     assert sum(answer != OWN for answer in answers) <= 1
 
 
+def test_the_recipe_is_started_twice_though_others_could_take_every_start() -> None:
+    for seed in range(10):
+        answer, trials = search([50.0, *[100.0] * 7], 0.08, seed)
+        assert answer != OWN
+        assert trials[OWN].starts == 2
+
+
 @pytest.mark.parametrize("mean", [1, 3, 5])
 def test_no_more_starts_are_made_than_on_a_grid(mean: int) -> None:
     made = [sum(one.starts for one in search([100.0] * 8, 0.05, seed, mean)[1]) for seed in range(10)]

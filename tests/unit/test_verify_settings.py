@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from settings_kit import TOKENS, StoppedError, Surface, compared, options
+from verify_kit import Server, context, profile
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_compare import _refusals
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import HostSample
 from sparkwright.recipes import incompatibilities, load_recipe
 from sparkwright.verify import setup
-from sparkwright.verify.checks.settings import BEST, STANDING
+from sparkwright.verify.checks.settings import BEST, STANDING, SettingsComparison
+from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import Results
 
@@ -67,7 +72,7 @@ def test_the_planted_best_is_found_and_written_as_a_recipe(compare, tmp_path) ->
     assert named == written.why.keys()
     assert re.search(r"tuned here: best, \+.* against the recipe", written.why[SEQS])
     assert "tok/s c=1" in written.evidence[0].source
-    assert all(one.differs for one in written.evidence[1:])
+    assert all("before tuning: qwen3.8-27b-mtp" in one.differs for one in written.evidence[1:])
     assert not incompatibilities(written, "0.24.0")
     assert "recipe.toml" in {path.name for path, _, _ in results.files}
     page = results.report.read_text()
@@ -125,6 +130,20 @@ def test_one_that_breaks_a_limit_is_left_out(compare) -> None:
     assert len(out) == 3
     assert all(name.endswith(f"{SEQS} 32") and "TTFT p95" in cause for name, cause in out.items())
     assert f"{SEQS} 32" not in served(results)
+
+
+@pytest.mark.parametrize(("left", "source"), [(500.0, "vllm"), (500.0, "simulator"), (9000.0, "vllm")])
+def test_one_that_leaves_too_little_memory_is_left_out(left: float, source: str) -> None:
+    comparison = SettingsComparison(options().configurations[:1], (1,), simulated=source == "simulator")
+    there = replace(context(profile(max_tokens=48)), corpus=load_corpus())
+    seen = {}
+    for cell in comparison.cells(there, {}):
+        host = (HostSample(at=1, memory_available_mib=left),)
+        seen[cell.key] = msgspec.structs.replace(Server().measure(cell), host=host)
+    (trial,) = comparison.trials(there, seen)
+    assert (trial.starts, bool(trial.scores)) == (1, True)
+    expected = "0.5 GiB of memory stay available, below 4" if (left, source) == (500.0, "vllm") else ""
+    assert trial.out == expected
 
 
 def test_one_with_worse_answers_is_left_out(compare) -> None:
