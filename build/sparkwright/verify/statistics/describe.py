@@ -105,11 +105,11 @@ def t_quantile(p: float, degrees: float) -> float:
     Raises:
         ValueError: *p* is not between 0 and 1, or there is less than one degree of freedom.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     if not 0 < p < 1 or degrees < 1:
         raise ValueError(f"no t quantile {p} for {degrees} degrees of freedom")
-    return float(t.ppf(p, degrees))
+    return float(stdtrit(degrees, p))
 
 
 PLATEAU = 0.95
