@@ -21,11 +21,9 @@ from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.ports import free_port
 
-_SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
+SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 TORCH = "2.11.0"
-_CONFIG = """\
-ListenAddress 127.0.0.1
-Port {port}
+SSHD_CONFIG = """\
 HostKey {folder}/host
 AuthorizedKeysFile {folder}/client.pub
 PidFile none
@@ -34,9 +32,13 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
+"""
+_HERE = """\
+ListenAddress 127.0.0.1
+Port {port}
 SetEnv PATH={folder}/programs:/usr/local/bin:/usr/bin:/bin
 """
-_CLIENT = """\
+SSH_CONFIG = """\
 Host *
   IdentityFile {folder}/client
   IdentitiesOnly yes
@@ -98,7 +100,7 @@ class Sshd:
 @contextlib.contextmanager
 def running_sshd(folder: Path) -> Iterator[Sshd]:
     """Run an sshd with keys of its own; skip the test where there is none."""
-    if _SSHD is None or shutil.which("ssh") is None:
+    if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("no OpenSSH server and client are installed here")
     folder.mkdir()
     for name in ("host", "client"):
@@ -106,9 +108,9 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, timeout=30
         )
     port = free_port()
-    (folder / "sshd").write_text(_CONFIG.format(port=port, folder=folder))
+    (folder / "sshd").write_text((SSHD_CONFIG + _HERE).format(port=port, folder=folder))
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
-    (folder / "ssh").write_text(_CLIENT.format(folder=folder))
+    (folder / "ssh").write_text(SSH_CONFIG.format(folder=folder))
     (folder / "bin").mkdir()
     wrapper = folder / "bin" / "ssh"
     wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh "$@"\n')
@@ -116,7 +118,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd, as root, confines a part of itself
     log = (folder / "log").open("wb")
-    with log, subprocess.Popen([_SSHD, "-D", "-e", "-f", folder / "sshd"], stderr=log) as process:
+    with log, subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd"], stderr=log) as process:
         sshd = Sshd(folder, port, process)
         try:
             wait_until(lambda: _listens(port) or process.poll() is not None)

@@ -22,33 +22,20 @@ from typing import Any
 import psutil
 import pytest
 from serve_kit import Serving
+from ssh_kit import SSH_CONFIG, SSHD, SSHD_CONFIG
 from world import SOURCE_ROOT, wait_until
 
 FAST, SLOW = "enp1s0f0np0", "enP7s7"
 NAME = "spark-b"
 MODEL = "org/tiny"
-_SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 _MOUNTED = 'mount --bind "$1" /sys/class && shift && exec "$@"'
 _SERVER = """\
 Port 22
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/client.pub
-PidFile none
-UsePAM no
-StrictModes no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitRootLogin prohibit-password
 SetEnv HOME={there} XDG_CACHE_HOME={there}/cache HF_HOME={there}/hf PATH={folder}/there:/usr/bin:/bin
 """
 _CLIENT = """\
 Host {name}
   HostName 10.77.2.2
-Host *
-  IdentityFile {folder}/client
-  IdentitiesOnly yes
-  UserKnownHostsFile {folder}/known
-  StrictHostKeyChecking yes
 """
 VLLM = '''\
 """``vllm serve`` on one of two machines: the worker holds a connection to the head, a simulator."""
@@ -191,7 +178,7 @@ class TwoHosts:
         wait_until(lambda: not self.processes(), patience_s=seconds)
 
     def start_sshd(self) -> None:
-        words = self.inside(1, str(_SSHD), "-D", "-e", "-f", self.folder / "ssh" / "sshd")
+        words = self.inside(1, str(SSHD), "-D", "-e", "-f", self.folder / "ssh" / "sshd")
         with (self.folder / "ssh" / "log").open("ab") as log:
             self.sshd = subprocess.Popen(words, stderr=log)
 
@@ -242,7 +229,7 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
     """Yield two machines; skip the test where namespaces or sshd cannot be had."""
     if os.getuid() != 0:
         pytest.skip("network namespaces are made by root alone")
-    if _SSHD is None or not all(map(shutil.which, ("ssh", "ip"))):
+    if SSHD is None or not all(map(shutil.which, ("ssh", "ip"))):
         pytest.skip("no OpenSSH server and client, or no iproute2, are installed here")
     names = (f"sw{os.getpid()}a", f"sw{os.getpid()}b")
     hosts = _made(folder, names)
@@ -289,9 +276,9 @@ def _made(folder: Path, names: tuple[str, str]) -> TwoHosts:
         (folder / name).mkdir(parents=True)
     for name in ("host", "client"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / name)
-    (ssh / "sshd").write_text(_SERVER.format(folder=ssh, there=folder / "there"))
+    (ssh / "sshd").write_text((SSHD_CONFIG + _SERVER).format(folder=ssh, there=folder / "there"))
     (ssh / "known").write_text(f"10.77.2.2 {(ssh / 'host.pub').read_text()}")
-    (ssh / "config").write_text(_CLIENT.format(folder=ssh, name=NAME))
+    (ssh / "config").write_text((_CLIENT + SSH_CONFIG).format(folder=ssh, name=NAME))
     program = ssh / "bin" / "ssh"
     program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh}/config "$@"\n')
     program.chmod(0o755)

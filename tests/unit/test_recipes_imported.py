@@ -110,6 +110,8 @@ def test_options_get_their_names_and_types() -> None:
         (f"{SERVE} --host 0.0.0.0", ("dangerous", "--host 0.0.0.0")),
         (f"{SERVE} --api-key secret", ("left out", "--api-key")),
         (f"HF_TOKEN=secret {SERVE}", ("left out", "HF_TOKEN")),
+        (f"AWS_SECRET_ACCESS_KEY=secret {SERVE}", ("left out", "AWS_SECRET_ACCESS_KEY")),
+        (f"{SERVE} --hf-token secret", ("left out", "--hf-token")),
         (f"LD_PRELOAD=/x.so {SERVE}", ("dangerous", "LD_PRELOAD")),
         (f"MAX_JOBS=4 {SERVE}", ("left out", "MAX_JOBS=4")),
         (CONTAINER.format(SERVE), ("left out", "vllm/vllm-openai:v0.30")),
@@ -153,6 +155,9 @@ def test_two_cards_are_two_machines_and_more_are_refused() -> None:
         "vllm serve ...",
         "vllm serve 'org/model",
         TEMPLATE.replace("port: 8000, ", ""),
+        TEMPLATE.replace("env: {FIRST: 1}", "env: 7"),
+        "services: []",
+        "model: null",
     ],
 )
 def test_what_names_no_server_is_refused(text: str) -> None:

@@ -82,7 +82,7 @@ def by_reference(bill: bytes) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def validator() -> Any:
-    """What validates by the schema that CycloneDX publishes for 1.6."""
+    """Return the validator by the schema that CycloneDX publishes for 1.6."""
     import rfc3987_syntax.syntax_helpers as addresses
     from cyclonedx.validation.json import JsonStrictValidator  # takes seconds, in each process that collects
 

@@ -214,7 +214,8 @@ def import_(session: Session, *, source: str, name: str, wanted: str, out: Path 
     options that the release lacks are left out.
     """
     from sparkwright.engine.check_recipes import check_recipes
-    from sparkwright.recipes.imported import Remark, import_recipe, without_dead
+    from sparkwright.recipes.commands import Remark
+    from sparkwright.recipes.imported import import_recipe, without_dead
     from sparkwright.recipes.write import recipe_text
 
     recipe, remarks = import_recipe(_text_of(source), name)

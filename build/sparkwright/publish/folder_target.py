@@ -106,7 +106,7 @@ class FolderTarget:
         if link is not None:
             raise UploadError(
                 f"{path} was not changed in {self.folder}",
-                because=f"{link} is a link, and whoever made it chooses where it leads",
+                because=f"{link} is a link: the file would be written to the folder that it points to",
                 next_step="put a folder in its place; the folder of a target may be a link itself",
             )
         return at

@@ -43,7 +43,7 @@ _SAID = 500
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """What ``child/peer.py`` reports of a machine.
+    """A machine, as ``child/peer.py`` reports it.
 
     Attributes:
         python: version of the interpreter that the server's environment is of; empty where it is not there.

@@ -1,0 +1,298 @@
+"""Commands that serve a model, in a script, a ``docker run`` line, a compose file or another tool's recipe.
+
+Nothing is run. Read `read_yaml`, `commands_of_yaml` and `commands_of_script` first.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparkwright.base.errors import ConfigError
+
+Level = Literal["left out", "wrong", "dangerous"]
+
+# Of images whose entry point is the server itself: what stands behind is a model or an option.
+_SERVER_IMAGE = re.compile(r"vllm", re.IGNORECASE)
+_ARGUMENT = re.compile(r"--?[a-zA-Z]|[\w.-]+/[\w.-]+$|/")
+# Redirections, pipes and what runs in the background end a command's arguments.
+_SHELL = re.compile(r"\d?(?:>|<)|\||&$")
+_SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main)$")
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/")
+_INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)(?:(:?-)([^}]*))?\}?")
+# Of ``docker run``: options without a value; all others have one.
+_ALONE = {
+    *("-d", "--detach", "-i", "--interactive", "-t", "--tty", "--rm", "--init", "--privileged", "-P"),
+    *("--publish-all", "--read-only", "-q", "--quiet", "--no-healthcheck", "--oom-kill-disable"),
+}
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A word of the command that was left out of the recipe, or is wrong or dangerous, with the reason."""
+
+    level: Level
+    what: str
+    because: str
+
+
+@dataclass
+class ServeCommand:
+    """A ``vllm serve`` line with its surroundings.
+
+    Attributes:
+        words: arguments behind ``serve``.
+        environment: variables by name.
+        mounts: folders of the host by their place in the container.
+        contained: it runs in a container, so that its folders are not the host's.
+    """
+
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    mounts: dict[str, str] = field(default_factory=dict)
+    contained: bool = False
+    remarks: list[Remark] = field(default_factory=list)
+
+
+def read_yaml(text: str) -> dict[str, Any] | None:
+    """Return the mapping that *text* is as YAML; `None` for a command or script."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+    return data if isinstance(data, dict) and {"services", "command", "model"} & data.keys() else None
+
+
+def commands_of_yaml(data: Mapping[str, Any]) -> list[ServeCommand]:
+    """Return the servers of a compose file, or of another tool's recipe.
+
+    Raises:
+        ConfigError: a name in the recipe's command has no value, or a part is of another kind.
+    """
+    services = data.get("services")
+    if isinstance(services, dict):
+        return [
+            one for service in services.values() if isinstance(service, dict) for one in _service(service)
+        ]
+    remarks = [
+        Remark("left out", f"{key}: {', '.join(_listed(data, key))}", why)
+        for key, why in (
+            ("mods", "patches of another image are not applied"),
+            ("build_args", "the wheel is built by its own patchset"),
+        )
+        if data.get(key)
+    ]
+    defaults = {**_variables(data, "defaults"), "model": str(data.get("model") or "")}
+    environment = _variables(data, "env")
+    if not data.get("command"):
+        flags = {name: value for name, value in defaults.items() if name != "model"}
+        words = [defaults["model"], *(word for name, value in flags.items() for word in _long(name, value))]
+        return [ServeCommand(words, environment, remarks=remarks)]
+    command = data["command"]
+    command = _filled(shlex.join(map(str, command)) if isinstance(command, list) else str(command), defaults)
+    found = list(commands_of_script(command, environment))
+    for one in found:
+        one.contained = one.contained or bool(data.get("container"))
+        one.remarks[:0] = remarks
+    return found
+
+
+def _variables(data: Mapping[str, Any], key: str) -> dict[str, str]:
+    """Return a mapping, or a list of NAME=VALUE, as texts by name."""
+    stated = data.get(key) or {}
+    if isinstance(stated, list):
+        stated = dict(str(one).partition("=")[::2] for one in stated)
+    if not isinstance(stated, dict):
+        raise ConfigError(f"{key} cannot be read", because="it is neither a mapping nor a list of NAME=VALUE")
+    return {str(name): _written(value) for name, value in stated.items()}
+
+
+def _listed(data: Mapping[str, Any], key: str) -> list[str]:
+    """Return the texts of a list, or a single one."""
+    stated = data.get(key) or []
+    return [str(one) for one in (stated if isinstance(stated, list) else [stated])]
+
+
+def _long(name: str, value: str) -> list[str]:
+    """Return the words of a default that a tool passes on as a flag."""
+    flag = {"tensor_parallel": "tensor-parallel-size", "pipeline_parallel": "pipeline-parallel-size"}
+    option = f"--{flag.get(name, name.replace('_', '-'))}"
+    return [option] if value == "true" else [] if value == "false" else [option, value]
+
+
+def _filled(command: str, values: Mapping[str, str]) -> str:
+    """Return *command* with ``{name}`` replaced, and ``{{`` and ``}}`` as braces.
+
+    Raises:
+        ConfigError: a name has no value.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[0] in {"{{", "}}"}:
+            return found[0][0]
+        if found[1] not in values:
+            raise ConfigError(
+                f"{{{found[1]}}} in the command has no value",
+                because=f"known are {', '.join(sorted(values))}",
+                next_step="add it to defaults",
+            )
+        return values[found[1]]
+
+    return re.sub(r"\{\{|\}\}|\{(\w+)\}", value, command)
+
+
+def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
+    """Yield the server that a compose *service* runs."""
+    variables = _variables(service, "environment")
+    words = [word for key in ("entrypoint", "command") for word in _words_of(service.get(key))]
+    mounts = dict(_mount(one) for one in _listed(service, "volumes") if ":" in one)
+    yield from _of_image(str(service.get("image", "")), words, variables, mounts)
+
+
+def _words_of(command: Any) -> list[str]:
+    return (
+        [_written(one) for one in command] if isinstance(command, list) else shlex.split(str(command or ""))
+    )
+
+
+def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[ServeCommand]:
+    """Yield the servers that a script starts, with the variables that it exports before."""
+    known, own = dict(environment), dict[str, str]()
+    lines = list(_logical_lines(text))
+    installs = [Remark("left out", one, "the runtime is locked") for one in lines if _INSTALLS.match(one)]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        before: dict[str, str] = {}
+        while words and (found := _VARIABLE.fullmatch(words[0])):
+            before[found[1]] = _expanded(found[2], {**known, **own})
+            words = words[1:]
+        if not words:
+            own |= before
+        elif words[0] == "export":
+            for found in filter(None, map(_VARIABLE.fullmatch, words[1:])):
+                known[found[1]] = _expanded(found[2], {**known, **own})
+        else:
+            words = words[: next((at for at, word in enumerate(words) if _SHELL.match(word)), len(words))]
+            expanded = [_expanded(word, {**known, **own, **before}) for word in words]
+            for one in _of_words(expanded, {**known, **before}):
+                one.remarks += installs
+                yield one
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yield the commands of a script: continued lines as one, and those behind ``&&`` on their own."""
+    whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
+    line = ""
+    for at, sign in enumerate(whole):
+        if quoted:
+            quoted = "" if sign == quoted else quoted
+        elif sign in "\"'":
+            quoted = sign
+        elif sign in ";\n" or whole[at : at + 2] == "&&" or (sign == "&" and whole[at - 1] == "&"):
+            if line.strip():
+                yield line.strip()
+            line = ""
+            continue
+        line += sign
+    if line.strip():
+        yield line.strip()
+
+
+def _expanded(word: str, values: Mapping[str, str]) -> str:
+    """Return *word* with shell variables that are known, or have a default, replaced."""
+
+    def value(found: re.Match[str]) -> str:
+        known = values.get(found[1])
+        return known or (found[3] if found[2] else found[0])
+
+    return _UNSET.sub(value, word)
+
+
+def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[ServeCommand]:
+    """Yield the server that one command starts; nothing for another command."""
+    while words and words[0] in {"sudo", "exec", "nohup"}:
+        words = words[1:]
+    if not words:
+        return
+    names = [word.rpartition("/")[2] for word in words]
+    if names[0] in {"docker", "podman"} and "run" in words:
+        yield from _of_container(words[words.index("run") + 1 :])
+        return
+    if names[0] in {"bash", "sh"} and (script := next((w for w in words[1:] if not w.startswith("-")), "")):
+        yield from commands_of_script(script, environment)
+        return
+    for at, (word, name) in enumerate(zip(words, names, strict=True)):
+        if name == "vllm" and words[at + 1 : at + 2] == ["serve"]:
+            yield ServeCommand(list(words[at + 2 :]), dict(environment))
+            return
+        if _SERVER.fullmatch(word):
+            rest = list(words[at + 1 :])
+            yield ServeCommand(rest[1:] if rest[:1] == ["serve"] else rest, dict(environment))
+            return
+
+
+def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
+    """Yield the server of a ``docker run`` line, from behind ``run`` on."""
+    environment, mounts, unused = dict[str, str](), dict[str, str](), list[str]()
+    entry: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        alone = option in _ALONE or re.fullmatch(r"-[dit]+", option)
+        if not equals and not alone:
+            value = rest.pop(0) if rest else ""
+        match option:
+            case "-e" | "--env":
+                name, _, stated = value.partition("=")
+                environment[name] = stated
+            case "-v" | "--volume":
+                mounts |= dict([_mount(value)])
+            case "--entrypoint":
+                entry = shlex.split(value)
+            case _:
+                unused.append(f"{option} {value}".strip())
+    if not rest:
+        return
+    for one in _of_image(rest[0], [*entry, *rest[1:]], environment, mounts):
+        if "--privileged" in unused:
+            one.remarks.append(Remark("dangerous", "--privileged", "the container owns the machine"))
+        if unused:
+            why = "a recipe is served without a container, or by the image of 'service install --container'"
+            one.remarks.append(Remark("left out", ", ".join(unused), why))
+        yield one
+
+
+def _of_image(
+    image: str, words: Sequence[str], environment: Mapping[str, str], mounts: Mapping[str, str]
+) -> Iterator[ServeCommand]:
+    """Yield the server that *image* runs with the command *words*."""
+    found = list(_of_words(words, environment)) if words else []
+    if not found and words and _SERVER_IMAGE.search(image) and _ARGUMENT.match(words[0]):
+        found = [ServeCommand(list(words), dict(environment))]
+    for one in found:
+        one.mounts, one.contained = dict(mounts), True
+        one.remarks += [
+            Remark("left out", source, "a patched file of vLLM: write a carry")
+            for place, source in mounts.items()
+            if _PACKAGES.search(place)
+        ]
+        one.remarks.append(Remark("left out", image, "the wheel is served, not the vLLM of an image"))
+        yield one
+
+
+def _mount(text: str) -> tuple[str, str]:
+    """Return the place in the container and the host's folder of a volume."""
+    source, _, place = text.partition(":")
+    return place.partition(":")[0], source
+
+
+def _written(value: Any) -> str:
+    """Return a value of YAML as a command line has it; nothing for null."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
