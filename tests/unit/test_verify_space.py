@@ -23,7 +23,10 @@ def test_words_become_values() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["x", "=1", "x=", "port=1,2", "model=a,b"])
+@pytest.mark.parametrize(
+    "text",
+    ["x", "=1", "x=", "port=1,2", "model=a,b", "--port=1", "LD_PRELOAD=/x", "num-speculative-tokens=-1,abc"],
+)
 def test_what_cannot_be_varied_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_vary([text])

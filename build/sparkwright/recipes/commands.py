@@ -65,7 +65,7 @@ def read_yaml(text: str) -> dict[str, Any] | None:
 
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, KeyError, RecursionError):  # a date that is none, tags, nesting
         return None
     return data if isinstance(data, dict) and {"services", "command", "model"} & data.keys() else None
 
@@ -244,10 +244,7 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
     entry: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
-        alone = option in _ALONE or re.fullmatch(r"-[dit]+", option)
-        if not equals and not alone:
-            value = rest.pop(0) if rest else ""
+        option, value = _docker_option(rest)
         match option:
             case "-e" | "--env":
                 name, _, stated = value.partition("=")
@@ -267,6 +264,17 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
             why = "a recipe is served without a container, or by the image of 'service install --container'"
             one.remarks.append(Remark("left out", ", ".join(unused), why))
         yield one
+
+
+def _docker_option(rest: list[str]) -> tuple[str, str]:
+    """Take an option of ``docker run`` and its value, if it has one, from the front of *rest*."""
+    option, equals, value = rest.pop(0).partition("=")
+    if re.match(r"-[evpu].", option):  # a short option with its value
+        return option[:2], f"{option[2:]}{equals}{value}"
+    alone = option in _ALONE or re.fullmatch(r"-[dit]+", option)
+    if not equals and not alone and rest:
+        value = rest.pop(0)
+    return option, value
 
 
 def _of_image(

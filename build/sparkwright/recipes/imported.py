@@ -45,7 +45,13 @@ _AT_START = {
     "distributed-executor-backend": "vLLM chooses it; two machines need no Ray",
     "download-dir": "models are fetched into the user's own cache",
 }
-_SECRET = re.compile(r"(?:^|[_-])(?:token|key|keys|password|secret|credentials?)$", re.IGNORECASE)
+# Names of secrets: their last word, or any of them.
+_SECRET = re.compile(
+    r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
+    r"|passphrase|credentials?)(?:[_-]|$)",
+    re.IGNORECASE,
+)
+_LONGEST = 1 << 18  # characters; a command has a few thousand
 # Variables that are of the build, or that serve sets by the machine.
 _OF_THE_MACHINE = {
     "MAX_JOBS": "serve sets it by the memory that is available",
@@ -75,6 +81,8 @@ def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]
     Raises:
         ConfigError: it holds no command that serves a model, or several.
     """
+    if len(text) > _LONGEST:
+        raise ConfigError("this is no command", because=f"it has {len(text):,} characters")
     data = read_yaml(text)
     try:
         found = commands_of_yaml(data) if data is not None else list(commands_of_script(text, {}))
@@ -128,9 +136,8 @@ def _recipe(
         value = "" if flag == "api-key" else f" {flags[flag]}"
         del flags[flag]
         remarks.append(Remark("left out", f"--{flag}{value}", _AT_START[flag]))
-    for flag in [flag for flag in flags if _SECRET.search(flag)]:
-        del flags[flag]
-        remarks.append(Remark("left out", f"--{flag}", _AT_START["api-key"]))
+    remarks += [Remark("left out", name, _AT_START["api-key"]) for name in _without_secrets(flags, "--")]
+    remarks += [Remark("left out", name, _AT_START["api-key"]) for name in _without_secrets(speculative, "")]
     nodes = _nodes(flags)
     environment = dict(_environment(command.environment, remarks))
     if exposed and "VLLM_API_KEY" not in command.environment:
@@ -145,7 +152,7 @@ def _recipe(
         why = "host and card share the memory: the machine freezes where nothing is left for the host"
         remarks.append(Remark("dangerous", f"--gpu-memory-utilization {share}", why))
     served = flags.get("served-model-name")
-    first = served[0] if isinstance(served, list) else served
+    first = next(iter(served), "") if isinstance(served, list) else served
     named = name or str((data or {}).get("name") or first or model.rstrip("/").rpartition("/")[2])
     word = re.sub(r"[^a-z0-9.]+", "-", named.lower()).strip("-.") or "imported"
     recipe = Recipe(
@@ -191,6 +198,18 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             flags[name] = value
     return flags, positional
+
+
+def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
+    """Take secrets out of *values* and tables in them; return their names."""
+    found = []
+    for name, value in list(values.items()):
+        if _SECRET.search(name):
+            del values[name]
+            found.append(f"{before}{name}")
+        elif isinstance(value, dict):
+            found += _without_secrets(value, f"{before}{name}.")
+    return found
 
 
 def _is_option(word: str) -> bool:

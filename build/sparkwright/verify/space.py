@@ -7,6 +7,7 @@ A setting is a flag of ``vllm serve``, a variable in capitals, ``speculative.KEY
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe, load_recipe, recipes
+from sparkwright.recipes.recipe import refused_variable
 
 METHOD, TOKENS, NONE = "method", "num-speculative-tokens", "none"
 MOST = 200
@@ -93,10 +95,14 @@ def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
 
 def _require_settable(vary: Mapping[str, tuple[Any, ...]]) -> None:
     for name, values in vary.items():
-        if name in _RESERVED:
+        if name.strip("-").replace("_", "-") in _RESERVED or (name.isupper() and refused_variable(name)):
             raise ConfigError(f"{name} cannot be varied", because="it is decided when a server is started")
         if not values:
             raise ConfigError(f"{name} has no values to vary")
+        if name == TOKENS and not all(isinstance(one, int) and one >= 0 for one in values):
+            raise ConfigError(
+                f"{TOKENS} takes numbers from 0 on", because=f"{', '.join(map(str, values))} were given"
+            )
 
 
 def _value(word: str) -> Any:
@@ -104,9 +110,10 @@ def _value(word: str) -> Any:
         return word.lower() in {"true", "on"}
     for kind in (int, float):
         try:
-            return kind(word)
+            value = kind(word)
         except ValueError:
             continue
+        return value if math.isfinite(value) else word
     return word
 
 
@@ -219,8 +226,8 @@ def apply_settings(recipe: Recipe, settings: Mapping[str, Any], methods: Mapping
 
 def _method(text: str) -> tuple[str, int]:
     """Return the name of a method and its number of tokens, 0 if that is left to the method."""
-    name, _, tokens = text.partition(":")
-    return (name, int(tokens)) if tokens.isdecimal() else (text, 0)
+    name, _, tokens = str(text).partition(":")
+    return (name, int(tokens)) if tokens.isdecimal() else (str(text), 0)
 
 
 def load_base(name: str, use: str) -> Recipe:
