@@ -369,15 +369,15 @@ class StallingProxy:
 @pytest.mark.parametrize("stalls", [True, False])
 def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, here, stalls):
     """Sources have arrived when it stalls; what that machine compiles afterwards does not."""
-    place = urlsplit(url)
+    place, slow = urlsplit(url), _SLOW.replace("sleep(1)", "sleep(4)")  # it stalls before the first one ends
     heard = Recorder()
     with StallingProxy((place.hostname, place.port)) as proxy:
         hosts[0].url = f"http://127.0.0.1:{proxy.port}"
-        hosts[0].install(compiling=_SLOW)
+        hosts[0].install(compiling=slow)
         config = hosts[0].folder / "config" / "sparkwright"
         config.mkdir(parents=True)
         (config / "store.toml").write_text("stall-s = 5.0\n")
-        hosts[1].install(compiling=_SLOW)
+        hosts[1].install(compiling=slow)
         home: Home = make_home(tmp_path / "home", url, hosts)
 
         def stall(event: Event) -> None:
