@@ -174,7 +174,7 @@ def write_models(cache: Path) -> None:
 
 
 def starts(scratch: Path) -> dict[str, Any]:
-    """`preflight` and `serve --dry-run` as JSON: every recipe, use and series on six simulated machines.
+    """`doctor RECIPE` and `serve --dry-run` as JSON: every recipe, use and series on six simulated machines.
 
     Left out: folders, keys of environments, and this machine's network interfaces. The store is empty, the
     network off; models are headers with holes.
@@ -203,7 +203,7 @@ def _on_host(task: tuple[str, Path, Path, dict[str, Path], dict[str, list[str]]]
         for use in uses[recipe]:
             words = (recipe, *(["--use", use] if use else []), "--wheel", str(wheels[series]), "--json")
             head = ("--head", "192.0.2.1") if "-2x" in recipe else ()
-            checked = call("preflight", *words, folder=root, **variables)
+            checked = call("doctor", *words, folder=root, **variables)
             planned = call("serve", *words, "--dry-run", *head, folder=root, **variables)
             found[f"{recipe} {use or 'single'} {series}"] = {
                 "preflight": {"status": checked.status, **plain(_json(checked.out), scratch / name)},
@@ -272,7 +272,7 @@ def memory(scratch: Path) -> dict[str, Any]:
             f"max-num-batched-tokens = 8192\ngpu-memory-utilization = 0.5\n"
             f"enforce-eager = {str(eager).lower()}\nskip-tokenizer-init = true\n"
         )
-        told = call("preflight", recipe, "--json", folder=scratch, **variables).json
+        told = call("doctor", recipe, "--json", folder=scratch, **variables).json
         rows = {row["part"]: row for row in told["memory"]}
         seen = {"weights": weights, "KV cache": pool, "CUDA graphs": graphs}
         found[f"{shape} {cache} {'eager' if eager else 'graphs'}"] = plain(

@@ -106,7 +106,7 @@ def keys(scratch: Path) -> dict[str, Any]:
         "plan": ("plan", *series), "merge": ("merge", *series), "audit": ("audit", built),
         "provenance": ("provenance", built), "publish": ("publish", dist), "status": ("status",),
         "recipe list": ("recipe", "list"), "recipe show": ("recipe", "show", recipe),
-        "recipe check": ("recipe", "check", recipe), "preflight": ("preflight", recipe, "--wheel", stub),
+        "recipe check": ("recipe", "check", recipe), "preflight": ("doctor", recipe, "--wheel", stub),
         "serve": ("serve", recipe, "--wheel", stub, "--dry-run"),
         "service install": ("service", "install", recipe, "--root", scratch / "service", "--no-start"),
         "service status": ("service", "status", "--root", scratch / "service"),

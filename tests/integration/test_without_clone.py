@@ -99,7 +99,7 @@ def test_what_is_served_and_shown_in_an_empty_folder(program: Path, empty: Path)
     assert good(program, empty, "carry", "show", "uma-clamp").startswith("uma-clamp: ")
     found = json.loads(call(program, empty, "doctor", "--json", "--offline").stdout)
     assert {one["what"] for one in found} >= {"python", "git", "disk"}
-    told = call(program, empty, "preflight", "rehearsal-smollm2", "--json")
+    told = call(program, empty, "doctor", "rehearsal-smollm2", "--json")
     assert json.loads(told.stdout), told.stderr
     assert sorted(path.name for path in empty.iterdir()) == [".sparkwright"], "the event log alone"
 

@@ -141,7 +141,7 @@ def test_a_wheel_that_does_not_answer_is_replaced_by_the_one_before(service: Ser
         first,
         True,
     )
-    done = service.sparkwright("service", "rollback", NAME)
+    done = service.sparkwright("service", "upgrade", "--previous", NAME)
     assert done.returncode == 0, done.stderr
     assert (service.status["wheel"], bool(service.chat())) == (first, True)
 

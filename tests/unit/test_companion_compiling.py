@@ -1,11 +1,9 @@
 """From described modules to finished libraries: paths, commands, and a build by the machine's compiler."""
 
-import json
 import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import companion_kit as kit
 import pytest
@@ -13,14 +11,13 @@ from native_case import HERE
 from small_extension import make_builder
 from unit_kit import make_toolchain
 
-from sparkwright.base.errors import CompanionError, NativeBuildError
+from sparkwright.base.errors import NativeBuildError
 from sparkwright.companion.asking import (
     Command,
     DescribedModule,
     Description,
     GeneratorSite,
     describe_modules,
-    find_modules,
 )
 from sparkwright.companion.compiling import Places, compile_modules, configure_modules
 from sparkwright.companion.tree import source_tree
@@ -201,52 +198,3 @@ def test_an_answer_of_another_flashinfer_is_refused(site: GeneratorSite, toolcha
     with pytest.raises(NativeBuildError, match="did not describe") as caught:
         describe_modules(kit.SPEC, ["sampling"], site, kit.TARGET, toolchain)
     assert "no torch" in caught.value.because
-
-
-# An installed FlashInfer ------------------------------------------------------------------
-
-
-def installed(site: GeneratorSite, tmp_path: Path) -> Path:
-    """An interpreter whose environment has the FlashInfer in miniature."""
-    program = tmp_path / "python"
-    paths = json.dumps([str(site.flashinfer), *map(str, site.imports)])
-    program.write_text(
-        f"#!{sys.executable}\nimport runpy, sys\nsys.path[:0] = {paths}\nsys.argv = sys.argv[2:]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    program.chmod(0o755)
-    return program
-
-
-def test_a_finished_file_is_found_and_a_missing_one_is_named(site, tmp_path, monkeypatch):
-    python = installed(site, tmp_path)
-
-    def ask(**_: Any) -> dict[str, str]:
-        return find_modules(kit.SPEC, ["sampling"], python, tmp_path / "empty", "12.1a")
-
-    assert ask() == {"sampling": ""}
-    (tmp_path / "sampling.so").write_bytes(b"a library")
-    monkeypatch.setenv("FINISHED", str(tmp_path / "sampling.so"))
-    assert ask() == {"sampling": str(tmp_path / "sampling.so")}
-    (site.flashinfer / "flashinfer" / "version.py").write_text("__version__ = '9'\n")
-    with pytest.raises(CompanionError, match="not for the installed FlashInfer"):
-        ask()
-
-
-def test_a_companion_for_another_card_is_not_enough(site, tmp_path, monkeypatch):
-    python = installed(site, tmp_path)
-    (tmp_path / "sampling.so").write_bytes(b"a library")
-    monkeypatch.setenv("FINISHED", str(tmp_path / "sampling.so"))
-    info = site.flashinfer / "flashinfer_jit_cache-1.2.3.dist-info"
-    (info / "sparkwright").mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: flashinfer-jit-cache\nVersion: 1.2.3\n")
-    (info / "sparkwright" / "companion.json").write_text(json.dumps({"target": {"arch": "9.0a"}}))
-
-    def ask(arch: str, card: str = "") -> dict[str, str]:
-        return find_modules(kit.SPEC, ["sampling"], python, tmp_path / "empty", arch, card=card)
-
-    assert ask("9.0a") == ask("") == ask("", "9.0a") == {"sampling": str(tmp_path / "sampling.so")}
-    for arch, card in (("12.1a", ""), ("", "12.1a"), ("12.1a", "9.0a")):
-        with pytest.raises(CompanionError, match="another card") as caught:
-            ask(arch, card)
-        assert "compiled for 9.0a" in caught.value.because

@@ -16,7 +16,7 @@ from sparkwright.cli.tables import show_table
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.make import MadeCompanion
 from sparkwright.companion.model import CompanionSpec, load_companion
-from sparkwright.engine.companions import LISTS, arch_of
+from sparkwright.engine.companions import LISTS
 from sparkwright.lock import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
@@ -166,50 +166,6 @@ def audit(session: Session, *, wheel: Path) -> None:
         _show_audit(report)
     report.require()
     _attach(dist_folder(session.checkout.folder).absolute(), report)
-
-
-@command.command("check")
-@_choice
-@click.option(
-    "--python",
-    required=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Interpreter of the environment that serves.",
-)
-@series_option
-@common_options
-@run_in_session
-def check(
-    session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str, python: Path
-) -> None:
-    """Ask the installed FlashInfer where it takes each kernel from; fail if it would compile one.
-
-    On a machine without a card, --arch says which one is meant.
-    """
-    from sparkwright.base.card import card_capability
-    from sparkwright.companion.asking import find_modules
-
-    spec, capability = _spec(session), card_capability()
-    target = _target(session, DEFAULT_PLATFORM, arch)
-    chosen = _chosen(spec, target.arch, recipes, modules)
-    with session.store.scratch() as scratch:
-        card = arch_of(capability) if capability else ""
-        found = find_modules(spec, chosen, python.absolute(), scratch, arch, card=card)
-    if recipes:
-        # What has no generator has no finished file either.
-        needed = _chosen(spec, target.arch, recipes, modules, stated=False)
-        found |= dict.fromkeys((name for name in needed if name not in chosen), "")
-    if session.as_json:
-        print_json({"modules": found, "missing": [name for name, path in found.items() if not path]})
-    else:
-        show_table(("module", "taken from"), [(name, path or "compiled") for name, path in found.items()])
-    if missing := [name for name, path in found.items() if not path]:
-        raise CompanionError(
-            f"FlashInfer would compile {len(missing)} of {len(found)} kernel modules",
-            because=f"no finished file of {', '.join(missing)} is installed for the card",
-            next_step=f"sparkwright companion build --series {session.checkout.series} --arch {target.arch}, "
-            "and install the wheel into that environment",
-        )
 
 
 def _chosen(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,21 +17,99 @@ from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
+from sparkwright.cli.preflight import ask_options
+from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight import PreflightReport
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @click.command("doctor")
+@click.argument("recipe", metavar="[RECIPE]", default="", shell_complete=complete_recipe)
+@USE
+@click.option(
+    "--wheel",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The wheel to serve RECIPE with.",
+)
+@click.option("--python", type=click.Path(path_type=Path), help="The interpreter whose vLLM serves RECIPE.")
+@SIDECARS
 @series_option
 @common_options
+def command(
+    *, recipe: str, use: str, wheel: Path | None, python: Path | None, sidecars_gib: float, **common: Any
+) -> None:
+    """Check that this machine has what is needed, or that RECIPE would start on it and the machine survive.
+
+    For RECIPE nothing is loaded. Of a model that is not on this machine, the hub is asked for sizes and
+    headers alone; with --python, that vLLM is asked for its options. Shows the memory budget and what was
+    found; the exit code is 76 if the server should not be started.
+    """
+    if not recipe:
+        _check_machine(**common)
+        return
+    from sparkwright.recipes import served_recipe
+    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
+
+    chosen = served_recipe(recipe, use)
+    report = inspect_start(
+        PreflightRequest(
+            recipe=chosen,
+            python=python,
+            wheel=wheel,
+            environment={**os.environ, **({"HF_HUB_OFFLINE": "1"} if common["offline"] else {})},
+            sidecars_gib=sidecars_gib,
+            ask=ask_options(),
+            lacks=_lacking(chosen, wheel) if wheel and not python else (),
+            hub=Hub(os.environ),
+        )
+    )
+    if common["as_json"]:
+        found, rows = report.findings, report.rows
+        print_json({"findings": [asdict(one) for one in found], "memory": [asdict(row) for row in rows]})
+    else:
+        _show_report(report)
+    require_clear(report.findings)
+
+
+def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
+    """Return the kernels of FlashInfer that ``serve`` would install *wheel* without."""
+    from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
+
+    with contextlib.suppress(SparkwrightError):  # without a locked runtime, 'serve' says so itself
+        return plan_environment(OfferedWheel(wheel), recipe, sources_here()).missing
+    return ()
+
+
+def _show_report(report: PreflightReport) -> None:
+    """Print the memory budget and the findings of *report* as tables."""
+    show_table(
+        ("part", "GiB", "from"),
+        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
+    )
+    if not report.findings:
+        click.echo("nothing speaks against a start")
+        return
+    show_table(
+        ("level", "check", "found", "because", "next"),
+        [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
+    )
+
+
+def _gib(gib: float | None, low: float | None, high: float | None) -> str:
+    if gib is None:
+        return "unknown"
+    return f"{gib:.2f}" if low is None or high is None else f"{gib:.2f} ({low:.1f} to {high:.1f})"
+
+
 @run_in_session
-def command(session: Session) -> None:
-    """Check that this machine has what is needed; 'preflight' checks that a recipe would start on it."""
+def _check_machine(session: Session) -> None:
     findings = [
         _python(),
         _git(),

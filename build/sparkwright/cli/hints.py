@@ -11,7 +11,7 @@ from sparkwright.pipeline.checkout import Checkout
 
 TAKE_SERIES = (
     "bisect", "carry edit", "carry new", "carry prove", "carry refresh", "carry show", "carry test-upstream",
-    "companion audit", "companion build", "companion check", "companion list", "doctor", "lock bump",
+    "companion audit", "companion build", "companion list", "doctor", "lock bump",
     "lock check", "lock learn", "lock pin", "lock runtime", "merge", "nightly", "patchset bump", "plan",
     "rehearse", "serve", "service install", "service upgrade", "status", "triton", "wheel",
 )  # fmt: skip

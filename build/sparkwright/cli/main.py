@@ -26,7 +26,7 @@ COMMANDS = {
     "publish": "Write a static package index over the wheels in a folder.",
     "channel": "Promote wheels to signed channels, take them back, and verify channels.",
     "serve": "Serve a recipe in the foreground: install, start, warm up, announce, report, stop.",
-    "service": "Install a recipe as a service, and upgrade, roll back or remove it.",
+    "service": "Install a recipe as a service, upgrade it or take it back, or remove it.",
     "recipe": "List, show, check, write and export recipes of servers.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
@@ -37,8 +37,7 @@ COMMANDS = {
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
     "store": "List, verify and prune the store, and share it with other machines.",
     "triton": "Compile vLLM's Triton kernels for a GB10, without one, and show what they take.",
-    "doctor": "Check that this machine has what is needed.",
-    "preflight": "Check that a recipe would start here: checkpoint, memory, card, ports, link.",
+    "doctor": "Check that this machine has what is needed, or that a recipe would start on it.",
 }
 
 _HIDDEN = {"task", "worker"}

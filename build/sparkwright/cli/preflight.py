@@ -1,100 +1,16 @@
-"""``sparkwright preflight``, and its table for other commands."""
+"""Preflight before ``verify`` and its comparisons start servers."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import click
-
-from sparkwright.base.errors import SparkwrightError
-from sparkwright.cli.output import print_json
-from sparkwright.cli.runtime import RECIPE, SIDECARS, USE
-from sparkwright.cli.tables import show_table
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import AskOptions, Finding, PreflightReport
+from sparkwright.serve.preflight import AskOptions, Finding
 from sparkwright.verify.options import VerifyOptions
 
 _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
-
-
-@click.command("preflight")
-@RECIPE
-@USE
-@click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
-@click.option(
-    "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."
-)
-@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=int, default=0, help="Port to listen at; any by default.")
-@SIDECARS
-@click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together.")
-@click.option("--force", is_flag=True, help="Count predictions as warnings.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    *,
-    recipe: str,
-    use: str,
-    nodes: int | None,
-    force: bool,
-    as_json: bool,
-    **asked: Any,
-) -> None:
-    """Check that RECIPE would start on this machine, and that the machine would survive it.
-
-    Nothing is loaded. Of a model that is not on this machine, the hub is asked for sizes and headers alone;
-    with --python, that vLLM is asked for its options. Prints the memory budget and what was found; the exit
-    code is 76 if the server should not be started.
-    """
-    from sparkwright.recipes import served_recipe
-    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
-
-    chosen = served_recipe(recipe, use)
-    lacks = _lacking(chosen, asked["wheel"]) if asked["wheel"] and not asked["python"] else ()
-    request = PreflightRequest(
-        recipe=chosen, nodes=nodes or 0, ask=_asking(), lacks=lacks, hub=Hub(os.environ), **asked
-    )
-    report = inspect_start(request)
-    if as_json:
-        print_json(_described(report))
-    else:
-        _show_report(report)
-    require_clear(report.findings, force=force)
-
-
-def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
-    """Return the kernels of FlashInfer that ``serve`` would install *wheel* without."""
-    from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
-
-    with contextlib.suppress(SparkwrightError):  # without a locked runtime, 'serve' says so itself
-        return plan_environment(OfferedWheel(wheel), recipe, sources_here()).missing
-    return ()
-
-
-def _described(report: PreflightReport) -> dict[str, Any]:
-    return {
-        "findings": [asdict(finding) for finding in report.findings],
-        "memory": [asdict(row) for row in report.rows],
-    }
-
-
-def _show_report(report: PreflightReport) -> None:
-    """Print the memory budget and the findings of *report* as tables."""
-    show_table(
-        ("part", "GiB", "from"),
-        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
-    )
-    if not report.findings:
-        click.echo("nothing speaks against a start")
-        return
-    show_table(
-        ("level", "check", "found", "because", "next"),
-        [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
-    )
 
 
 def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -> None:
@@ -138,13 +54,15 @@ def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: 
         return ()
     environment = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
     found = run_preflight(
-        PreflightRequest(recipe=recipe, python=python, wheel=wheel, environment=environment, ask=_asking())
+        PreflightRequest(
+            recipe=recipe, python=python, wheel=wheel, environment=environment, ask=ask_options()
+        )
     )
     here = find_folder(recipe.model, environment) is not None
     return found if here else [one for one in found if one.check in _OF_THE_MACHINE]
 
 
-def _asking() -> AskOptions:
+def ask_options() -> AskOptions:
     """Return the question to a release for its options, with the store that records its answers."""
     from functools import partial
 
@@ -152,9 +70,3 @@ def _asking() -> AskOptions:
     from sparkwright.store import open_store
 
     return partial(ask_installed, open_store())
-
-
-def _gib(gib: float | None, low: float | None, high: float | None) -> str:
-    if gib is None:
-        return "unknown"
-    return f"{gib:.2f}" if low is None or high is None else f"{gib:.2f} ({low:.1f} to {high:.1f})"

@@ -17,7 +17,7 @@ from sparkwright.recipes import SERVED_NAMES
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _recipes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the recipes that ship whose names begin so; where none does, a file of the user's is meant."""
     from sparkwright.recipes import recipes
 
@@ -25,7 +25,7 @@ def _recipes(_: click.Context, __: click.Parameter, incomplete: str) -> list[Com
     return found or [CompletionItem(incomplete, type="file")]
 
 
-RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=_recipes)
+RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 USE = click.option(
     "--use", default="", help="A use of the recipe, such as shared or many; single by default."

@@ -64,7 +64,7 @@ def _scope_options(function: F) -> F:
 
 @click.group("service")
 def command() -> None:
-    """Install, show, upgrade, roll back and remove services that serve recipes."""
+    """Install, show, upgrade and remove services that serve recipes."""
 
 
 @command.command("install")
@@ -154,10 +154,11 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 @command.command("upgrade")
 @click.argument("name")
 @wheel_options
+@click.option("--previous", is_flag=True, help="Serve with the wheel before the present one again.")
 @_scope_options
 @reading_options
-def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
-    """Serve with another wheel: the newest of the service's channel, or the one named.
+def upgrade(*, name: str, previous: bool, offline: bool, as_json: bool, **asked: Any) -> None:
+    """Serve with another wheel: the newest of the service's channel, the one named, or the previous one.
 
     The new environment is made beside the old one, which serves until then. If the new one does not answer a
     request, the old one is started again.
@@ -167,25 +168,15 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
     places = _places(name, asked)
     record = service.load_record(places)
-    options = record.options
-    recipe = with_settings(served_recipe(options.recipe, options.use), options.settings)
-    wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
-    slot = _prepared(places, wheel, recipe, asked, offline=offline)
-    _change(places, record, slot, wheel.wheel, recipe)
-    _show_change(places, as_json=as_json)
-
-
-@command.command("rollback")
-@click.argument("name")
-@_scope_options
-@reading_options
-def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
-    """Serve with the wheel before the present one."""
-    del offline
-    require_libraries(_LIBRARIES, "serve")
-    places = _places(name, asked)
-    record = service.load_record(places)
-    service.roll_back(service.Slots(places.state), record, _manager(places, record)).write(places.record)
+    if previous:
+        back = service.roll_back(service.Slots(places.state), record, _manager(places, record))
+        back.write(places.record)
+    else:
+        options = record.options
+        recipe = with_settings(served_recipe(options.recipe, options.use), options.settings)
+        wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
+        slot = _prepared(places, wheel, recipe, asked, offline=offline)
+        _change(places, record, slot, wheel.wheel, recipe)
     _show_change(places, as_json=as_json)
 
 

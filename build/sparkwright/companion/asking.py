@@ -1,4 +1,4 @@
-"""Ask FlashInfer's own generators for kernels, without a GPU: their commands, or the finished files."""
+"""Ask FlashInfer's own generators for the commands of kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sparkwright.base.errors import CompanionError, NativeBuildError, ProcessError
+from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
 from sparkwright.companion.model import CompanionSpec
@@ -111,7 +111,7 @@ def describe_modules(
         "CXX": str(toolchain.cxx),
     }
     try:
-        answer = _ask(spec, names, site.python, variables, describe=True)
+        answer = _ask(spec, names, site.python, variables)
     except ProcessError as error:
         raise NativeBuildError(
             f"FlashInfer {spec.version} did not describe its kernels",
@@ -128,58 +128,8 @@ def describe_modules(
     return Description(modules, answer["include"], answer["tvm_ffi"])
 
 
-def find_modules(
-    spec: CompanionSpec,
-    names: Sequence[str],
-    python: Path,
-    workspace: Path,
-    arch: str = "",
-    *,
-    card: str = "",
-) -> dict[str, str]:
-    """Return the finished file that an installed FlashInfer loads for each of *names*; empty if it compiles.
-
-    Args:
-        spec: the series' list.
-        names: names in `spec`.
-        python: the interpreter of the environment.
-        workspace: an empty folder, in place of FlashInfer's cache.
-        arch: the card's architecture, for a machine without one; by default the machine's own cards.
-        card: the architecture of the machine's own card, such as ``12.1a``; empty without one.
-
-    Raises:
-        CompanionError: FlashInfer cannot be asked, is of another version, or has a companion for another
-            card, which FlashInfer up to 0.6 loads all the same.
-    """
-    variables = {"FLASHINFER_WORKSPACE_BASE": str(workspace)}
-    if arch:
-        variables |= {"FLASHINFER_CUDA_ARCH_LIST": arch}
-    try:
-        answer = _ask(spec, names, python, variables, describe=False)
-    except ProcessError as error:
-        raise CompanionError(
-            "FlashInfer could not be asked for its kernels",
-            because=error.because,
-            next_step="name the interpreter that serves, and --arch where there is no card",
-        ) from error
-    if answer["version"] != spec.version:
-        raise CompanionError(
-            "the companion is not for the installed FlashInfer",
-            because=f"{answer['version']} is installed, and the list is for {spec.version}",
-            next_step=f"install flashinfer-python=={spec.version}, or build a companion for the other one",
-        )
-    wanted, made_for = arch or card, answer["companion"]
-    if wanted and made_for and wanted != made_for:
-        raise CompanionError(
-            "the installed companion is for another card",
-            because=f"its kernels are compiled for {made_for}, and the card is {wanted}",
-            next_step=f"sparkwright companion build --arch {wanted}, and install that wheel",
-        )
-    return {one["name"]: one["found"] for one in answer["modules"].values()}
-
-
 def _ask(
-    spec: CompanionSpec, names: Sequence[str], python: Path, variables: Mapping[str, str], *, describe: bool
+    spec: CompanionSpec, names: Sequence[str], python: Path, variables: Mapping[str, str]
 ) -> dict[str, Any]:
     modules = {name: [spec.modules[name].generator, spec.modules[name].arguments] for name in names}
     script = Path(str(resources.files("sparkwright.companion").joinpath("child.py")))
@@ -187,7 +137,7 @@ def _ask(
     with task(f"ask FlashInfer for {len(names)} kernel modules"):
         done = run(
             [python, "-s", script],
-            stdin=json.dumps({"describe": describe, "modules": modules}).encode(),
+            stdin=json.dumps(modules).encode(),
             env={**own, "PYTHONDONTWRITEBYTECODE": "1", "FLASHINFER_LOGGING_LEVEL": "error", **variables},
             timeout=_LIMIT_S,
         )

@@ -1,4 +1,4 @@
-"""Preflight as a person meets it: its own command, and before ``verify`` starts a server."""
+"""Preflight as a person meets it: ``doctor RECIPE``, and before ``verify`` starts a server."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def write(tmp_path: Path, *, tokenizer: bool = True, utilization: float = 0.1, s
 
 def test_a_healthy_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path)
-    assert main(["preflight", str(recipe)]) == 0
+    assert main(["doctor", str(recipe)]) == 0
     out = capsys.readouterr().out
     assert "nothing speaks against a start" in out
     assert "KV cache, one request of 1,024 tokens" in out
-    assert main(["preflight", str(recipe), "--json"]) == 0
+    assert main(["doctor", str(recipe), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["findings"] == []
     weights = next(row for row in told["memory"] if row["part"] == "weights")
@@ -65,22 +65,16 @@ def test_a_healthy_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_refusal_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path, tokenizer=False)
-    assert main(["preflight", str(recipe)]) == 76
+    assert main(["doctor", str(recipe)]) == 76
     shown = capsys.readouterr()
     assert "tokenizer" in shown.out
     assert "has no tokenizer" in shown.err
-    assert main(["preflight", str(recipe), "--force"]) == 76
-
-
-def test_force_lifts_a_prediction(tmp_path: Path) -> None:
-    recipe = write(tmp_path, space="100000")
-    assert main(["preflight", str(recipe)]) == 76
-    assert main(["preflight", str(recipe), "--force"]) == 0
 
 
 def test_the_other_of_two_machines_is_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path)
-    main(["preflight", str(recipe), "--nodes", "2", "--json"])
+    recipe.write_text(recipe.read_text().replace("[flags]", "nodes = 2\n\n[flags]\ntensor-parallel-size = 2"))
+    main(["doctor", str(recipe), "--json"])
     assert "peer" in {one["check"] for one in json.loads(capsys.readouterr().out)["findings"]}
 
 
@@ -88,9 +82,9 @@ def test_a_use_of_a_recipe(tmp_path: Path) -> None:
     recipe = write(tmp_path)
     use = '[uses.many]\ntitle = "many"\nflags = { max-model-len = 1048576 }\n'
     recipe.write_text(f"{recipe.read_text()}\n{use}")
-    assert main(["preflight", str(recipe)]) == 0
-    assert main(["preflight", str(recipe), "--use", "many"]) == 76
-    assert main(["preflight", str(recipe), "--use", "none"]) == 12
+    assert main(["doctor", str(recipe)]) == 0
+    assert main(["doctor", str(recipe), "--use", "many"]) == 76
+    assert main(["doctor", str(recipe), "--use", "none"]) == 12
 
 
 def verify(recipe: Path) -> int:
@@ -139,7 +133,7 @@ def remote(tmp_path: Path) -> Path:
 def test_a_model_on_the_hub_has_its_memory_and_its_download(
     hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["preflight", str(remote(tmp_path)), "--json"]) == 0
+    assert main(["doctor", str(remote(tmp_path)), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["check"] for one in told["findings"]] == ["model-fetched"]
     assert "0.0 GiB in 4 files" in told["findings"][0]["because"]

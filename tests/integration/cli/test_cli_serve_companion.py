@@ -100,7 +100,7 @@ def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(recipe: str = "qwen3.6-27b-dflash") -> list[tuple[str, str]]:
-        main(["preflight", recipe, "--wheel", str(wheel), "--json"])
+        main(["doctor", recipe, "--wheel", str(wheel), "--json"])
         found = json.loads(capsys.readouterr().out)["findings"]
         return [(one["because"], one["next_step"]) for one in found if one["check"] in {"jit", "nvcc"}]
 

@@ -146,7 +146,7 @@ def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> Non
     assert done.returncode == 0, done.stderr
     assert "vllm-3.0" in done.stdout
     assert len(list((machine.state / "environments").glob("*/bin/python"))) == 2, "the failed one is pruned"
-    done = machine.run("rollback", "chat", "--user", "--json")
+    done = machine.run("upgrade", "chat", "--previous", "--user", "--json")
     assert json.loads(done.stdout)["wheel"] == "vllm-1.0-py3-none-any.whl"
     assert key not in done.stdout + done.stderr
 
