@@ -1,6 +1,7 @@
 """``sparkwright companion`` on the lists of this checkout."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ from sparkwright.companion.model import load_companion
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def companion(*words: str) -> subprocess.CompletedProcess[str]:
+def companion(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sparkwright", "companion", *words, "--root", str(ROOT), "--offline"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_list_shows_what_recipes_need() -> None:
