@@ -83,6 +83,7 @@ def commands() -> dict[str, set[str]]:
     import click
 
     from sparkwright.cli import verify
+    from sparkwright.cli.globals import Command
     from sparkwright.cli.main import group
 
     found: dict[str, set[str]] = {}
@@ -93,7 +94,10 @@ def commands() -> dict[str, set[str]]:
                 if (one := command.get_command(context, name)) is not None:
                     walk(f"{words} {name}", one, context)
             return
-        options = {one for parameter in command.params for one in parameter.opts if one[:2] == "--"}
+        taken = command.taken() if isinstance(command, Command) else []
+        options = {
+            one for parameter in [*command.params, *taken] for one in parameter.opts if one[:2] == "--"
+        }
         found[words.strip()] = options
         if words.strip() == "verify":
             for name, module in verify._SUBCOMMANDS.items():  # noqa: SLF001 - they are listed nowhere else

@@ -308,7 +308,17 @@ def services(scratch: Path) -> dict[str, Any]:
     for recipe, uses in known_uses().items():
         for use, scope in itertools.product(uses, ("--system", "--user")):
             folder = scratch / "service"
-            words = ("service", "install", recipe, scope, "--root", folder, "--no-start", "--run-as", "spark")
+            words = (
+                "service",
+                "install",
+                recipe,
+                scope,
+                "--destdir",
+                folder,
+                "--no-start",
+                "--run-as",
+                "spark",
+            )
             told = call(*words, *(["--use", use] if use else []), "--json", folder=root, **variables)
             files = {
                 path.relative_to(folder).as_posix(): [

@@ -252,7 +252,7 @@ def run(*words: str) -> Any:
 
 
 def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path: Path) -> None:
-    result = run("install", RECIPE, "--system", "--root", str(tmp_path), "--dry-run")
+    result = run("install", RECIPE, "--system", "--destdir", str(tmp_path), "--dry-run")
     assert result.exit_code == 0
     for word in ("Type=notify", "services:", "LoadCredential", "systemctl daemon-reload", "(mode 0600)"):
         assert word in result.output
@@ -260,7 +260,7 @@ def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_files_are_written_below_a_root_and_removed(tmp_path: Path) -> None:
-    at = ("--system", "--root", str(tmp_path))
+    at = ("--system", "--destdir", str(tmp_path))
     result = run("install", RECIPE, "--name", "chat", *at, "--no-start")
     assert result.exit_code == 0, result.output
     where = places(tmp_path)
@@ -275,7 +275,7 @@ def test_files_are_written_below_a_root_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_recipe_of_one_s_own_is_copied_and_stays_until_it_is_purged(tmp_path: Path) -> None:
-    at = ("--system", "--root", str(tmp_path / "root"))
+    at = ("--system", "--destdir", str(tmp_path / "root"))
     path = tmp_path / "mine.toml"
     path.write_text('format = 1\nname = "mine"\ntitle = "Mine"\nmodel = "org/model"\n')
     assert run("install", str(path), "--name", "chat", *at, "--no-start").exit_code == 0
@@ -292,7 +292,7 @@ def test_a_recipe_of_one_s_own_is_copied_and_stays_until_it_is_purged(tmp_path: 
 
 def test_a_recipe_of_rehearsals_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be installed as a service"):
-        run("install", "rehearsal-smollm2", "--root", str(tmp_path), "--no-start")
+        run("install", "rehearsal-smollm2", "--destdir", str(tmp_path), "--no-start")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -325,7 +325,7 @@ def test_an_upgrade_serves_and_checks_what_was_installed(
     monkeypatch.setattr(
         service, "_change", lambda places, record, slot, wheel, recipe: seen.append((record, recipe))
     )
-    assert run("upgrade", "chat", "--system", "--root", str(tmp_path)).exit_code == 0
+    assert run("upgrade", "chat", "--system", "--destdir", str(tmp_path)).exit_code == 0
     ((record, recipe),) = seen
     assert (recipe.flags["max-num-seqs"], recipe.served_names) == (3, ("a", "b"))
     assert record.options.sidecars_gib == 8.0

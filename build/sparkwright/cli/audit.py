@@ -9,8 +9,9 @@ import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.base.text import human_seconds, human_size
+from sparkwright.cli.globals import Command
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.native.inspection import KernelClass, Tally
 from sparkwright.pipeline import Job
@@ -26,7 +27,7 @@ from sparkwright.wheel.audit import AuditReport, Expectation, audit
 from sparkwright.wheel.kernels import KernelsRecord, kernels_of
 
 
-@click.command("audit")
+@click.command("audit", cls=Command)
 @click.argument(
     "wheels", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
@@ -40,7 +41,6 @@ from sparkwright.wheel.kernels import KernelsRecord, kernels_of
     help="Accept a wheel of another build spec, or with binaries compiled elsewhere, with checks skipped.",
 )
 @click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
-@common_options
 @run_in_session
 def command(
     session: Session,

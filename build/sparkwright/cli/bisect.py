@@ -13,10 +13,11 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
+from sparkwright.cli.globals import Command
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import job_options, machines_option
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import WORK, Session, common_options, run_in_session
+from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
@@ -30,13 +31,11 @@ _UNTESTABLE = 125
 _DIGITS = 10
 _ENDS = 2
 _AHEAD = 2
-# Options that name no other search: how it is run and shown, and where.
-_OF_THE_RUN = frozenset(
-    {"words", "jobs", "attempted", "listing", "replay", "root", "store_url", "offline", "quiet", "as_json"}
-)
+# Options that name no other search: how it is run and shown.
+_OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing", "replay"})
 
 
-@click.command("bisect")
+@click.command("bisect", cls=Command)
 @click.argument("words", nargs=-1, metavar="[GOOD BAD | status [ID]]")
 @click.option("--good", metavar="SPEC", help="The end that works.")
 @click.option("--bad", metavar="SPEC", help="The end that fails.")
@@ -77,7 +76,6 @@ _OF_THE_RUN = frozenset(
 @click.option("--replay", metavar="ID", help="Derive a result again from its journal, and judge nothing.")
 @job_options
 @machines_option
-@common_options
 @run_in_session
 def command(
     session: Session,

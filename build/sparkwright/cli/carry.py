@@ -15,9 +15,10 @@ from sparkwright.carries import Carry, PullRequest
 from sparkwright.carries.pull import ResolvedPull
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.carry_test_upstream import test_upstream
+from sparkwright.cli.globals import Group
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import Session, common_options, run_in_clone, run_in_session
+from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.pipeline import Job, TargetOptions
@@ -26,7 +27,7 @@ from sparkwright.store import write_atomically
 _SHOWN = 30
 
 
-@click.group("carry")
+@click.group("carry", cls=Group)
 def command() -> None:
     """Make, show, edit, refresh and prove carries."""
 
@@ -66,7 +67,6 @@ def _find(session: Session, name: str) -> Carry:
 @click.option("--why", default="", help="The defect that it repairs.")
 @click.option("--add", is_flag=True, help="Add it to the patchset, before those that change kernels.")
 @tree_options
-@common_options
 @run_in_clone
 def new(
     session: Session,
@@ -220,7 +220,6 @@ def _repository(session: Session, named: str) -> str:
 @click.argument("name")
 @click.option("--context", "-U", default=3, show_default=True, help="Lines of context around each change.")
 @tree_options
-@common_options
 @run_in_session
 def show(session: Session, *, name: str, context: int, target: TargetOptions) -> None:
     """Show a carry: its reason, its evidence, and its change with context."""
@@ -289,7 +288,6 @@ def _show_spec(carry: Carry) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--carry", "name", help="Start from the pinned tree with this carry's change in it.")
 @tree_options
-@common_options
 @run_in_clone
 def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
@@ -335,7 +333,6 @@ def _editor(job: Job) -> CarryEditor:
     "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
 )
 @tree_options
-@common_options
 @run_in_clone
 def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> None:
     """Update a carry: a pull request to its present head, another one to the pin."""

@@ -8,11 +8,12 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
+from sparkwright.cli.globals import Command
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import cluster_option, job_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.remote import remote_report, remote_summary, show_remote
-from sparkwright.cli.session import Session, common_options, run_in_clone
+from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import Outcome
 from sparkwright.pipeline import Job, TargetOptions
@@ -21,14 +22,13 @@ from sparkwright.pipeline.trial import Trial
 from sparkwright.probe import Proof
 
 
-@click.command("prove")
+@click.command("prove", cls=Command)
 @click.argument("names", nargs=-1)
 @click.option(
     "--onto", metavar="VERSION", help="Judge them on another release of upstream's, instead of the pin."
 )
 @cluster_option
 @job_options
-@common_options
 @run_in_clone
 def prove(
     session: Session,

@@ -8,19 +8,19 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_clone
+from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import Job, TargetOptions
 from sparkwright.probe.upstream_tests import UpstreamTests
 
 
-@click.command("test-upstream")
+@click.command("test-upstream", cls=Command)
 @click.argument("files", nargs=-1)
 @click.option("--again", is_flag=True, help="Run the tests, whatever is recorded.")
 @tree_options
-@common_options
 @run_in_clone
 def test_upstream(session: Session, *, files: tuple[str, ...], again: bool, target: TargetOptions) -> None:
     """Run upstream's own tests on the pristine and on the merged tree, and name what the patchset breaks.

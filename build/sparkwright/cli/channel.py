@@ -19,12 +19,13 @@ from sparkwright.cli.channel_place import (
 )
 from sparkwright.cli.channel_prune import prune
 from sparkwright.cli.channel_show import described_state, show_change, show_next, show_wheels
+from sparkwright.cli.globals import Group
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish.channel import StatusMarker
 
 
-@click.group("channel")
+@click.group("channel", cls=Group)
 def command() -> None:
     """Promote wheels to signed channels, take them back, and verify channels."""
 
@@ -42,7 +43,6 @@ for one in (key, channel_read.list_command, channel_read.log, channel_read.diff,
     help="Folder of evidence; evidence/ beside the wheels by default.",
 )
 @signing_options
-@common_options
 @run_read_only
 def promote(session: Session, *, wheel: Path, channel: str, evidence: Path | None, **options: Any) -> None:
     """List WHEEL in a channel, if it has the evidence that the channel's policy requires."""
@@ -59,7 +59,6 @@ def promote(session: Session, *, wheel: Path, channel: str, evidence: Path | Non
 @click.option("--to", type=click.IntRange(min=1), metavar="N", help="The generation to go back to.")
 @click.option("--reason", default="", help="Of the yank; clients show it.")
 @signing_options
-@common_options
 @run_read_only
 def rollback(session: Session, *, channel: str, to: int | None, reason: str, **options: Any) -> None:
     """Take the content of an earlier generation of NAME as a new one, and yank what it lacks."""
@@ -74,7 +73,6 @@ def rollback(session: Session, *, channel: str, to: int | None, reason: str, **o
 @command.command("renew")
 @click.argument("channel", metavar="NAME")
 @signing_options
-@common_options
 @run_read_only
 def renew(session: Session, *, channel: str, **options: Any) -> None:
     """Sign NAME again, with the same wheels, by the present key and with a new expiry."""
@@ -94,7 +92,6 @@ def renew(session: Session, *, channel: str, **options: Any) -> None:
 )
 @click.option("--reason", default="", help="For that status.")
 @signing_options
-@common_options
 @run_read_only
 def status(
     session: Session, *, channel: str, status: StatusMarker | None, reason: str, **options: Any

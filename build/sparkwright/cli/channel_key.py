@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import UnknownNameError
+from sparkwright.cli.globals import Group, takes
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
 from sparkwright.publish.keys import ChannelKeys
@@ -19,17 +20,16 @@ _ROOTS_KEY = click.option(
     help="The key that 'rotate --split' moved away, where this machine's may not sign roots.",
 )
 _NAME = click.argument("channel", metavar="NAME")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-@click.group("key")
+@click.group("key", cls=Group)
 def key() -> None:
     """Show, rotate and revoke the keys of this machine's channels, and pin the roots of others."""
 
 
 @key.command("show")
 @_NAME
-@_JSON
+@takes("as_json")
 def show(channel: str, *, as_json: bool) -> None:
     """Show this machine's key for channel NAME, and its root; both are made on first use."""
     from sparkwright.publish.keys import open_publisher
@@ -47,7 +47,7 @@ def show(channel: str, *, as_json: bool) -> None:
     help="Move the present key to FILE, to be kept offline: it signs roots only, the new one generations.",
 )
 @_ROOTS_KEY
-@_JSON
+@takes("as_json")
 def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -> None:
     """Replace this machine's key for channel NAME by a new one, which the present one signs."""
     from sparkwright.publish.keys import rotate_key
@@ -62,7 +62,7 @@ def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -
 @click.argument("key_id", metavar="ID")
 @click.option("--reason", required=True, help="Shown to readers.")
 @_ROOTS_KEY
-@_JSON
+@takes("as_json")
 def revoke(channel: str, key_id: str, *, reason: str, roots_key: Path | None, as_json: bool) -> None:
     """Trust the key or identity of channel NAME whose id begins with ID no more."""
     from sparkwright.publish.keys import revoke_key
@@ -75,7 +75,7 @@ def revoke(channel: str, key_id: str, *, reason: str, roots_key: Path | None, as
 @click.argument("identity")
 @click.option("--issuer", required=True, help="The issuer of its tokens.")
 @_ROOTS_KEY
-@_JSON
+@takes("as_json")
 def allow(channel: str, identity: str, *, issuer: str, roots_key: Path | None, as_json: bool) -> None:
     """Trust generations of channel NAME that sigstore signed for IDENTITY, such as one CI workflow."""
     from sparkwright.publish.keys import allow_identity
@@ -99,7 +99,7 @@ def allow(channel: str, identity: str, *, issuer: str, roots_key: Path | None, a
     metavar="SHA256",
     help="SHA-256 of FILE, from another source: 'key show' gives the publisher that of the newest version.",
 )
-@_JSON
+@takes("as_json")
 def pin(*, file: Path, publisher: str, digest: str, as_json: bool) -> None:
     """Trust the root in FILE, such as a copy of channels/NAME/1.root.json, to verify that channel by.
 

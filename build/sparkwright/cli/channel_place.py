@@ -15,6 +15,7 @@ import click
 
 from sparkwright.base.errors import ConfigError, PublishError
 from sparkwright.base.events import warn
+from sparkwright.cli.globals import takes
 from sparkwright.cli.session import Session
 from sparkwright.cli.terminal import showing_events
 from sparkwright.publish import dist_folder
@@ -70,22 +71,15 @@ def signing_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def reading_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--offline``, ``--quiet`` and ``--json``, for commands that need no checkout."""
+    """Take the global options of commands without a checkout; *function* gets ``offline`` and ``as_json``."""
 
+    @takes("offline", "quiet", "as_json")
     @functools.wraps(function)
     def wrapper(*, quiet: bool, as_json: bool, **arguments: Any) -> R:
         with showing_events(quiet=quiet or as_json):
             return function(as_json=as_json, **arguments)
 
-    options = (
-        click.option("--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
-        click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only."),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-    )
-    decorated: Callable[..., R] = wrapper
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+    return wrapper
 
 
 def open_place(root: Path, address: str) -> Target:

@@ -10,12 +10,13 @@ import click
 
 from sparkwright.base.text import human_size
 from sparkwright.cli.channel_place import make_publisher, now, signing_options
+from sparkwright.cli.globals import Command
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish.prune import PruneReport, PruneUnit
 
 
-@click.command("prune")
+@click.command("prune", cls=Command)
 @click.option(
     "--grace",
     type=click.IntRange(min=1),
@@ -25,7 +26,6 @@ from sparkwright.publish.prune import PruneReport, PruneUnit
     help="Time between finding that nothing names a file and removing it.",
 )
 @signing_options
-@common_options
 @run_read_only
 def prune(session: Session, *, grace: int, dry_run: bool, **options: Any) -> None:
     """Remove wheels and generations that channels keep no longer, by patchsets/channels.toml.

@@ -19,6 +19,7 @@ from sparkwright.cli.channel_place import (
     trust_option,
 )
 from sparkwright.cli.channel_show import described_result, described_state, newest_wheel, show_verified
+from sparkwright.cli.globals import Command
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
 from sparkwright.publish.channel import ChannelState
@@ -27,7 +28,7 @@ from sparkwright.publish.target import Target
 from sparkwright.publish.verification import VerifiedChannel
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @target_option
 @reading_options
 def list_command(*, target: str, offline: bool, as_json: bool) -> None:
@@ -48,7 +49,7 @@ def list_command(*, target: str, offline: bool, as_json: bool) -> None:
     show_table(("channel", "generation", "written", "expires", "status", "wheels", "newest"), rows)
 
 
-@click.command("log")
+@click.command("log", cls=Command)
 @click.argument("channel", metavar="NAME")
 @target_option
 @reading_options
@@ -70,7 +71,7 @@ def log(*, channel: str, target: str, offline: bool, as_json: bool) -> None:
     show_table(("generation", "written", "change", "of", "digest"), rows)
 
 
-@click.command("diff")
+@click.command("diff", cls=Command)
 @click.argument("left", metavar="NAME[@N]")
 @click.argument("right", metavar="NAME[@N]")
 @target_option
@@ -97,7 +98,7 @@ def diff(*, left: str, right: str, target: str, offline: bool, as_json: bool) ->
         click.echo(f"{left} and {right} list the same wheels")
 
 
-@click.command("verify")
+@click.command("verify", cls=Command)
 @click.argument("place", metavar="URL|FOLDER|WHEEL")
 @click.option("--channel", default="", metavar="NAME", help="The channel, where PLACE names none.")
 @click.option(

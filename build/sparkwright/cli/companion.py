@@ -9,9 +9,10 @@ import click
 
 from sparkwright.base.errors import CompanionError
 from sparkwright.base.text import human_size
+from sparkwright.cli.globals import Group
 from sparkwright.cli.options import out_option, series_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import WORK, Session, common_options, run_in_session, run_read_only
+from sparkwright.cli.session import WORK, Session, run_in_session, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.make import MadeCompanion
@@ -40,7 +41,7 @@ def _choice(function: Any) -> Any:
 _OPEN = " (not compiled ahead: its arguments are not known)"
 
 
-@click.group("companion")
+@click.group("companion", cls=Group)
 def command() -> None:
     """Compile FlashInfer's kernels ahead of time, so that no request waits for a compiler."""
 
@@ -65,7 +66,6 @@ def command() -> None:
 )
 @out_option
 @series_option
-@common_options
 @run_in_session
 def build(
     session: Session,
@@ -121,7 +121,6 @@ def build(
 @command.command("list")
 @_choice
 @series_option
-@common_options
 @run_read_only
 def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str) -> None:
     """Show the kernels of the series, what calls them, and the recipes that need them."""
@@ -148,7 +147,6 @@ def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...
 @command.command("audit")
 @click.argument("wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @series_option
-@common_options
 @run_in_session
 def audit(session: Session, *, wheel: Path) -> None:
     """Check that WHEEL is whole, for one machine and one card, and without an undefined symbol.

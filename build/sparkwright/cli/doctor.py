@@ -15,11 +15,12 @@ import click
 
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.preflight import ask_options
 from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
@@ -30,7 +31,7 @@ _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.argument("recipe", metavar="[RECIPE]", default="", shell_complete=complete_recipe)
 @USE
 @click.option(
@@ -41,7 +42,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter whose vLLM serves RECIPE.")
 @SIDECARS
 @series_option
-@common_options
+@takes("root", "store_url", "offline", "as_json")
 def command(
     *, recipe: str, use: str, wheel: Path | None, python: Path | None, sidecars_gib: float, **common: Any
 ) -> None:
@@ -52,7 +53,7 @@ def command(
     found; the exit code is 76 if the server should not be started.
     """
     if not recipe:
-        _check_machine(**common)
+        _check_machine(series=common["series"])
         return
     from sparkwright.recipes import served_recipe
     from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear

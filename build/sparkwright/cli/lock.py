@@ -11,10 +11,11 @@ import click
 from msgspec import structs
 
 from sparkwright.base.config import to_builtins
+from sparkwright.cli.globals import Group
 from sparkwright.cli.lock_runtime import command as runtime_command
 from sparkwright.cli.options import series_option, tree_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_clone, run_in_session
+from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import Bumped, require_native
 from sparkwright.lock.bump import rewrite
@@ -25,7 +26,7 @@ from sparkwright.store import write_atomically
 from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, read_settings
 
 
-@click.group("lock")
+@click.group("lock", cls=Group)
 def command() -> None:
     """Check upstream.lock against the release itself, or move it to another release or commit."""
 
@@ -45,7 +46,6 @@ def _access(session: Session) -> Access:
     "tag at the address that the lock names, and with the store.",
 )
 @series_option
-@common_options
 @run_in_session
 def check_command(session: Session, *, source: str) -> None:
     """Compare every value of upstream.lock with the sdist or the commit, the wheels, the tree, and torch.
@@ -114,7 +114,6 @@ def check_command(session: Session, *, source: str) -> None:
     "--platform", "machines", multiple=True, help="Pin the wheel for this machine only; may be repeated."
 )
 @series_option
-@common_options
 @run_in_clone
 def pin(
     session: Session, *, target: str, write: bool, source: str, new_series: str, machines: tuple[str, ...]
@@ -165,7 +164,6 @@ def _show_changes(bumped: Bumped) -> None:
 @command.command("learn")
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @tree_options
-@common_options
 @run_in_clone
 def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> None:
     """Write [native.binaries] and [native.costs] of the lock, from what was compiled for it.
@@ -200,7 +198,6 @@ def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> 
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
-@common_options
 @run_in_clone
 def bump(session: Session, *, version: str, copies: tuple[str, ...], new_series: str, dry_run: bool) -> None:
     """Move the lock to VERSION, [native] included; comments and order stay.

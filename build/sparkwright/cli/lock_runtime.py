@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_clone
+from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.lock.runtime import LockedRuntime
 from sparkwright.store import write_atomically
 
 
-@click.command("runtime")
+@click.command("runtime", cls=Command)
 @click.option(
     "--platform",
     "machines",
@@ -39,7 +40,6 @@ from sparkwright.store import write_atomically
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
-@common_options
 @run_in_clone
 def command(
     session: Session,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import io
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import click
 
 from sparkwright import __version__
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.cli.globals import Group
 from sparkwright.cli.output import colour, expect_json, report, unforeseen
 
 COMMANDS = {
@@ -51,7 +53,7 @@ _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
-class _LateGroup(click.Group):
+class _LateGroup(Group):
     """A group that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -87,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal of another encoding than UTF-8 lacks signs that reports have, such as a check mark.
         sys.stdout.reconfigure(errors="backslashreplace")  # noqa: TID251
     words = list(sys.argv[1:] if arguments is None else arguments)
-    expect_json("--json" in words)
+    as_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
+    expect_json(as_json)
     try:
         result = group.main(args=words, prog_name="sparkwright", standalone_mode=False, color=colour())
     except SparkwrightError as error:
@@ -98,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
-        return _report_usage(error, as_json="--json" in words)
+        return _report_usage(error, as_json=as_json)
     except SystemExit as ended:  # with 0 by a shell that asked for completions
         if ended.code:  # the reader of standard output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # noqa: TID251

@@ -9,9 +9,10 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import CarryConflictError
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
 from sparkwright.pipeline.options import TargetOptions
@@ -26,13 +27,12 @@ _HAZARDS = {
 }
 
 
-@click.command("merge")
+@click.command("merge", cls=Command)
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
 @click.option(
     "--check-out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the merged tree here."
 )
 @job_options
-@common_options
 @run_in_session
 def command(session: Session, *, onto: str | None, check_out: Path | None, target: TargetOptions) -> None:
     """Merge the patchset onto the pin, or onto another release, and report each carry.

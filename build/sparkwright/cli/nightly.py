@@ -8,9 +8,10 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import NeedsPersonError
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import WORK, Session, common_options, run_in_clone
+from sparkwright.cli.session import WORK, Session, run_in_clone
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.verifier import Verifier
@@ -30,7 +31,7 @@ _MENDS = {
 """The step after each judgement; after any other, the carry's change is edited."""
 
 
-@click.command("nightly")
+@click.command("nightly", cls=Command)
 @click.option(
     "--onto",
     multiple=True,
@@ -65,7 +66,6 @@ _MENDS = {
 @click.option("--remote", default="origin", show_default=True, help="Push them there.")
 @click.option("--open-pr", is_flag=True, help="Push them, and open or update their pull requests with gh.")
 @job_options
-@common_options
 @run_in_clone
 def command(
     session: Session,

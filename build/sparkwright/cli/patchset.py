@@ -5,15 +5,16 @@ from __future__ import annotations
 import click
 
 from sparkwright.carries.patchset import BuildSpec, with_next_revision
+from sparkwright.cli.globals import Group
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_clone
+from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.store import write_atomically
 
 BUMP = "sparkwright patchset bump"
 
 
-@click.group("patchset")
+@click.group("patchset", cls=Group)
 def command() -> None:
     """Count a patchset's revisions, which order the wheels of one release."""
 
@@ -21,7 +22,6 @@ def command() -> None:
 @command.command("bump")
 @click.argument("patchset", metavar="[NAME]", default="")
 @series_option
-@common_options
 @run_in_clone
 def bump(session: Session, *, patchset: str) -> None:
     """Give NAME, or the series' own, its next revision if the pin or a carry changed; comments stay."""

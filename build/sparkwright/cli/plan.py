@@ -7,22 +7,22 @@ from pathlib import Path
 
 import click
 
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
-from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.cli.session import Session, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import plan
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
 from sparkwright.pipeline.run import unforeseen
 
 
-@click.command("plan")
+@click.command("plan", cls=Command)
 @out_option
 @compile_options
 @job_options
-@common_options
 @run_read_only
 def command(
     session: Session,

@@ -10,22 +10,22 @@ import click
 from sparkwright.base.errors import PublishError
 from sparkwright.cli.channel_place import make_publisher, promote_wheel, signing_options
 from sparkwright.cli.channel_show import show_change
+from sparkwright.cli.globals import Command
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import install_command
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.companion.package import is_companion
 from sparkwright.publish import PublishedIndex, dist_folder, publish, wheels_in
 from sparkwright.publish.evidence import FOLDER as EVIDENCE
 from sparkwright.publish.runtimes import runtimes_in
 
 
-@click.command("publish")
+@click.command("publish", cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--channel", default="", metavar="NAME", help="Promote the wheels in FOLDER to this channel too."
 )
 @signing_options
-@common_options
 @run_in_session
 def command(session: Session, *, folder: Path | None, channel: str, dry_run: bool, **options: Any) -> None:
     """Write a static package index over the wheels in FOLDER.

@@ -12,24 +12,24 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
+from sparkwright.cli.globals import Group, takes
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.engine.check_recipes import CheckedRecipe
 from sparkwright.recipes import Recipe
 
 _USES = ("single", "shared", "many")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of it; single by default.")
 
 
-@click.group("recipe")
+@click.group("recipe", cls=Group)
 def command() -> None:
     """List, show, check, write and export recipes of servers."""
 
 
 @command.command("list")
-@_JSON
+@takes("as_json")
 def list_(*, as_json: bool) -> None:
     """List the recipes that ship, with what is known of each."""
     from sparkwright.recipes import recipes
@@ -62,7 +62,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 @click.argument("name")
 @_USE
 @click.option("--command", "as_command", is_flag=True, help="Print the command that serves it, and no more.")
-@_JSON
+@takes("as_json")
 def show(*, name: str, use: str | None, as_command: bool, as_json: bool) -> None:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
     from sparkwright.recipes import served_recipe
@@ -136,7 +136,6 @@ def _commands(recipe: Recipe) -> list[str]:
 @command.command("check")
 @click.argument("names", nargs=-1)
 @click.option("--series", "wanted", default="", help="Only this series, instead of all that a recipe is for.")
-@common_options
 @run_in_session
 def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
     """Check recipes by the own parser of each series' release, with its carries.
@@ -204,7 +203,6 @@ def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | No
 @click.option("--name", default="", help="The recipe's name; what is served by default.")
 @click.option("--series", "wanted", default="", help="The series by whose release it is checked.")
 @click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
-@common_options
 @run_in_session
 def import_(session: Session, *, source: str, name: str, wanted: str, out: Path | None) -> None:
     """Make a recipe of SOURCE: a file, - for standard input, or a command in quotes.

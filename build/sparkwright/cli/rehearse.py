@@ -11,10 +11,11 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
+from sparkwright.cli.globals import Command
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import Names, machines_option, tree_options
 from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline import Job
@@ -22,7 +23,7 @@ from sparkwright.pipeline.options import TargetOptions
 from sparkwright.rehearsal import RehearsalResult
 
 
-@click.command("rehearse")
+@click.command("rehearse", cls=Command)
 @click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
 @click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,coherence.")
@@ -35,7 +36,6 @@ from sparkwright.rehearsal import RehearsalResult
 )
 @tree_options
 @machines_option
-@common_options
 @run_in_session
 def command(
     session: Session,

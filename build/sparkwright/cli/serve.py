@@ -16,6 +16,7 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe, task
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.hints import keeping_series
 from sparkwright.cli.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.cli.output import expect_json, unforeseen
@@ -42,7 +43,7 @@ _LIBRARIES = ("aiohttp",)
 _SOURCES = ("wheel", "channel", "python")
 
 
-@click.command("serve")
+@click.command("serve", cls=Command)
 @RECIPE
 @wheel_options
 @click.option(
@@ -90,11 +91,7 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.FloatRange(min=1),
     help="Limit of the boot, once its models are here.",
 )
-@click.option(
-    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
-)
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings, the ready line and the end only.")
-@click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON.")
+@takes("offline", "quiet", "as_json")
 def command(
     *,
     recipe: str,

@@ -15,6 +15,7 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
+from sparkwright.cli.globals import Group
 from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
@@ -47,7 +48,7 @@ _SCOPE = (
         help="A unit of this user or of the system; of the system for root by default.",
     ),
     click.option(
-        "--root",
+        "--destdir",
         type=click.Path(path_type=Path, file_okay=False),
         default=Path("/"),
         help="Write below this folder and run no command, as for an image.",
@@ -56,13 +57,13 @@ _SCOPE = (
 
 
 def _scope_options(function: F) -> F:
-    """Add ``--user/--system``, which *function* gets as ``of_user``, and ``--root``."""
+    """Add ``--user/--system``, which *function* gets as ``of_user``, and ``--destdir``."""
     for option in reversed(_SCOPE):
         function = option(function)
     return function
 
 
-@click.group("service")
+@click.group("service", cls=Group)
 def command() -> None:
     """Install, show, upgrade and remove services that serve recipes."""
 
@@ -206,7 +207,7 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
 
 def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
     of_user = os.geteuid() != 0 if asked["of_user"] is None else asked["of_user"]
-    return ServicePlaces.of(name, "user" if of_user else "system", Path(asked["root"]).absolute())
+    return ServicePlaces.of(name, "user" if of_user else "system", Path(asked["destdir"]).absolute())
 
 
 def _described(

@@ -1,4 +1,4 @@
-"""The session of a command: the checkout, the store, the event log, and the options that all share."""
+"""The session of a command: the checkout, the store, the event log, and a command's checkout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -26,6 +26,7 @@ from sparkwright.base.errors import (
     UnprovedError,
 )
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.cli.globals import global_options, taking
 from sparkwright.cli.hints import keeping_series, with_series
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.terminal import showing_events
@@ -40,7 +41,6 @@ from sparkwright.store.remote import RemoteSettings, RemoteTier
 from sparkwright.store.usage import no_new_runs, oldest_run
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 WORK = ".sparkwright"
@@ -164,16 +164,16 @@ class Session:
 
 @contextlib.contextmanager
 def _open_session(
-    root: Path,
     series: str,
     patchset: str,
     *,
-    offline: bool,
-    as_json: bool,
-    quiet: bool,
     read_only: bool,
     clone: bool,
+    root: Path,
     store_url: str,
+    offline: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> Iterator[Session]:
     checkout = open_checkout(root, series, patchset)
     if clone:
@@ -223,34 +223,8 @@ def _crashes_kept(folder: Path) -> Iterator[None]:
         raise unforeseen(error, folder) from error
 
 
-def common_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--root``, ``--store``, ``--offline``, ``--quiet`` and ``--json``."""
-    options = (
-        click.option(
-            "--root",
-            type=click.Path(path_type=Path, exists=True, file_okay=False),
-            default=Path(),
-            help="A clone of the project; by default that of the current folder, or else the package's data.",
-        ),
-        click.option(
-            "--store",
-            "store_url",
-            default="",
-            metavar="URL",
-            envvar="SPARKWRIGHT_STORE_URL",
-            help="A store that machines share: https://, http:// or s3://; none: not the one of store.toml.",
-        ),
-        click.option("--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
-        click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only."),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
 def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
-    """Call *function* with a `Session` in place of the common options."""
+    """Call *function* with a `Session`, which is made by the global options."""
     return _in_session(function, read_only=False)
 
 
@@ -266,13 +240,10 @@ def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
 
 def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = False) -> Callable[..., R]:
     @functools.wraps(function)
-    def wrapper(
-        *, root: Path, store_url: str, offline: bool, quiet: bool, as_json: bool, **arguments: Any
-    ) -> R:
+    def wrapper(**arguments: Any) -> R:
         with _open_session(
-            root, *_chosen(arguments), offline=offline, as_json=as_json, quiet=quiet, read_only=read_only,
-            clone=clone, store_url=store_url,
-        ) as session:  # fmt: skip
+            *_chosen(arguments), read_only=read_only, clone=clone, **global_options()
+        ) as session:
             if read_only:
                 return function(session, **arguments)
             opened = _inode(session.repository)
@@ -285,7 +256,7 @@ def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = Fa
             with contextlib.closing(open_repository(session.store.git)) as repository:
                 return function(replace(session, repository=repository), **arguments)
 
-    return wrapper
+    return taking(wrapper, ("root", "store_url", "offline", "quiet", "as_json"))
 
 
 def _chosen(arguments: dict[str, Any]) -> tuple[str, str]:

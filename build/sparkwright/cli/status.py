@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from sparkwright.base.text import human_size
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
-from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.cli.session import Session, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import OutcomeKind
 from sparkwright.pipeline import Job
@@ -21,10 +22,9 @@ from sparkwright.pipeline.state import BuildState
 from sparkwright.pipeline.trees import Merge, PristineTree
 
 
-@click.command("status")
+@click.command("status", cls=Command)
 @out_option
 @job_options
-@common_options
 @run_read_only
 def command(session: Session, *, out: Path | None, target: TargetOptions) -> None:
     """Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.

@@ -9,19 +9,19 @@ import click
 
 from sparkwright.base.errors import FetchError
 from sparkwright.base.text import human_size
+from sparkwright.cli.globals import Group
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, begin_repository_again, common_options, run_read_only
+from sparkwright.cli.session import Session, begin_repository_again, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.store.survey import KindTotal
 
 
-@click.group("store")
+@click.group("store", cls=Group)
 def command() -> None:
     """List, verify and prune the store, and share it with other machines."""
 
 
 @command.command("list")
-@common_options
 @run_read_only
 def list_command(session: Session) -> None:
     """Show the number and size of entries, by kind."""
@@ -39,7 +39,6 @@ def list_command(session: Session) -> None:
 
 @command.command("verify")
 @click.option("--remove", is_flag=True, help="Remove damaged entries; they are remade when needed.")
-@common_options
 @run_read_only
 def verify_command(session: Session, *, remove: bool) -> None:
     """Hash every file, read every record and name, and check git's objects."""
@@ -81,7 +80,6 @@ def verify_command(session: Session, *, remove: bool) -> None:
     help="Remove the least recently used entries until the store has so many GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the entries to remove, and remove nothing.")
-@common_options
 @run_read_only
 def prune_command(
     session: Session, *, older_than: float | None, keep_size: float | None, dry_run: bool
@@ -122,7 +120,6 @@ def prune_command(
 
 
 @command.command("status")
-@common_options
 @run_read_only
 def status_command(session: Session) -> None:
     """Show where the store is, its remote tier, and if that can be read and written.

@@ -12,6 +12,7 @@ import msgspec
 
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.globals import Command
 from sparkwright.cli.output import expect_json, print_json
 from sparkwright.cli.verify import require_libraries
 from sparkwright.upstream import Access
@@ -61,7 +62,7 @@ _KINDS: dict[str, Callable[[Path | None], tuple[type, Work]]] = {
 }
 
 
-@click.command("task", hidden=True)
+@click.command("task", cls=Command, hidden=True)
 @click.argument("kind", type=click.Choice(list(_KINDS)))
 @click.option("--cuda", type=click.Path(path_type=Path, file_okay=False), envvar="SPARKWRIGHT_CUDA")
 def command(*, kind: str, cuda: Path | None) -> None:

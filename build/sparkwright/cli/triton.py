@@ -6,20 +6,20 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError
+from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.probe.launches import HEAD, KernelReport, KernelSurvey, rows
 
 
-@click.command("triton")
+@click.command("triton", cls=Command)
 @click.option("--pristine", is_flag=True, help="Upstream's own tree, without the carries.")
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
 @job_options
-@common_options
 @run_in_session
 def command(session: Session, *, pristine: bool, onto: str | None, target: TargetOptions) -> None:
     """Compile the Triton kernels of the merged tree for a GB10, without one, and show what they take.

@@ -14,13 +14,14 @@ import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.cli.globals import FLAGS, Command, takes
 from sparkwright.cli.machines import counting_machines, opened_cluster
 from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import JSON, OFFLINE, OPTIONS, OUT, PLAN, QUIET, RESUME, options_of
+from sparkwright.cli.verify_options import OPTIONS, OUT, PLAN, RESUME, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
@@ -38,17 +39,18 @@ _SUBCOMMANDS = {
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
 
-class _VerifyCommand(click.Command):
+class _VerifyCommand(Command):
     """`verify` itself, and its subcommands by their names, which no wheel has."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Return the context of the subcommand that *args* begins with, or of `verify` itself."""
-        if args and args[0] in _SUBCOMMANDS:
-            module = importlib.import_module(_SUBCOMMANDS[args[0]])
-            command: click.Command = module.command
-            return command.make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
+        first = next((word for word in args if word[:1] != "-"), "")  # after global options, which are flags
+        if first in _SUBCOMMANDS and set(args[: args.index(first)]) <= FLAGS:
+            command: click.Command = importlib.import_module(_SUBCOMMANDS[first]).command
+            args.remove(first)
+            return command.make_context(f"{info_name} {first}", args, parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
@@ -57,11 +59,9 @@ class _VerifyCommand(click.Command):
 @OUT
 @RESUME
 @machines_option
-@OFFLINE
 @PLAN
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
-@QUIET
-@JSON
+@takes("offline", "quiet", "as_json")
 @click.pass_context
 def command(
     context: click.Context,
@@ -242,10 +242,7 @@ def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) 
         "out",
         "resume",
         "cluster",
-        "offline",
         "force",
-        "quiet",
-        "as_json",
         "api_key",
         "baseline_api_key",
     }

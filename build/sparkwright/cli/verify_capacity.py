@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.verify_options import API_KEY, JSON, MODEL, OUT, QUIET, RESUME, digest_of_prompts
+from sparkwright.cli.globals import Command, takes
+from sparkwright.cli.verify_options import API_KEY, MODEL, OUT, RESUME, digest_of_prompts
 from sparkwright.verify.options import VerifyOptions
 
 _SLO = "ttft_p95=2s,tpot_p95=200ms"
 
 
-@click.command("capacity")
+@click.command("capacity", cls=Command)
 @click.option("--url", default="", help="The server to load.")
 @API_KEY
 @MODEL
@@ -61,8 +62,7 @@ _SLO = "ttft_p95=2s,tpot_p95=200ms"
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and prompts.")
 @OUT
 @RESUME
-@QUIET
-@JSON
+@takes("quiet", "as_json")
 @click.pass_context
 def command(
     context: click.Context,

@@ -11,16 +11,14 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import Numbers, machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.verify_options import (
     DEFAULT_RECIPE,
     FAULTS,
-    JSON,
-    OFFLINE,
     OUT,
     PLAN,
-    QUIET,
     RESUME,
     SEED,
     SPEED,
@@ -31,7 +29,7 @@ from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results
 
 
-@click.command("compare")
+@click.command("compare", cls=Command)
 @click.argument("before", required=False)
 @click.argument("after", required=False)
 @click.option(
@@ -53,14 +51,12 @@ from sparkwright.verify.results import Results
 @click.option("--also-before", multiple=True, metavar="RUN", help="Another finished run before it.")
 @click.option("--also-after", multiple=True, metavar="RUN", help="Another finished run after it.")
 @machines_option
-@OFFLINE
 @PLAN
 @SPEED
 @SEED
 @OUT
 @RESUME
-@QUIET
-@JSON
+@takes("offline", "quiet", "as_json")
 @click.pass_context
 def command(
     context: click.Context,

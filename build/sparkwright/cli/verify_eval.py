@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import Names
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import API_KEY, JSON, MODEL, OUT, QUIET
+from sparkwright.cli.verify_options import API_KEY, MODEL, OUT
 from sparkwright.engine.client import EndpointFacts
 from sparkwright.recipes.evidence import EvalBound
 from sparkwright.verify.evaluation import EvalLimits
@@ -20,7 +21,7 @@ from sparkwright.verify.evaluation import EvalLimits
 _OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "before")
 
 
-@click.command("eval")
+@click.command("eval", cls=Command)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--tool", type=click.Choice(("lm-eval", "llama-benchy")), default="lm-eval", show_default=True)
 @click.option("--url", required=True, help="The server to evaluate.")
@@ -45,12 +46,8 @@ _OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "befo
     help="Folder of an earlier evaluation, to compare with question by question.",
 )
 @click.option("--python", default="", help="An interpreter that has the tool.")
-@click.option(
-    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor data sets."
-)
 @OUT
-@QUIET
-@JSON
+@takes("offline", "quiet", "as_json")
 @click.pass_context
 def command(
     context: click.Context,

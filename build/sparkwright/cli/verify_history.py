@@ -7,18 +7,19 @@ from pathlib import Path
 import click
 
 from sparkwright.base.text import clean
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.output import print_json
 from sparkwright.verify.history import PastRun
 
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
-@click.command("history")
+@click.command("history", cls=Command)
 @click.argument("recipe", default="")
 @click.option(
     "--evidence", type=_FOLDER, help="Folder with the runs' folders; dist/evidence/ by default.", default=None
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
+@takes("as_json")
 def command(*, recipe: str, evidence: Path | None, as_json: bool) -> None:
     """List earlier runs, or those of RECIPE: date, wheel, verdict, and tokens/s at c=1, 16 and 64.
 

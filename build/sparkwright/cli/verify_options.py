@@ -25,10 +25,6 @@ RESUME = click.option(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Continue the interrupted run in this folder.",
 )
-QUIET = click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
-OFFLINE = click.option(
-    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
-)
 UNLOCKED = click.option(
     "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
 )
@@ -42,7 +38,6 @@ SPEED = click.option(
     "--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."
 )
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders.")
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 OPTIONS = (
     click.option("--url", default="", help="Verify the server at this address instead of starting one."),

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from sparkwright.base.events import emit
+from sparkwright.cli.globals import Group, takes
 from sparkwright.cli.output import print_json
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import API_KEY, JSON, LOG, MODEL, OUT, QUIET
+from sparkwright.cli.verify_options import API_KEY, LOG, MODEL, OUT
 
 
-@click.group("reference")
+@click.group("reference", cls=Group)
 def command() -> None:
     """Store answers of a checkpoint, and compare servers of it with them.
 
@@ -34,8 +35,7 @@ def command() -> None:
 @API_KEY
 @MODEL
 @LOG
-@QUIET
-@JSON
+@takes("quiet", "as_json")
 def make(
     *,
     url: str,
@@ -77,8 +77,7 @@ def make(
 @API_KEY
 @MODEL
 @LOG
-@QUIET
-@JSON
+@takes("quiet", "as_json")
 def use(
     *, file: Path, url: str, out: Path | None, api_key: str, model: str, log: str, quiet: bool, as_json: bool
 ) -> None:

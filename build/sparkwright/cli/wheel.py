@@ -10,6 +10,7 @@ import click
 
 from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.base.text import human_size
+from sparkwright.cli.globals import Command
 from sparkwright.cli.hints import with_series
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import compile_options, job_options, out_option
@@ -18,7 +19,7 @@ from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.remote import remote_report, remote_summary, show_remote
 from sparkwright.cli.runtime import install_command
-from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
@@ -31,7 +32,7 @@ from sparkwright.pipeline.version import version_of
 from sparkwright.publish import require_plain, wheels_in
 
 
-@click.command("wheel")
+@click.command("wheel", cls=Command)
 @click.option(
     "--allow-unproved",
     multiple=True,
@@ -44,7 +45,6 @@ from sparkwright.publish import require_plain, wheels_in
 @out_option
 @compile_options
 @job_options
-@common_options
 @run_in_session
 def command(
     session: Session,

@@ -13,10 +13,11 @@ import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError, ToolError
+from sparkwright.cli.globals import Command
 from sparkwright.store import open_store
 
 
-@click.command("worker", hidden=True)
+@click.command("worker", cls=Command, hidden=True)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most tasks at once; by default one a core.")
 @click.option(
     "--cuda",

@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_named(machine: Machine) -> None:
     (machine.folder / "root").mkdir()
     (machine.folder / "root" / "etc").write_text("a file")
     done = machine.run(
-        "install", machine.recipe(), "--system", "--root", machine.folder / "root", "--no-start"
+        "install", machine.recipe(), "--system", "--destdir", machine.folder / "root", "--no-start"
     )
     assert done.returncode == 10
     assert "cannot be written" in done.stderr

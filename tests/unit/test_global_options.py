@@ -1,0 +1,119 @@
+"""Global options stand anywhere on a command line, and are refused where they mean nothing."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from sparkwright.cli.globals import GLOBAL_OPTIONS, Command, Group, takes
+from sparkwright.cli.main import group
+
+NAMES = ("root", "store_url", "offline", "quiet", "as_json")
+
+
+@click.group(cls=Group)
+def program() -> None:
+    """A program with one group and two commands."""
+
+
+@program.group("inner")
+def inner() -> None:
+    """The group."""
+
+
+@inner.command("all")
+@click.option("--note", default="")
+@click.argument("words", nargs=-1)
+@takes(*NAMES)
+def all_(**values: Any) -> None:
+    """Print what it gets."""
+    click.echo(json.dumps(values, default=str))
+
+
+@inner.command("none")
+def none() -> None:
+    """Take none."""
+
+
+def run(*words: str, variables: dict[str, str] | None = None) -> Any:
+    result = CliRunner(env=variables or {}).invoke(program, words)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_they_stand_anywhere(place: int, tmp_path: Path) -> None:
+    words = ["inner", "all", "word"]
+    words[place:place] = ["--offline", "-q", "--json", "--store", "none", "--root", str(tmp_path)]
+    assert run(*words) == {
+        "note": "", "words": ["word"], "offline": True, "quiet": True, "as_json": True, "store_url": "none",
+        "root": str(tmp_path),
+    }  # fmt: skip
+
+
+def test_a_value_and_what_follows_two_dashes_are_left_alone() -> None:
+    found = run("inner", "all", "--note", "--json", "--", "--offline")
+    assert (found["note"], found["words"]) == ("--json", ["--offline"])
+    assert not found["as_json"]
+    assert not found["offline"]
+
+
+def test_the_command_line_goes_before_a_variable_and_the_last_word_before_others() -> None:
+    variables = {"SPARKWRIGHT_STORE_URL": "https://variable", "SPARKWRIGHT_OFFLINE": "1"}
+    assert run("inner", "all", variables=variables)["store_url"] == "https://variable"
+    found = run("--store", "one", "inner", "all", "--store", "two", variables=variables)
+    assert (found["store_url"], found["offline"]) == ("two", True)
+    assert run("--store", "one", "inner", "all", variables=variables)["store_url"] == "one"
+
+
+@pytest.mark.parametrize("words", [("--json", "inner", "none"), ("inner", "none", "--json")])
+def test_one_that_means_nothing_is_refused(words: Sequence[str]) -> None:
+    result = CliRunner().invoke(program, words)
+    assert result.exit_code == 2
+    assert "--json means nothing to 'program inner none'." in result.output
+    variables = {"SPARKWRIGHT_STORE_URL": "https://variable"}
+    assert CliRunner(env=variables).invoke(program, ["inner", "none", "-q", "--offline"]).exit_code == 0
+
+
+def commands(found: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    yield found, context
+    if isinstance(found, click.Group):
+        for name in found.list_commands(context):
+            if (command := found.get_command(context, name)) is not None:
+                yield from commands(command, click.Context(command, context, name))
+
+
+def test_each_command_has_them_declares_none_itself_and_names_them_in_one_line() -> None:
+    words = {word for option in GLOBAL_OPTIONS for word in option.opts}
+    for command, context in commands(group, click.Context(group, info_name="sparkwright")):
+        assert isinstance(command, (Command, Group)), context.command_path
+        own = {word for one in command.params for word in [*one.opts, one.name]}
+        assert not own & {*words, *NAMES}, context.command_path
+        if isinstance(command, Command):
+            (line,) = [
+                line for line in command.get_help(context).splitlines() if "'sparkwright --help'" in line
+            ]
+            assert "--offline" in line
+
+
+def test_they_are_completed_where_they_are_taken(complete: Callable[..., list[str]]) -> None:
+    assert "--offline" in complete("wheel", "--off")
+    assert complete("--sto") == ["--store"]
+    assert complete("merge", "--sto") == ["--store"]
+    assert complete("recipe", "list", "--sto") == []
+
+
+@pytest.fixture
+def complete() -> Callable[..., list[str]]:
+    """Return a function that completes the last of the words it gets."""
+    from click.shell_completion import ShellComplete
+
+    def found(*words: str) -> list[str]:
+        completer = ShellComplete(group, {}, "sparkwright", "_SPARKWRIGHT_COMPLETE")
+        return [one.value for one in completer.get_completions(list(words[:-1]), words[-1])]
+
+    return found
