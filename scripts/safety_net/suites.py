@@ -111,7 +111,7 @@ def keys(scratch: Path) -> dict[str, Any]:
         "service install": ("service", "install", recipe, "--destdir", scratch / "service", "--no-start"),
         "service status": ("service", "status", "--destdir", scratch / "service"),
         "service uninstall": ("service", "uninstall", recipe, "--destdir", scratch / "service"),
-        "verify": ("verify", "--resume", sweep), "verify history": ("verify", "history", "--evidence", run),
+        "verify": ("verify", "--resume", sweep),
         "verify compare": ("verify", "compare", sweep, sweep, "--out", scratch / "compared"),
         "carry show": ("carry", "show", "uma-clamp", "--series", "0.33"),
         "doctor": ("doctor",),

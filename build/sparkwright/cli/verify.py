@@ -33,7 +33,6 @@ _SUBCOMMANDS = {
     "compare": "sparkwright.cli.verify_compare",
     "eval": "sparkwright.cli.verify_eval",
     "reference": "sparkwright.cli.verify_reference",
-    "history": "sparkwright.cli.verify_history",
 }
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
@@ -90,7 +89,7 @@ def command(
 
     'verify compare' compares finished runs, wheels, recipes, or settings of one recipe, 'verify capacity'
     finds the highest rate of requests that a server stands, 'verify reference make' stores answers of a
-    checkpoint to compare others with, and 'verify eval' evaluates tasks. 'verify history' lists earlier runs.
+    checkpoint to compare others with, and 'verify eval' evaluates tasks.
     """
     require_libraries()
     keys = (api_key, baseline_api_key)

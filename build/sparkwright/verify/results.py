@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.history import PastRun, past_runs, read_past
 from sparkwright.verify.journal import FILE, Contents, read_journal
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of
@@ -83,16 +82,7 @@ def write_results(folder: Path) -> Results:
         ConfigError: there is no run, or its journal is damaged.
         StorageError: the disk is full or cannot be written.
     """
-    run = load_run(folder)
-    for name, data in _tables(run).items():  # from which earlier runs are read, this one among them
-        replace_file(folder / name, data)
-    return write_report(replace(run, history=_alike(folder)), folder, also=(FILE,))
-
-
-def _alike(folder: Path) -> tuple[PastRun, ...]:
-    """Return the runs beside *folder* that are of the same server and profile, it among them."""
-    this = read_past(folder)
-    return () if this is None else tuple(one for one in past_runs(folder.parent) if one.is_like(this))
+    return write_report(load_run(folder), folder, also=(FILE,))
 
 
 def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:

@@ -8,7 +8,6 @@ from typing import Any
 
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
-from sparkwright.verify.history import PastRun
 
 # From bad to good: the first of these among several verdicts is that of all.
 _ORDER = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE)
@@ -62,7 +61,6 @@ class Run:
         observations: every cell that was measured, in order.
         findings: by check, in order.
         lacks: reasons by the capability that the server lacks and need not have.
-        history: runs of the same server with the same profile, this one among them, oldest first.
         duration: ``estimated`` and ``actual`` seconds of the run, starts included.
     """
 
@@ -72,7 +70,6 @@ class Run:
     findings: Sequence[Finding] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
     duration: Mapping[str, float] = field(default_factory=dict)
-    history: Sequence[PastRun] = ()
 
     @property
     def verdict(self) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from sparkwright.verify.report.charts.chart import Chart
-from sparkwright.verify.report.charts.over_time import history_charts, machine_charts, soak_charts
+from sparkwright.verify.report.charts.over_time import machine_charts, soak_charts
 from sparkwright.verify.report.charts.servers import boot_charts, compare_charts, crash_charts
 from sparkwright.verify.report.charts.under_load import capacity_charts, context_charts, sweep_charts
 from sparkwright.verify.run import Run
@@ -21,7 +21,6 @@ _MAKERS: dict[str, Callable[[Run], Iterator[Chart]]] = {
     "compare": compare_charts,
     "boot": boot_charts,
     "machine": machine_charts,
-    "history": history_charts,
 }
 
 

@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.checks.drift import elapsed
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.soak import LEAST_HITS
-from sparkwright.verify.history import LEVELS, PastRun
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, Chart, Table, chart_of, name_of
 from sparkwright.verify.report.figures import CellFigures, Moment, cells, moments
 from sparkwright.verify.report.plots import (
@@ -22,11 +20,10 @@ from sparkwright.verify.report.plots import (
     Point,
     Series,
     linear,
-    lines,
     percent,
     timeline,
 )
-from sparkwright.verify.report.text import at_c, duration, number, share
+from sparkwright.verify.report.text import duration, number, share
 from sparkwright.verify.run import Run
 
 # Soak -------------------------------------------------------------------------------------------------
@@ -234,57 +231,3 @@ def _since(observation: Observation, sample: HostSample) -> float:
     """Return the seconds from the first request of *observation* to *sample*, both of the client's clock."""
     begin = min((one.started for one in observation.samples), default=sample.at)
     return min(max(0.0, (sample.at - begin) / 1e9), observation.seconds)
-
-
-# History ----------------------------------------------------------------------------------------------
-
-_SHOWN = 3  # levels
-
-
-def history_charts(run: Run) -> Iterator[Chart]:
-    """Yield throughput over runs, if there are two or more: up to three levels, the usual ones first."""
-    runs = [one for one in run.history if one.tok_s]
-    known = sorted({level for one in runs for level in one.tok_s})
-    shown = sorted(sorted(known, key=lambda level: level not in LEVELS)[:_SHOWN])
-    if len(runs) < 2 or not shown:  # noqa: PLR2004 - one run is no course
-        return
-
-    def point(place: int, one: PastRun, level: int) -> Point:
-        rate = one.unmarked(level)
-        return Point(place, rate, f"{one.started}, {one.wheel}: {number(rate)} tokens/s at {at_c(level)}")
-
-    every = [[point(place, one, level) for place, one in enumerate(runs, 1)] for level in shown]
-    series = [
-        Series(at_c(level), style, counted)
-        for style, (level, points) in enumerate(zip(shown, every, strict=True))
-        if (counted := tuple(one for one in points if math.isfinite(one.y)))
-    ]
-    x = Axis("runs, the latest last", 0.5, len(runs) + 0.5)
-    y = _amount("tokens/s", [point for one in series for point in one.points])
-    columns: dict[str, Callable[[PastRun], Any]] = {
-        "started": lambda one: one.started,
-        "wheel": lambda one: one.wheel,
-        "verdict": lambda one: one.verdict,
-        **{at_c(level): _rate_at(level) for level in shown},
-        "marked": lambda one: ", ".join(at_c(level) for level in sorted(one.marked)),
-    }
-    yield chart_of(
-        "history",
-        lead=_history_lead(runs, shown[-1]),
-        draw=lambda width: lines(width, x, y, series),
-        table=Table.of(runs, columns),
-    )
-
-
-def _rate_at(level: int) -> Callable[[PastRun], str]:
-    return lambda one: number(one.tok_s.get(level))
-
-
-def _history_lead(runs: Sequence[PastRun], level: int) -> str:
-    """Return the latest figure over the one before it, where both count."""
-    known = [rate for one in runs if math.isfinite(rate := one.unmarked(level))]
-    if len(known) < 2:  # noqa: PLR2004
-        return f"{len(runs)} runs."
-    change = 100 * (known[-1] / known[-2] - 1)
-    latest = f"{number(known[-1])} tokens/s at {at_c(level)}"
-    return f"{len(runs)} runs; {latest}, {change:+.1f} % from the one before."
