@@ -1,6 +1,6 @@
 """Measure which errors of logits a stored reference detects, and how often it alarms on a healthy server.
 
-python scripts/bench/reference.py [--seeds 20] [--prompts 12,32,96]
+python scripts/bench/reference.py [--seeds 20]
 
 Answers are those of the simulator's language model, without a server: logits are rounded differently for each
 start and batch size, and an error of a deviation in nats is added to all of them.
@@ -16,15 +16,13 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.reference import reference_check
+from sparkwright.verify.checks.reference import CHECK, LEVELS, TOKENS, TOP, reference_check
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.make_reference import LEVELS, TOKENS, TOP, cells_of
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.reference import ModelIdentity, Reference, trimmed
+from sparkwright.verify.reference import Reference
 from sparkwright.verify.simulator.model import Sampling, TokenGenerator, answer_to, encode
 
 ERRORS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
-_LONGEST = 40_960
 
 
 @dataclass(frozen=True)
@@ -70,46 +68,43 @@ class Server:
         return Observation(cell=cell, samples=tuple(samples), before=before, after=after)
 
 
-def make(prompts: int, seed: int) -> Reference:
+def make(seed: int) -> Reference:
     """Return a reference of a healthy server; another seed has other prompts, and so other errors."""
-    seen = [trimmed(Server(10_000 + seed).observe(cell)) for cell in cells_of(prompts, _LONGEST, seed)]
+    context = Context(Profile(name="bench", seed=seed), load_corpus(), {})
+    seen = [Server(10_000 + seed).observe(cell) for cell in CHECK.cells(context)]
     answers, again = (tuple(o for o in seen if o.cell.load.concurrency == level) for level in LEVELS)
-    return Reference(identity=ModelIdentity(model="simulated"), answers=answers, again=again)
+    return Reference(answers, again)
 
 
 def main() -> int:
-    """Print a table: share of servers that fail, or are undecided, by error and number of prompts."""
+    """Print a table: share of servers that fail, or are undecided, by error."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=20, help="servers of each row")
-    parser.add_argument("--prompts", default="12,32,96", help="sizes of the reference")
     options = parser.parse_args()
-    print(
-        "| prompts | tokens compared | error, nat | mean distance, nat | fail | undecided | pass | warned |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    print("| tokens compared | error, nat | mean distance, nat | fail | undecided | pass | warned |")
+    print("|---|---|---|---|---|---|---|")
     context = Context(Profile(name="bench"), load_corpus(), {})
-    for prompts in map(int, options.prompts.split(",")):
-        checks = [reference_check(make(prompts, seed)) for seed in range(options.seeds)]
-        for error in ERRORS:
-            found, tokens, means, warned = Counter[Verdict](), [], [], 0
-            for seed, check in enumerate(checks):
-                server = Server(seed, error)
-                findings = check.judge(context, [server.observe(cell) for cell in check.cells(context)])
-                verdicts = {finding.verdict for finding in findings}
-                order = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
-                found[next(verdict for verdict in order if verdict in verdicts)] += 1
-                measured = next(one.measured for one in findings if "tokens compared" in one.measured)
-                warned += any(one.warnings for one in findings)
-                tokens.append(int(measured["tokens compared"]))
-                means.append(float(str(measured["raw mean distance"]).partition(" ")[0]))
-            row = (
-                prompts, round(sum(tokens) / len(tokens)), error, f"{sum(means) / len(means):.4f}",
-                found[Verdict.FAIL], found[Verdict.INCONCLUSIVE] + found[Verdict.INVALID],
-                found[Verdict.PASS], warned,
-            )  # fmt: skip
-            print(f"| {' | '.join(map(str, row))} |", flush=True)
+    checks = [reference_check(make(seed)) for seed in range(options.seeds)]
+    for error in ERRORS:
+        found, tokens, means, warned = Counter[Verdict](), [], [], 0
+        for seed, check in enumerate(checks):
+            server = Server(seed, error)
+            findings = check.judge(context, [server.observe(cell) for cell in check.cells(context)])
+            verdicts = {finding.verdict for finding in findings}
+            order = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
+            found[next(verdict for verdict in order if verdict in verdicts)] += 1
+            measured = next(one.measured for one in findings if "tokens compared" in one.measured)
+            warned += any(one.warnings for one in findings)
+            tokens.append(int(measured["tokens compared"]))
+            means.append(float(str(measured["raw mean distance"]).partition(" ")[0]))
+        row = (
+            round(sum(tokens) / len(tokens)), error, f"{sum(means) / len(means):.4f}",
+            found[Verdict.FAIL], found[Verdict.INCONCLUSIVE] + found[Verdict.INVALID],
+            found[Verdict.PASS], warned,
+        )  # fmt: skip
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
     return 0
 
 

@@ -17,11 +17,9 @@ from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL, checks_of
-from sparkwright.verify.make_reference import make_reference
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.profile import Profile
-from sparkwright.verify.reference import write_reference
 from sparkwright.verify.run import worst
 from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import simulator
@@ -185,12 +183,10 @@ async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...
 
 async def _reference(folder: Path, profile: Profile) -> Path:
     """Return a reference of the simulated model, made on a healthy server of another start."""
+    options = VerifyOptions(simulator=True, checks=("reference",), seed=1000)
     place = folder / "reference"
-    place.mkdir()
-    async with simulator(place, "--speed", str(profile.speed), "--seed", "1000", "--reasoning") as endpoint:
-        made = await make_reference(endpoint, prompts=32, profile=profile)
-    write_reference(made, place / "reference.json.gz")
-    return place / "reference.json.gz"
+    await run_plan(*await prepare(plan_of(options, profile), place), place)
+    return place
 
 
 # A server with a reference band: the recipe names it, and the simulator's steps take as long as its own.

@@ -1,12 +1,11 @@
-"""A stored reference: its file, the refusal of another model, and the verdicts on a server's answers."""
+"""A stored reference: how a run records it, the refusal of another model, and the verdicts on answers."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,15 @@ import msgspec
 import pytest
 from verify_kit import all_but_one, context, profile
 
-from sparkwright.base.errors import ConfigError, EndpointError, NewerFormatError
+from sparkwright.base.errors import ConfigError, EndpointError
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
+from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks.reference import reference_check
-from sparkwright.verify.make_reference import cells_of
+from sparkwright.verify.journal import Concluded, Journal, Manifest, Measured
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of, profile_of
-from sparkwright.verify.reference import (
-    ModelIdentity,
-    Reference,
-    load_reference,
-    reference_digest,
-    require_same_model,
-    trimmed,
-    write_reference,
-)
+from sparkwright.verify.reference import Reference, load_reference, require_same_model
 
 NAME = "org/Model-27B"
 TOKENS = 24
@@ -80,12 +71,17 @@ def answered(
     return Observation(cell=cell, samples=tuple(samples), before=before, after=after)
 
 
-def made(**identity: Any) -> Reference:
-    seen = [trimmed(answered(cell)) for cell in cells_of(32, 8192, 0)]
-    levels = (1, 8)
-    answers, again = (tuple(o for o in seen if o.cell.load.concurrency == level) for level in levels)
-    told = {"model": NAME, "tokens": "abc", "max_model_len": 8192, **identity}
-    return Reference(identity=ModelIdentity(**told), answers=answers, again=again)
+RECORDING = reference_check(None)
+
+
+def recorded(**server: Any) -> list[Observation]:
+    return [answered(cell, **server) for cell in RECORDING.cells(context(profile()))]
+
+
+def made() -> Reference:
+    seen = recorded()
+    answers, again = (tuple(o for o in seen if o.cell.load.concurrency == level) for level in (1, 8))
+    return Reference(answers, again, NAME)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +146,7 @@ def test_each_error_fails_what_it_shows_in(
 
 def test_a_reference_that_is_far_from_itself_raises_the_limit() -> None:
     noisy = made()
-    again = tuple(answered(one.cell, 5, noise=0.4) for one in noisy.again)
-    noisy = msgspec.structs.replace(noisy, again=again)
+    noisy = replace(noisy, again=tuple(answered(one.cell, 5, noise=0.4) for one in noisy.again))
     assert judged(noisy, noise=0.4)[0].verdict is not Verdict.FAIL
     assert judged(made(), noise=0.4)[0].verdict is Verdict.FAIL
 
@@ -160,10 +155,6 @@ def test_missing_cells_never_pass(reference: Reference) -> None:
     check, where = reference_check(reference), context(profile())
     seen = [answered(cell, 1) for cell in check.cells(where)]
     assert not any(PASS in verdicts(check.judge(where, some)) for some in all_but_one(seen))
-
-
-def test_without_a_reference_it_is_not_applicable() -> None:
-    assert verdicts(reference_check(None).judge(context(), [])) == [Verdict.NOT_APPLICABLE]
 
 
 def test_a_reference_adds_the_check_to_the_profile() -> None:
@@ -177,109 +168,82 @@ def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be
 ) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         plan_of(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
-    with pytest.raises(ConfigError, match="none cannot be used"):
+    with pytest.raises(ConfigError, match="none"):
         plan_of(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
 
 
-# The prompts -------------------------------------------------------------------------------------------
+# Recording ---------------------------------------------------------------------------------------------
+
+
+def cells_with(max_model_len: int) -> tuple[Cell, ...]:
+    facts = {("main", 0): BootFacts(max_model_len=max_model_len)}
+    return RECORDING.cells(replace(context(profile()), facts=facts))
 
 
 def test_prompts_are_raw_chats_and_documents_that_fit() -> None:
-    cells = cells_of(32, 8192, 0)
+    cells = cells_with(8192)
     assert [cell.name for cell in cells] == [
         f"{kind} c={c}" for c in (1, 8) for kind in ("raw", "chat", "long")
     ]
     assert [len(cell.prompts) for cell in cells[:3]] == [16, 8, 8]
     assert [cell.load.chat for cell in cells[:3]] == [False, True, False]
     longest = max(len(prompt.text.split()) for prompt in cells[2].prompts)
-    short = max(len(prompt.text.split()) for prompt in cells_of(32, 1024, 0)[2].prompts)
+    short = max(len(prompt.text.split()) for prompt in cells_with(1024)[2].prompts)
     assert 1500 < longest < 2500
     assert short < 600
 
 
-# The file ----------------------------------------------------------------------------------------------
+def test_answers_are_recorded_if_all_of_them_have_probabilities() -> None:
+    seen = recorded()
+    (finding,) = RECORDING.judge(context(profile()), seen)
+    assert (finding.verdict, finding.measured) == (PASS, {"answers": 64, "tokens": 64 * TOKENS})
+    bare = tuple(msgspec.structs.replace(one, logprobs=()) for one in seen[0].samples)
+    seen[0] = msgspec.structs.replace(seen[0], samples=bare)
+    (finding,) = RECORDING.judge(context(profile()), seen)
+    assert finding.verdict is Verdict.INVALID
+    assert not any(PASS in verdicts(RECORDING.judge(context(profile()), some)) for some in all_but_one(seen))
 
 
-def test_a_reference_comes_back_as_it_was_written(reference: Reference, tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "reference.json.gz"
-    digest = write_reference(reference, path)
-    assert load_reference(path) == reference
-    assert reference_digest(path) == digest
-    first = path.read_bytes()
-    assert write_reference(reference, path) == digest
-    assert path.read_bytes() == first
-    plain = tmp_path / "plain.json"
-    plain.write_bytes(gzip.decompress(first))
-    assert load_reference(plain) == reference
+def written(folder: Path, seen: Sequence[Observation]) -> Path:
+    """A run that recorded *seen*."""
+    manifest = Manifest("run", "2026-11-27T10:00:00+00:00", "server", {"main-model": NAME}, {}, {})
+    with Journal(folder, manifest) as journal:
+        for number, one in enumerate(seen):
+            journal.write(Measured(id=str(number), observation=one))
+        journal.write(Concluded(findings=tuple(RECORDING.judge(context(profile()), seen))))
+    return folder
 
 
-def test_a_file_from_before_a_field_was_added_is_read(reference: Reference, tmp_path: Path) -> None:
-    """Fields of requests and answers are added in time; the digest is of what was written."""
-    path = tmp_path / "reference.json.gz"
-    write_reference(reference, path)
-    content = msgspec.json.decode(gzip.decompress(path.read_bytes()))["content"]
-    for observation in (*content["answers"], *content["again"]):
-        del observation["cell"]["load"]["tools"], observation["samples"][0]["due"]
-    older = msgspec.json.encode(content)
-    digest = hashlib.sha256(older).hexdigest()
-    file = {"format": 1, "digest": digest, "content": msgspec.Raw(older)}
-    path.write_bytes(gzip.compress(msgspec.json.encode(file)))
-    assert load_reference(path) == reference
-    assert reference_digest(path) == digest
+def test_a_run_that_recorded_answers_is_a_reference(tmp_path: Path, reference: Reference) -> None:
+    found = load_reference(written(tmp_path / "run", recorded()))
+    assert (found.answers, found.again, found.model) == (reference.answers, reference.again, NAME)
+    assert found.created.startswith("2026")
+    assert found.digest == load_reference(tmp_path / "run").digest
+    other = load_reference(written(tmp_path / "other", recorded(seed=1)))
+    assert other.digest != found.digest
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[: len(data) // 2],
-        lambda data: b"",
-        lambda data: b"\x1f\x8bnonsense",
-        lambda data: gzip.compress(gzip.decompress(data).replace(b"token_id:3", b"token_id:4", 1)),
-        lambda data: gzip.compress(b'{"format": 1}'),
-        lambda data: gzip.compress(b"[]"),
-    ],
-)
-def test_a_damaged_file_is_refused(
-    reference: Reference, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    path = tmp_path / "reference.json.gz"
-    write_reference(reference, path)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"reference\.json\.gz is no reference that can be used"):
-        load_reference(path)
-
-
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "reference.json"
-    path.write_text('{"format": 2, "more": 1}')
-    with pytest.raises(NewerFormatError):
-        load_reference(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+def test_a_run_that_recorded_less_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no reference") as caught:
+        load_reference(written(tmp_path / "part", recorded()[1:]))
+    assert caught.value.because == "its check 'reference' did not pass"
+    manifest = Manifest("run", "", "server", {}, {}, {})
+    Journal(tmp_path / "none", manifest).close()
+    with pytest.raises(ConfigError) as caught:
         load_reference(tmp_path / "none")
+    assert caught.value.because == "it has no check 'reference'"
 
 
 # The model ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("identity", "because"),
-    [
-        ({"model": "org/Model-8B"}, "the reference is of org/Model-27B, and the server serves org/Model-8B"),
-        ({"tokens": "def"}, "their tokenizers differ"),
-        ({"max_model_len": 512}, "takes 512 at the most"),
-    ],
-)
-def test_another_model_is_refused(reference: Reference, identity: dict[str, Any], because: str) -> None:
-    found = ModelIdentity(**{"model": NAME, "tokens": "abc", "max_model_len": 32_768, **identity})
+def test_another_model_is_refused(reference: Reference) -> None:
     with pytest.raises(EndpointError, match="cannot be compared") as caught:
-        require_same_model(reference, found, "http://server")
-    assert because in caught.value.because
+        require_same_model(reference, "org/Model-8B", "http://server")
+    assert caught.value.because == "the reference is of org/Model-27B, and the server serves org/Model-8B"
 
 
-@pytest.mark.parametrize(
-    "identity",
-    [{}, {"model": "/models/Model-27B/"}, {"tokens": ""}, {"max_model_len": -1}, {"version": "0.33"}],
-)
-def test_the_same_model_elsewhere_is_not(reference: Reference, identity: dict[str, Any]) -> None:
-    found = ModelIdentity(**{"model": NAME, "tokens": "abc", "max_model_len": 32_768, **identity})
-    require_same_model(reference, found, "http://server")
+@pytest.mark.parametrize("model", [NAME, "/models/Model-27B/"])
+def test_the_same_model_elsewhere_is_not(reference: Reference, model: str) -> None:
+    require_same_model(reference, model, "http://server")
+    require_same_model(replace(reference, model=""), "another", "http://server")

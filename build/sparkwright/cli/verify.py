@@ -32,7 +32,6 @@ _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
     "eval": "sparkwright.cli.verify_eval",
-    "reference": "sparkwright.cli.verify_reference",
 }
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
@@ -88,8 +87,7 @@ def command(
     --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare' compares finished runs, wheels, recipes, or settings of one recipe, 'verify capacity'
-    finds the highest rate of requests that a server stands, 'verify reference make' stores answers of a
-    checkpoint to compare others with, and 'verify eval' evaluates tasks.
+    finds the highest rate of requests that a server stands, and 'verify eval' evaluates tasks.
     """
     require_libraries()
     keys = (api_key, baseline_api_key)

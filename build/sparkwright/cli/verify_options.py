@@ -49,7 +49,12 @@ OPTIONS = (
         envvar="SPARKWRIGHT_BASELINE_API_KEY",
         help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
     ),
-    click.option("--reference", default="", metavar="FILE", help="Also compare answers with this reference."),
+    click.option(
+        "--reference",
+        default="",
+        metavar="RUN",
+        help="Also compare answers with this run's, which recorded them by --checks reference.",
+    ),
     MODEL,
     click.option(
         "--require",

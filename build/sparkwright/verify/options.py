@@ -14,9 +14,6 @@ from sparkwright.verify.capacity.search import CapacityOptions
 from sparkwright.verify.simulator.settings import DIALECT
 from sparkwright.verify.space import Configuration, load_base, make_space
 
-REFERENCE = "reference"
-"""Name of the check that `VerifyOptions.reference` adds."""
-
 
 class VerifyOptions(Model, frozen=True):
     """Options of a verification, as `sparkwright verify --help` explains them.

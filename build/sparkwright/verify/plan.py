@@ -30,8 +30,9 @@ from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.estimate import Estimate, Rates, estimate, rates_of
-from sparkwright.verify.options import REFERENCE, VerifyOptions, recipe_and_use
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import PROFILES, Profile
+from sparkwright.verify.reference import CHECK as REFERENCE
 from sparkwright.verify.reference import load_reference
 
 TOOL_PARSER = "tool-call-parser"
@@ -210,7 +211,7 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             options.reference and (compared or options.capacity),
             "--reference and a comparison of speed exclude each other",
             "that measures speed alone",
-            "use the reference in a run of its own: sparkwright verify reference use",
+            "use the reference in a run of its own: sparkwright verify --reference RUN",
         ),
         (
             options.prompts and options.input_tokens,
@@ -231,7 +232,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
     if options.against_recipe:
         load_recipe(*recipe_and_use(options.against_recipe))
     named = (
-        options.reference,
         options.python,
         "" if simulated else options.against,
         options.wheel,

@@ -32,7 +32,7 @@ from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan
 from sparkwright.verify.probe_capabilities import find_lacking, lacking_facts
-from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
+from sparkwright.verify.reference import load_reference, require_same_model
 from sparkwright.verify.simulated import simulated
 
 Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
@@ -81,7 +81,7 @@ async def prepare(
         plan, server, identity = _by_recipe(plan, folder, offline=offline, refusals=refusals)
     refuse_lacking(plan.context.lacks, options.require, server)
     if options.reference:
-        identity["reference"] = reference_digest(Path(options.reference))
+        identity["reference"] = load_reference(Path(options.reference)).digest
     # Of the card that the server is started on; one at an address may be on another machine.
     card = "" if options.url or options.simulator else card_capability()
     return plan, Manifest(
@@ -124,10 +124,7 @@ async def _at_address(plan: Plan, keys: tuple[str, str]) -> tuple[Plan, str, dic
             tried = _tried(plan) if arm == "main" else frozenset()
             lacking = await find_lacking(session, endpoint, known, deadlines, tried)
             if arm == "main" and options.reference:
-                found = await identify(
-                    session, endpoint, known, read_log(log), deadlines=deadlines, lacks=lacking
-                )
-                require_same_model(load_reference(Path(options.reference)), found, url)
+                require_same_model(load_reference(Path(options.reference)), known.model, url)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
         else:

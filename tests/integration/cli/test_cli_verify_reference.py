@@ -1,4 +1,4 @@
-"""``sparkwright verify reference`` and ``verify eval`` against simulated servers."""
+"""A stored reference, recorded and compared with, against simulated servers."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from test_cli_verify import simulator, verify
 
 pytestmark = pytest.mark.slow
+ALONE = ("--checks", "reference", "--reference")
 
 
 @pytest.fixture(scope="module")
@@ -14,10 +15,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a reference of the simulated model."""
     folder = tmp_path_factory.mktemp("reference")
     with simulator(folder, "--seed", "1") as url:
-        done = verify("reference", "make", "--url", url, "-o", "r.json.gz", "--prompts", "16", cwd=folder)
+        done = verify("--url", url, "--checks", "reference", "--out", "good", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "16 answers, 1024 tokens of simulated/Qwen3.6-27B-NVFP4" in done.stdout
-    return folder / "r.json.gz"
+    assert "64 answers, 4096 tokens: compare servers with them by --reference" in done.stdout
+    return folder / "good"
 
 
 @pytest.mark.parametrize(("fault", "status"), [((), 0), (("--fault", "wrong-layer=0.6"), 83)])
@@ -25,7 +26,7 @@ def test_a_server_of_the_checkpoint_passes_and_one_with_a_wrong_layer_fails(
     reference: Path, tmp_path: Path, fault: tuple[str, ...], status: int
 ) -> None:
     with simulator(tmp_path, "--seed", "2", *fault) as url:
-        done = verify("reference", "use", reference, "--url", url, "--out", "run", cwd=tmp_path)
+        done = verify(*ALONE, reference, "--url", url, "--out", "run", cwd=tmp_path)
     assert done.returncode == status, done.stderr + done.stdout
     told = json.loads((tmp_path / "run" / "verdict.json").read_text())
     assert told["run"]["reference"]
@@ -35,7 +36,7 @@ def test_a_server_of_the_checkpoint_passes_and_one_with_a_wrong_layer_fails(
 
 def test_another_model_is_refused_and_nothing_is_left(reference: Path, tmp_path: Path) -> None:
     with simulator(tmp_path, "--model", "org/Other-8B") as url:
-        done = verify("reference", "use", reference, "--url", url, "--out", "run", cwd=tmp_path)
+        done = verify(*ALONE, reference, "--url", url, "--out", "run", cwd=tmp_path)
     assert done.returncode == 82
     assert (
         "the reference is of simulated/Qwen3.6-27B-NVFP4, and the server serves org/Other-8B" in done.stderr
@@ -43,7 +44,7 @@ def test_another_model_is_refused_and_nothing_is_left(reference: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_check_joins_others_by_an_option_and_a_changed_file_is_refused(
+def test_the_check_joins_others_by_an_option_and_a_run_without_answers_is_refused(
     reference: Path, tmp_path: Path
 ) -> None:
     with simulator(tmp_path, "--seed", "3") as url:
@@ -52,8 +53,9 @@ def test_the_check_joins_others_by_an_option_and_a_changed_file_is_refused(
         assert done.returncode == 0, done.stderr
         told = json.loads((tmp_path / "run" / "verdict.json").read_text())
         assert {finding["check"] for finding in told["findings"]} == {"coherence", "reference"}
-        damaged = tmp_path / "damaged.json.gz"
-        damaged.write_bytes(reference.read_bytes()[:-40])
-        refused = verify(*asked[:-1], damaged, "--out", "other", cwd=tmp_path)
+        part = tmp_path / "part"
+        part.mkdir()
+        (part / "journal.jsonl").write_bytes((reference / "journal.jsonl").read_bytes()[:-40])
+        refused = verify(*asked[:-1], part, "--out", "other", cwd=tmp_path)
     assert refused.returncode == 10
-    assert "is no reference that can be used" in refused.stderr
+    assert "holds no reference that can be used" in refused.stderr

@@ -1,4 +1,7 @@
-"""Comparison with a stored reference of the same checkpoint: probabilities and greedy answers.
+"""A stored reference of a checkpoint: recorded, or compared by probabilities and greedy answers.
+
+Without a reference to compare with, the answers of this run are one, once they are complete: raw prompts,
+chats and long documents, one at a time and again several at a time.
 
 A wrong target model is seen by nothing that compares a server with itself: speculation that is lossless keeps
 its errors too. The limits follow from the reference: how far its server was from itself at two batch sizes.
@@ -10,13 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from sparkwright.engine.cell import Cell
+from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import Agreement, answers_agree, distances, mean_of, too_noisy
-from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
+from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
+from sparkwright.verify.corpus import CATEGORIES
+from sparkwright.verify.reference import CHECK as NAME
 from sparkwright.verify.reference import Reference
 from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
 
@@ -30,29 +35,86 @@ LEVEL = 0.99
 LEAST_TOKENS = 8
 """Tokens of an answer, up to where it leaves the reference, that its mean may be judged by."""
 FEW_PROMPTS = 8
+PROMPTS, TOKENS, TOP = 32, 64, 8
+"""Prompts of a reference, tokens of each answer, and alternatives of each token."""
+LEVELS = (1, 8)
+"""Requests at a time: of the answers, and of those that show how far a server is from itself."""
+_LONG_TOKENS = (600, 1200, 2400)
+_MARGIN = 1.3  # documents are sized by an estimate
+_UNKNOWN_LENGTH = 4096
 SURE = 0.001
 """Chance below which a server is said to be farther from the reference than that is from itself."""
 
 
 def reference_check(reference: Reference | None) -> Check:
-    """Return the check that sends the prompts of *reference* once more; nothing is sent without one."""
-    return Check("reference", partial(_cells, reference), partial(_judge, reference))
+    """Return the check that sends the prompts of *reference* once more, or records one."""
+    return Check(NAME, partial(_cells, reference), partial(_judge, reference))
 
 
-def _cells(reference: Reference | None, _: Context, __: Mapping[str, Observation]) -> Iterator[Cell]:
-    for one in (*reference.answers, *reference.again) if reference is not None else ():
-        yield one.cell
+def _cells(reference: Reference | None, context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    if reference is not None:
+        yield from (one.cell for one in (*reference.answers, *reference.again))
+        return
+    few = PROMPTS // 4
+    longest = context.main.max_model_len if context.main.max_model_len > 0 else _UNKNOWN_LENGTH
+    lengths = [length for length in _LONG_TOKENS if length * _MARGIN + TOKENS <= longest] or [200]
+    kinds: tuple[tuple[str, tuple[Prompt, ...]], ...] = (
+        ("raw", _of_all_categories(context, PROMPTS - 2 * few, "reference raw")),
+        ("chat", _of_all_categories(context, few, "reference chat")),
+        (
+            "long",
+            tuple(
+                context.document(lengths[number % len(lengths)], context.profile.seed + number, NAME)
+                for number in range(few)
+            ),
+        ),
+    )
+    for level in LEVELS:
+        for kind, some in kinds:
+            yield context.cell(
+                NAME,
+                f"{kind} c={level}",
+                some,
+                tags={"kind": kind},
+                concurrency=level,
+                max_tokens=TOKENS,
+                logprobs=TOP,
+                chat=kind == "chat",
+                natural_stop=kind == "chat",
+            )
+
+
+def _of_all_categories(context: Context, count: int, salt: str) -> tuple[Prompt, ...]:
+    """Return prompts of every category in turn, whichever the profile has."""
+    each, seed = -(-count // len(CATEGORIES)), context.profile.seed
+    lists = [context.corpus.prompts(name, each, seed, salt) for name in CATEGORIES]
+    return tuple(prompt for turn in zip(*lists, strict=True) for prompt in turn)[:count]
 
 
 def _judge(reference: Reference | None, _: Context, seen: CheckedCells) -> list[Finding]:
     """Return findings on probabilities, on greedy answers and on the tokens of prompts."""
     if reference is None:
-        return [not_applicable(seen, "reference.probabilities", "no reference was given (--reference)")]
+        return [_recorded(seen)]
     compared = _Compared.of(reference, seen)
     return [_probabilities(compared, seen), _answers(compared, seen), _prompts(reference, seen)]
 
 
-# In no profile: --reference adds it.
+def _recorded(seen: CheckedCells) -> Finding:
+    """Return the finding on answers that others are compared with later."""
+    samples = [sample for one in seen.sound for sample in one.counted]
+    bare = [sample.prompt for sample in samples if not sample.logprobs]
+    against = [(Verdict.INVALID, f"the answer to {bare[0]} has no log-probabilities")] if bare else []
+    tokens = sum(len(sample.logprobs) for sample in samples)
+    return conclude(
+        seen,
+        "reference.recorded",
+        against=against,
+        passed=f"{len(samples)} answers, {tokens} tokens: compare servers with them by --reference",
+        measured={"answers": len(samples), "tokens": tokens},
+    )
+
+
+# In no profile: --reference adds it, or --checks selects it.
 CHECK = reference_check(None)
 
 
@@ -148,7 +210,7 @@ def _prompts(reference: Reference, seen: CheckedCells) -> Finding:
         "reference.prompts",
         against=against,
         passed=f"{len(known)} prompts have the same number of tokens",
-        measured={"prompts": len(known), "made of": reference.identity.model, "made": reference.created},
+        measured={"prompts": len(known), "made of": reference.model, "made": reference.created},
         warnings=seen.notes,
         lenient=True,
     )
