@@ -9,7 +9,7 @@ import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.globals import Command
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
@@ -31,9 +31,6 @@ from sparkwright.wheel.kernels import KernelsRecord, kernels_of
 @click.argument(
     "wheels", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
-@click.option(
-    "--patchset", default="", help="The patchset that the wheel was built from; the series' own by default."
-)
 @click.option("--source", default="index", show_default=True, help="Origin of upstream's tree.")
 @click.option(
     "--allow-skipped",
@@ -41,6 +38,7 @@ from sparkwright.wheel.kernels import KernelsRecord, kernels_of
     help="Accept a wheel of another build spec, or with binaries compiled elsewhere, with checks skipped.",
 )
 @click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
+@takes("patchset")
 @run_in_session
 def command(
     session: Session,

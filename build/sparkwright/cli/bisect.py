@@ -13,7 +13,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.globals import Command
+from sparkwright.cli.globals import Command, global_options
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import job_options, machines_option
 from sparkwright.cli.output import print_json, printable
@@ -149,6 +149,9 @@ def _options(words: tuple[str, ...], arguments: dict[str, Any], *, listing: bool
 def _repeated(arguments: dict[str, Any]) -> Iterator[str]:
     """Yield the words of the command line that name the same search: all that is not as by default."""
     context = click.get_current_context()
+    for name in ("series", "patchset"):
+        if value := global_options()[name]:
+            yield f"--{name}={value}"
     given = {**context.params, **arguments}
     left_out = _OF_THE_RUN if arguments["recipe"] else _OF_THE_RUN | {"cluster"}
     for option in context.command.params:

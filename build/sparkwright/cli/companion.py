@@ -9,8 +9,8 @@ import click
 
 from sparkwright.base.errors import CompanionError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Group
-from sparkwright.cli.options import out_option, series_option
+from sparkwright.cli.globals import Group, taking
+from sparkwright.cli.options import out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import WORK, Session, run_in_session, run_read_only
 from sparkwright.cli.tables import show_table
@@ -65,7 +65,7 @@ def command() -> None:
     help="An installed CUDA toolkit, instead of the lock's packages.",
 )
 @out_option
-@series_option
+@taking("series")
 @run_in_session
 def build(
     session: Session,
@@ -120,7 +120,7 @@ def build(
 
 @command.command("list")
 @_choice
-@series_option
+@taking("series")
 @run_read_only
 def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str) -> None:
     """Show the kernels of the series, what calls them, and the recipes that need them."""
@@ -146,7 +146,7 @@ def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...
 
 @command.command("audit")
 @click.argument("wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@series_option
+@taking("series")
 @run_in_session
 def audit(session: Session, *, wheel: Path) -> None:
     """Check that WHEEL is whole, for one machine and one card, and without an undefined symbol.

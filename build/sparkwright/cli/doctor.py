@@ -15,8 +15,7 @@ import click
 
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import series_option
+from sparkwright.cli.globals import Command, takes, taking
 from sparkwright.cli.output import print_json
 from sparkwright.cli.preflight import ask_options
 from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
@@ -41,7 +40,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 )
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter whose vLLM serves RECIPE.")
 @SIDECARS
-@series_option
+@taking("series")
 @takes("root", "store_url", "offline", "as_json")
 def command(
     *, recipe: str, use: str, wheel: Path | None, python: Path | None, sidecars_gib: float, **common: Any
@@ -53,7 +52,7 @@ def command(
     found; the exit code is 76 if the server should not be started.
     """
     if not recipe:
-        _check_machine(series=common["series"])
+        _check_machine()
         return
     from sparkwright.recipes import served_recipe
     from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear

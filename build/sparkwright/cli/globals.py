@@ -48,6 +48,14 @@ GLOBAL_OPTIONS = (
         envvar="SPARKWRIGHT_STORE_URL",
         help="A store that machines share: https://, http:// or s3://; none: not the one of store.toml.",
     ),
+    _option(
+        ["--series"],
+        default="",
+        envvar="SPARKWRIGHT_SERIES",
+        help="A line of releases, with its lock and patchset; by default that of upstream.lock, a recipe or "
+        "of a wheel.",
+    ),
+    _option(["--patchset"], default="", metavar="NAME", help="A patchset of your own on that lock."),
     _option(["--offline"], is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
     _option(["--quiet", "-q"], is_flag=True, help="Show warnings and the result only."),
     _option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
@@ -73,15 +81,19 @@ def takes(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
             values = global_options()
             return function(*words, **{name: values[name] for name in names}, **arguments)
 
-        return taking(wrapper, names)
+        return taking(*names)(wrapper)
 
     return decorate
 
 
-def taking(function: Callable[..., R], names: tuple[str, ...]) -> Callable[..., R]:
-    """Mark *function* as a command's that takes these global options; it asks for them itself."""
-    vars(function)["global_options"] = names
-    return function
+def taking(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Mark a command as one that asks for the global options of these *names* by itself."""
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        vars(function)["global_options"] = {*vars(function).get("global_options", ()), *names}
+        return function
+
+    return decorate
 
 
 class _Anywhere(click.Command):
@@ -115,7 +127,7 @@ class Command(_Anywhere):
         if ctx.parent is not None:
             names = ", ".join(option.opts[0] for option in self.taken())
             formatter.write_paragraph()
-            formatter.write_text(f"Also {names}: see 'sparkwright --help'.")
+            formatter.write_text(f"Global: {names}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete global options too, which no command lists."""

@@ -11,9 +11,9 @@ import click
 from msgspec import structs
 
 from sparkwright.base.config import to_builtins
-from sparkwright.cli.globals import Group
+from sparkwright.cli.globals import Group, taking
 from sparkwright.cli.lock_runtime import command as runtime_command
-from sparkwright.cli.options import series_option, tree_options
+from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.cli.tables import show_table
@@ -45,7 +45,7 @@ def _access(session: Session) -> Access:
     help="Confirm the commit with this too: git, a repository's address, or a clone. By default, with the "
     "tag at the address that the lock names, and with the store.",
 )
-@series_option
+@taking("series")
 @run_in_session
 def check_command(session: Session, *, source: str) -> None:
     """Compare every value of upstream.lock with the sdist or the commit, the wheels, the tree, and torch.
@@ -113,7 +113,7 @@ def check_command(session: Session, *, source: str) -> None:
 @click.option(
     "--platform", "machines", multiple=True, help="Pin the wheel for this machine only; may be repeated."
 )
-@series_option
+@taking("series")
 @run_in_clone
 def pin(
     session: Session, *, target: str, write: bool, source: str, new_series: str, machines: tuple[str, ...]
@@ -197,7 +197,7 @@ def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> 
     help="Write the lock of a new series, beside its patchset; this series' lock stays as it is.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
-@series_option
+@taking("series")
 @run_in_clone
 def bump(session: Session, *, version: str, copies: tuple[str, ...], new_series: str, dry_run: bool) -> None:
     """Move the lock to VERSION, [native] included; comments and order stay.

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from sparkwright.cli.globals import Command
-from sparkwright.cli.options import series_option
+from sparkwright.cli.globals import Command, taking
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.cli.tables import show_table
@@ -39,7 +38,7 @@ from sparkwright.store import write_atomically
     help="Lock this on top of what the wheel requires, for models that need it. It is recorded likewise.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
-@series_option
+@taking("series")
 @run_in_clone
 def command(
     session: Session,

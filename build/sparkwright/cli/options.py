@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from sparkwright.cli.globals import takes
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, TargetOptions
 from sparkwright.publish.folder import VARIABLE
 
@@ -62,15 +63,7 @@ class Rates(Names):
         return rates
 
 
-_SERIES = click.option(
-    "--series",
-    default="",
-    envvar="SPARKWRIGHT_SERIES",
-    help="The line of releases whose lock and patchset are taken: the one of upstream.lock by default.",
-)
 _TREE = (
-    _SERIES,
-    click.option("--patchset", default="", help="The patchset's name; the series' own by default."),
     click.option(
         "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
     ),
@@ -148,11 +141,6 @@ _OUT = click.option(
 )
 
 
-def series_option(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--series``, by which the session chooses the lock; *function* does not get it."""
-    return _SERIES(function)
-
-
 def out_option(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--out``, the folder for wheels; *function* gets it as it was given, or `None`."""
     return _OUT(function)
@@ -177,13 +165,13 @@ def compile_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--series``, ``--patchset``, ``--platform`` and ``--source``; see `TargetOptions`."""
-    return _bundled(function, _TREE, TargetOptions, "target")
+    """Take ``--series`` and ``--patchset``, and add ``--platform`` and ``--source``; see `TargetOptions`."""
+    return takes("series", "patchset")(_bundled(function, _TREE, TargetOptions, "target"))
 
 
 def job_options(function: Callable[..., R]) -> Callable[..., R]:
     """Like `tree_options`, with ``--kernels`` and ``--arch``."""
-    return _bundled(function, (*_TREE, *_KERNELS), TargetOptions, "target")
+    return takes("series", "patchset")(_bundled(function, (*_TREE, *_KERNELS), TargetOptions, "target"))
 
 
 def _bundled(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from sparkwright.carries.patchset import BuildSpec, with_next_revision
-from sparkwright.cli.globals import Group
-from sparkwright.cli.options import series_option
+from sparkwright.cli.globals import Group, takes, taking
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.store import write_atomically
@@ -20,11 +19,11 @@ def command() -> None:
 
 
 @command.command("bump")
-@click.argument("patchset", metavar="[NAME]", default="")
-@series_option
+@taking("series")
+@takes("patchset")
 @run_in_clone
 def bump(session: Session, *, patchset: str) -> None:
-    """Give NAME, or the series' own, its next revision if the pin or a carry changed; comments stay."""
+    """Give the patchset its next revision, if the pin or a carry changed; comments stay."""
     path, name = session.checkout.patchset_path(patchset), patchset or session.checkout.patchset_path().stem
     old = session.checkout.build_spec(name)
     text = path.read_text(encoding="utf-8")
@@ -49,4 +48,4 @@ def told_revision(spec: BuildSpec) -> str:
     changed = (
         f"the pin or a carry changed since {spec.released.revision}" if spec.released else "there was none"
     )
-    return f"none yet ({changed}): '{BUMP} {spec.file}' gives it the next, until then wheels have 0"
+    return f"none yet ({changed}): '{BUMP} --patchset {spec.file}' gives it the next, until then it is 0"

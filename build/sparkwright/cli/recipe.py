@@ -12,7 +12,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
-from sparkwright.cli.globals import Group, takes
+from sparkwright.cli.globals import Group, takes, taking
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
@@ -135,20 +135,21 @@ def _commands(recipe: Recipe) -> list[str]:
 
 @command.command("check")
 @click.argument("names", nargs=-1)
-@click.option("--series", "wanted", default="", help="Only this series, instead of all that a recipe is for.")
+@takes("series")
 @run_in_session
-def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
+def check(session: Session, *, names: tuple[str, ...], series: str) -> None:
     """Check recipes by the own parser of each series' release, with its carries.
 
     Parses the command line of every recipe, by each of its uses, and looks up its flags, values, speculative
-    keys and variables there. Without NAMES, all that ship. The first check of a series takes a minute.
+    keys and variables there. Without NAMES, all that ship; without --series, by all that a recipe is for. The
+    first check of a series takes a minute.
     """
     from sparkwright.engine.check_recipes import check_recipes
     from sparkwright.recipes import load_recipe, recipes
 
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
     results = check_recipes(
-        session.checkout, session.store, session.repository, found, wanted, offline=session.offline
+        session.checkout, session.store, session.repository, found, series, offline=session.offline
     )
     if session.as_json:
         print_json([_described(result) for result in results])
@@ -201,10 +202,10 @@ def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | No
 @command.command("import")
 @click.argument("source")
 @click.option("--name", default="", help="The recipe's name; what is served by default.")
-@click.option("--series", "wanted", default="", help="The series by whose release it is checked.")
 @click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
+@taking("series")
 @run_in_session
-def import_(session: Session, *, source: str, name: str, wanted: str, out: Path | None) -> None:
+def import_(session: Session, *, source: str, name: str, out: Path | None) -> None:
     """Make a recipe of SOURCE: a file, - for standard input, or a command in quotes.
 
     Takes 'vllm serve ...', 'docker run ...', a script or compose file with one, and recipes of
@@ -220,7 +221,7 @@ def import_(session: Session, *, source: str, name: str, wanted: str, out: Path 
     path = out or Path(f"{recipe.name}.toml")
     if path.exists():
         raise ConfigError(f"{path} exists", next_step="name another file with --out")
-    series = wanted or session.checkout.lock.series
+    series = session.checkout.lock.series
     (found,) = check_recipes(
         session.checkout, session.store, session.repository, [recipe], series, offline=session.offline
     )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from sparkwright.cli.globals import takes
 from sparkwright.lock.runtime import beside
 from sparkwright.recipes import SERVED_NAMES
 
@@ -65,12 +66,6 @@ _OFFERED = (
         "--channel", default="", metavar="URL|FOLDER", help="Take the newest wheel of this channel."
     ),
     click.option(
-        "--series",
-        default="",
-        envvar="SPARKWRIGHT_SERIES",
-        help="Take a wheel of this series only; by default of those that the recipe is meant for.",
-    ),
-    click.option(
         "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
     ),
 )
@@ -90,10 +85,11 @@ def serving_options(function: F) -> F:
 
 
 def wheel_options(function: F) -> F:
-    """Add ``--wheel``, ``--channel``, ``--series`` and ``--unlocked``, by which the wheel is chosen."""
+    """Add ``--wheel``, ``--channel`` and ``--unlocked``, and take ``--series``: they choose the wheel."""
     for option in reversed(_OFFERED):
         function = option(function)
-    return function
+    decorated: F = takes("series")(function)  # type: ignore[assignment]
+    return decorated
 
 
 def install_command(wheel: Path) -> str:

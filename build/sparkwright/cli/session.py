@@ -164,11 +164,11 @@ class Session:
 
 @contextlib.contextmanager
 def _open_session(
-    series: str,
-    patchset: str,
     *,
     read_only: bool,
     clone: bool,
+    series: str,
+    patchset: str,
     root: Path,
     store_url: str,
     offline: bool,
@@ -241,9 +241,7 @@ def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
 def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = False) -> Callable[..., R]:
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> R:
-        with _open_session(
-            *_chosen(arguments), read_only=read_only, clone=clone, **global_options()
-        ) as session:
+        with _open_session(read_only=read_only, clone=clone, **global_options()) as session:
             if read_only:
                 return function(session, **arguments)
             opened = _inode(session.repository)
@@ -256,15 +254,7 @@ def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = Fa
             with contextlib.closing(open_repository(session.store.git)) as repository:
                 return function(replace(session, repository=repository), **arguments)
 
-    return taking(wrapper, ("root", "store_url", "offline", "quiet", "as_json"))
-
-
-def _chosen(arguments: dict[str, Any]) -> tuple[str, str]:
-    """Return the series, taken out of a command's *arguments*, and the patchset that they name."""
-    target = arguments.get("target")
-    if isinstance(target, TargetOptions):
-        return target.series, target.patchset
-    return arguments.pop("series", ""), arguments.get("patchset", "")
+    return taking("root", "store_url", "offline", "quiet", "as_json")(wrapper)
 
 
 def _mended(session: Session, opened: int, error: Exception) -> bool:

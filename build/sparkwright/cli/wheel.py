@@ -74,7 +74,7 @@ def command(
         raise UnreleasedError(
             f"this state of {job.spec.file} has no revision",
             because="the pin or a carry changed since the newest, or the patchset never had one",
-            next_step=f"{BUMP} {job.spec.file}, and commit that",
+            next_step=f"{BUMP} --patchset {job.spec.file}, and commit that",
         )
     with counting_machines() as machines:
         state = apply(job)

@@ -356,7 +356,7 @@ class TestPatchset:
         plan = world.good("plan", "--json").json
         assert plan["revision"] == 0
         assert "+spark.0." in plan["version"]
-        assert "sparkwright patchset bump spark" in world.good("plan").out
+        assert "sparkwright patchset bump --patchset spark" in world.good("plan").out
         assert world.good("patchset", "bump", "--json").json["revision"] == 1
         plan = world.good("plan", "--json").json
         assert plan["revision"] == 1
@@ -368,7 +368,7 @@ class TestPatchset:
         ran = world.call("wheel", "--released", "--json")
         assert (ran.status, ran.json["error"]["kind"]) == (43, "UnreleasedError"), ran.said
         assert world.wheels == []
-        assert "sparkwright patchset bump spark" in ran.said
+        assert "sparkwright patchset bump --patchset spark" in ran.said
         working = world.good("wheel", "--json").json
         world.good("patchset", "bump")
         released = world.good("wheel", "--released", "--json").json
@@ -377,5 +377,5 @@ class TestPatchset:
         assert len(world.wheels) == 2
 
     def test_an_unknown_patchset(self, world: World) -> None:
-        ran = world.call("patchset", "bump", "spork")
+        ran = world.call("patchset", "bump", "--patchset", "spork")
         assert (ran.status, "'spark'" in ran.err) == (12, True)

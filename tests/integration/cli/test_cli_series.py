@@ -145,7 +145,7 @@ class TestTwoSeries:
             for words in ([], ["--series", "1.3"])
         ]
         assert [version.split("+")[0] for version in versions] == ["1.2.0", "1.3.0"]
-        two.good("patchset", "bump", "mine", "--series", "1.3")
+        two.good("patchset", "bump", "--patchset", "mine", "--series", "1.3")
         assert two.good("plan", "--patchset", "mine", "--series", "1.3", "--json").json["revision"] == 1
         assert two.good("plan", "--patchset", "mine", "--json").json["revision"] == 0
 
