@@ -13,7 +13,6 @@ import pytest
 
 from sparkwright.verify.compare import Spread, common_means, ratio_of
 from sparkwright.verify.statistics import (
-    change_point,
     one_sided_excess,
     theil_sen,
 )
@@ -54,13 +53,6 @@ def test_slopes_of_noise_are_rarely_below_zero_for_sure() -> None:
     random = np.random.default_rng(7)
     alarms = sum(theil_sen(range(60), list(random.normal(size=60))).high < 0 for _ in range(400))
     assert near(alarms, 400, 0.02)
-
-
-def test_noise_rarely_changes() -> None:
-    random = np.random.default_rng(8)
-    found = [change_point(list(random.normal(size=60))).p for _ in range(120)]
-    assert near(sum(p <= 0.05 for p in found), 120, 0.05)
-    assert near(sum(p <= 0.01 for p in found), 120, 0.01)
 
 
 def test_equal_gaps_rarely_exceed() -> None:

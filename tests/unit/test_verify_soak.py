@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Chunk, HostSample, MetricsSnapshot, Observation, Sample
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
+from sparkwright.verify.checks.drift import clock, elapsed
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 
 SERVED = "requests are answered throughout"
@@ -244,14 +244,12 @@ def test_a_healthy_server_passes(seed):
 def test_what_is_asked_may_drift_without_the_server_being_blamed(seed):
     found = soak(Lived(seed, content=lambda at: 1 - 0.22 * (at > 900)))
     assert verdicts(found) == {}
-    assert "the prompts differ" in found[HOLDS].warnings[0]
 
 
 def test_an_accelerated_clock_changes_nothing():
     assert verdicts(soak(Lived(3, speed=60.0))) == {}
     found = soak(Lived(3, speed=60.0, factor=step(900)))
     assert found[HOLDS].verdict is Verdict.FAIL
-    assert found[HOLDS].measured["onset s"] == pytest.approx(900, abs=100)
 
 
 # Decays --------------------------------------------------------------------------------------------------
@@ -269,19 +267,20 @@ def ramp(onset: float, over: float, floor: float = 0.0) -> Callable[[np.ndarray,
 @pytest.mark.parametrize(
     ("factor", "onset", "within"),
     [
-        (step, 700, 120),
-        (lambda onset: ramp(onset, 900), 300, 240),
-        (lambda _: ramp(0, 1800, 0.8), 0, math.inf),  # by a third
-        (lambda _: step(2050), 0, math.inf),  # in the very last minutes
+        (step, 700, 500),
+        (lambda onset: ramp(onset, 900), 300, 800),
+        (lambda onset: ramp(onset, 1800, 0.8), 0, 2400),  # by a third
+        (step, 2050, 500),  # in the very last minutes
     ],
     ids=["a step", "a slow fall", "a small fall", "a late fall"],
 )
-def test_a_fall_of_acceptance_is_found_with_its_beginning(factor, onset, within, seed):
+def test_a_fall_of_acceptance_is_found_in_the_round_after_it(factor, onset, within, seed):
     begin = onset + 30 * seed
     found = soak(Lived(seed, factor=factor(begin)))[HOLDS]
     assert found.verdict is Verdict.FAIL
     assert "acceptance decays" in found.cause
-    assert found.measured["onset s"] == pytest.approx(begin, abs=within)
+    minute = int(re.search(r"probes at (\d+) min", found.cause)[1])
+    assert begin < 60 * (minute + 1) < begin + within
 
 
 @pytest.mark.parametrize("seed", FEW)
@@ -374,21 +373,6 @@ def test_a_server_without_speculation_decides_nothing():
 
 
 # Pieces --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("onset", "over"), [(9, 1), (20, 20), (30, 4)])
-def test_the_onset_is_where_the_fall_begins(onset, over):
-    rng = np.random.default_rng(1)
-    rates = np.clip(1 - (np.arange(60) - onset) / over, 0, 1) * 2.5 + rng.normal(0, 0.08, 60)
-    points = [
-        TimedValue(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 * max(rate, 0)) for i, rate in enumerate(rates)
-    ]
-    assert find_onset(points).at_s == pytest.approx(30 * onset, abs=90)
-
-
-def test_what_rises_has_no_onset():
-    points = [TimedValue(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 + 50 * i) for i in range(20)]
-    assert find_onset(points) is None
 
 
 def test_durations_are_said_as_people_say_them():

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, Sample
 from sparkwright.verify.statistics import (
-    change_point,
     mcnemar,
     one_sided_excess,
     percentile,
@@ -45,7 +43,6 @@ def test_what_is_no_number_is_refused_everywhere(values: list[float]) -> None:
         summary,
         lambda v: percentile(v, 50),
         lambda v: theil_sen(list(range(len(v))), v),
-        change_point,
         lambda v: one_sided_excess([0.0], v),
         lambda v: one_sided_excess(v, [0.0]),
         lambda _: mcnemar(-1, 3),
@@ -165,45 +162,6 @@ def test_too_few_values_have_no_interval() -> None:
 def test_no_slope_of_what_has_none(x: list[float], y: list[float]) -> None:
     with pytest.raises(ValueError):
         theil_sen(x, y)
-
-
-def test_a_step_is_found_where_it_is() -> None:
-    random = np.random.default_rng(1)
-    values = [*random.normal(0.5, 0.03, 50), *random.normal(0.05, 0.03, 10)]
-    found = change_point(values)
-    assert found.index == 50
-    assert found.p < 0.001
-    assert found.before == pytest.approx(0.5, abs=0.02)
-    assert found.after == pytest.approx(0.05, abs=0.02)
-
-
-@pytest.mark.parametrize("values", [[0.5] * 40, [1, 1, 1, 0, 0]], ids=["constant", "too few"])
-def test_what_cannot_change_does_not(values) -> None:
-    assert change_point(values).p == 1
-
-
-def test_p_of_a_change_is_that_of_all_orders() -> None:
-    values = [1.0, 2.0, 4.0, 6.0, 5.0, 3.0, 7.0]
-
-    def clearness(order: tuple[float, ...]) -> float:
-        return max(
-            abs(sum(order[:cut]) - cut * 4) / math.sqrt(cut * (7 - cut))
-            for cut in (3, 4)  # the values are their own ranks
-        )
-
-    orders = list(itertools.permutations(values))
-    exact = sum(clearness(order) >= clearness(tuple(values)) - 1e-9 for order in orders) / len(orders)
-    assert change_point(values).p == pytest.approx(exact, abs=0.03)
-
-
-@examples(max_examples=20)
-@given(st.lists(st.integers(-20, 20), min_size=6, max_size=30), st.integers(1, 4))
-def test_a_change_depends_on_order_alone(values: list[int], block: int) -> None:
-    plain = change_point(values, block=block)
-    curved = change_point([math.exp(value / 5) for value in values], block=block)
-    assert (plain.index, plain.p) == (curved.index, curved.p)
-    assert 0 < plain.p <= 1
-    assert 3 <= plain.index <= len(values) - 3
 
 
 # Tests ---------------------------------------------------------------------------------------

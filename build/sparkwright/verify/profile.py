@@ -39,7 +39,6 @@ class Profile(Model, frozen=True):
     context_requests: int = 4
     soak_s: float = 1800.0
     soak_concurrency: int = 8
-    soak_window_s: float = 30.0
     boots: int = 3
     most_boots: int = 10
     comparison_requests: int = 24
@@ -62,7 +61,6 @@ _SMOKE = Profile(
     contexts=(16_000,),
     context_requests=2,
     soak_s=60.0,
-    soak_window_s=5.0,
     deadlines=Deadlines(first_token_s=120.0, stall_s=30.0),
 )
 

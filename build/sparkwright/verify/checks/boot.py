@@ -84,14 +84,12 @@ class _Rule:
     Attributes:
         broken: returns the reason against the facts of a start; a warning, if its verdict is a pass.
         shown: returns the facts that it rests on, by their name; those of starts that lack one are left out.
-        needs: capabilities that it rests on.
     """
 
     key: str
     broken: Callable[[BootFacts], Reason | None]
     passed: str
     shown: Callable[[BootFacts], Values]
-    needs: tuple[str, ...] = (LOG, GPU)
 
 
 def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
@@ -105,10 +103,7 @@ def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
             else:
                 against.append((verdict, f"{name}: {cause}"))
     passed = rule.passed
-    if rule.broken is _runner_of:
-        against += _changed_runner(boots)
-        passed = ", ".join(f"{name} ran {one.runner}" for name, one in boots.items() if one.runner)
-    elif rule.broken is _kernels_of:
+    if rule.broken is _kernels_of:
         passed = "; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items())
     return conclude(
         seen.on_facts(),
@@ -121,7 +116,7 @@ def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
             for what, value in rule.shown(facts).items()
         },
         warnings=warnings,
-        needs=rule.needs,
+        needs=(LOG, GPU),
     )
 
 
@@ -180,22 +175,6 @@ def _first(sizes: Sequence[int], most: int = 6) -> str:
     return ", ".join(map(str, sizes[:most])) + "…" * (len(sizes) > most)
 
 
-def _runner_of(facts: BootFacts) -> Reason | None:
-    return None if facts.runner else (Verdict.INCONCLUSIVE, "its log names no model runner")
-
-
-def _changed_runner(boots: _Boots) -> list[Reason]:
-    """Return the reason against starts of one arm with different model runners."""
-    runners = {name: facts.runner for name, facts in boots.items() if facts.runner}
-    found: list[Reason] = []
-    for arm in {name.partition(" ")[0] for name in runners}:
-        of_arm = {name: runner for name, runner in runners.items() if name.partition(" ")[0] == arm}
-        if len(set(of_arm.values())) > 1:
-            shown = ", ".join(f"{name} ran {runner}" for name, runner in of_arm.items())
-            found.append((Verdict.INVALID, f"starts of one arm ran different model runners: {shown}"))
-    return found
-
-
 def _kernels_of(facts: BootFacts) -> Reason | None:
     if not has_fp4_weights(facts):
         return None
@@ -248,7 +227,6 @@ _RULES = (
         "every size that must be a multiple is one",
         lambda facts: _known(graph_mode=facts.graph_mode, sizes=" ".join(map(str, facts.capture_sizes))),
     ),
-    _Rule("boot.runner", _runner_of, "", lambda facts: {"": facts.runner} if facts.runner else {}, (LOG,)),
     _Rule(
         "boot.kernels",
         _kernels_of,

@@ -1,4 +1,4 @@
-"""Pictures in chats, with a proof that they are seen: colours and numbers that no text tells.
+"""Pictures in chats, with a proof that they are seen: colours that no text tells.
 
 The same questions are sent without pictures too, so that a lucky guess and a picture that never reaches the
 prompt are told apart from sight.
@@ -13,40 +13,30 @@ import msgspec
 
 from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.cell import REFUSED, Cell, Prompt
-from sparkwright.engine.client.pictures import COLOURS, draw_colour, draw_number
+from sparkwright.engine.client.pictures import COLOURS, draw_colour
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, answered, conclude
-from sparkwright.verify.checks.flaws import answers_in, excerpt
+from sparkwright.verify.checks.flaws import excerpt
 from sparkwright.verify.checks.triage import CheckedCells, Reason, all_refused
 from sparkwright.verify.corpus import holds
 
 LOADED = 4
 LONGEST = 256
-NUMBERS = 4
 LEAST_COLOURS = 5
 """Of six: where red and blue are exchanged, three are right, and who answers one colour always has one."""
-_COLOUR, _NUMBER = "colour", "number"
-_ASKED = {
-    _COLOUR: "Which colour is this picture? Answer with one of: " + ", ".join(COLOURS) + ".",
-    _NUMBER: "Which number is in this picture? Answer with its digits alone.",
-}
+_ASKED = "Which colour is this picture? Answer with one of: " + ", ".join(COLOURS) + "."
 
 
 def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
-    """Yield a cell with pictures of colours and numbers, and one of the same questions alone."""
+    """Yield a cell with a picture of each colour, and one of the same questions alone."""
     if IMAGES in context.lacks:
         return
     draw = random.Random(f"pictures {context.profile.seed}")  # noqa: S311 - pictures, not secrets
-    colours = draw.sample(sorted(COLOURS), len(COLOURS))
-    numbers = map(str, draw.sample(range(100, 1000), NUMBERS))
     prompts = [
-        Prompt(
-            name=f"{kind}/{n}", category="extraction", text=_ASKED[kind], expect=one, images=(picture(one),)
-        )
-        for kind, ones, picture in ((_COLOUR, colours, draw_colour), (_NUMBER, numbers, draw_number))
-        for n, one in enumerate(ones)
+        Prompt(f"colour/{n}", "extraction", _ASKED, expect=one, images=(draw_colour(one),))
+        for n, one in enumerate(draw.sample(sorted(COLOURS), len(COLOURS)))
     ]
     bare = [msgspec.structs.replace(one, name=f"bare {one.name}", images=()) for one in prompts]
     for kind, these, tags in (("with", prompts, {REFUSED: "may"}), ("without", bare, {})):
@@ -97,43 +87,34 @@ def _sent(seen: CheckedCells) -> Finding:
 
 
 def _seen(context: Context, seen: CheckedCells) -> Finding:
-    right = {(o.cell.tags["kind"], kind): _right(o, kind) for o in seen.sound for kind in (_COLOUR, _NUMBER)}
-    found, wrong = right.get(("with", _COLOUR), (0, ""))
-    guessed, _ = right.get(("without", _COLOUR), (0, ""))
-    read, _ = right.get(("with", _NUMBER), (0, ""))
+    kinds = {o.cell.tags["kind"]: _right(o) for o in seen.sound}
+    found, wrong = kinds.get("with", (0, ""))
+    guessed, _ = kinds.get("without", (0, ""))
     against: list[Reason] = []
-    if ("with", _COLOUR) in right and found < LEAST_COLOURS and not context.made_up:
+    if "with" in kinds and found < LEAST_COLOURS and not context.made_up:
         shown = f"{found} of {len(COLOURS)} colours are right with pictures, {guessed} without; {wrong}"
         against = [(Verdict.FAIL, f"pictures are not seen as they are: {shown}")]
     elif guessed >= LEAST_COLOURS:
         shown = f"{guessed} of {len(COLOURS)} colours are right without a picture: they prove nothing"
         against = [(Verdict.INCONCLUSIVE, shown)]
-    unread = [f"{read} of {NUMBERS} numbers in pictures were read"] if 2 * read < NUMBERS else []
     return conclude(
         seen,
         "image.seen",
         told={"colours": len(COLOURS)},
         against=against,
-        passed=context.judged(
-            f"{found} of {len(COLOURS)} colours and {read} of {NUMBERS} numbers are right;"
-            f" {guessed} colours without pictures, of {answers_in(seen)} answers"
-        ),
-        measured={"colours": found, "numbers": read, "colours without pictures": guessed},
-        warnings=[] if context.made_up or against else unread,
+        passed=context.judged(f"{found} of {len(COLOURS)} colours are right, {guessed} without pictures"),
+        measured={"colours": found, "colours without pictures": guessed},
         lenient=True,
         needs=(IMAGES,),
     )
 
 
-def _right(observation: Observation, kind: str) -> tuple[int, str]:
-    """Return the number of right answers of a *kind*, and the first wrong one.
-
-    A right answer names what is expected, and no other colour.
-    """
-    of_kind = [one for one in answered(observation) if one[0].prompt.removeprefix("bare ").startswith(kind)]
+def _right(observation: Observation) -> tuple[int, str]:
+    """Return the number of answers that name the colour and no other, and the first that does not."""
+    answers = answered(observation)
     wrong = []
-    for sample, expect in of_kind:
-        others = [name for name in COLOURS if name != expect] if kind == _COLOUR else []
+    for sample, expect in answers:
+        others = [name for name in COLOURS if name != expect]
         if not holds(expect, sample.answer) or any(holds(name, sample.answer) for name in others):
             wrong.append(f"“{expect}” is called “{excerpt(sample.answer)}”")
-    return len(of_kind) - len(wrong), next(iter(wrong), "")
+    return len(answers) - len(wrong), next(iter(wrong), "")

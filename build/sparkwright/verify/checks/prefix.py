@@ -25,9 +25,8 @@ from sparkwright.verify.checks.answers import (
     mean_of,
 )
 from sparkwright.verify.checks.blocks import OFFSETS, block_sizes, missing_words, sizings, write_sized
-from sparkwright.verify.checks.common import Check, Values, answered, conclude, not_applicable
+from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
-from sparkwright.verify.corpus import holds
 
 LENGTH = 24
 WARM = (("warm", 1), ("again", 4))
@@ -45,7 +44,6 @@ FINE = 1e-8
 """Largest distance that counts as rounding of single precision; 4e-12 was seen on a CPU. In bfloat16,
 prefills of different lengths may be farther apart than batches are, and nothing is concluded."""
 LEAST_KL = 1e-6
-MOST_LOST = 1
 
 
 def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
@@ -77,8 +75,8 @@ def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
 
 
 def judge(context: Context, seen: CheckedCells) -> list[Finding]:
-    """Return a finding on answers that differ, and one on codes that are read from cached prompts."""
-    return [_differences(context, seen), _codes(context, seen)]
+    """Return one finding, on answers that differ."""
+    return [_differences(context, seen)]
 
 
 CHECK = Check("prefix", cells, judge, profiles={"full": 85, "cpu": 45})
@@ -274,37 +272,3 @@ def _reused(context: Context, observation: Observation) -> float:
         max(0, (sample.prompt_tokens - 1) // block - drafts) * block for sample in observation.counted
     )
     return _hits(observation)[0] / reusable if reusable else 0.0
-
-
-def _codes(context: Context, seen: CheckedCells) -> Finding:
-    """Return a finding on the code that each document states."""
-    right = {
-        cache: {
-            sample.prompt: holds(expect, sample.answer)
-            for observation in seen.tagged(cache=cache).sound
-            for sample, expect in answered(observation)
-        }
-        for cache in ("cold", "warm", "again")
-    }
-    known = {name for name, found in right["cold"].items() if found}
-    against: list[Reason] = []
-    for cache, _ in WARM:
-        lost = sorted(name for name in known if not right[cache].get(name, True))
-        if len(lost) > MOST_LOST:
-            shown = f"{len(lost)} of {len(known)} codes that were read from cold documents are wrong {cache}"
-            against.append((Verdict.FAIL, f"{shown}, first that of {lost[0]}"))
-    if context.made_up:
-        return not_applicable(seen, "prefix.codes", "the model's weights are made up")
-    if seen.tagged(cache="cold").sound and not known:
-        return not_applicable(seen, "prefix.codes", "this model reads no code from cold documents either")
-    if not seen.planned:
-        return not_applicable(seen, "prefix.codes", "no prompt of several blocks fits")
-    return conclude(
-        seen,
-        "prefix.codes",
-        against=against,
-        passed="; ".join(f"{cache}: {sum(found.values())} of {len(found)}" for cache, found in right.items()),
-        measured={f"{cache} right": sum(found.values()) for cache, found in right.items()},
-        lenient=True,
-        needs=(METRICS, PREFIX_CACHE),
-    )

@@ -2,13 +2,13 @@
 
 Traffic is sent in rounds. Around them the same questions are repeated, once after a text that the prefix
 cache holds and once after one that it does not: the questions stay the same, so only the server can change
-their acceptance. Each round is a few cells, so that an interrupted soak can be resumed.
+their acceptance. That of the traffic itself is judged by nothing, since its texts change. Each round is a few
+cells, so that an interrupted soak can be resumed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE, SPECULATION
 from sparkwright.engine.findings import Finding, Verdict
@@ -17,17 +17,7 @@ from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import DECAYS, drafter, not_speculating, paired_ratio
 from sparkwright.verify.checks.common import Check, Values, conclude
-from sparkwright.verify.checks.drift import (
-    TimedValue,
-    clock,
-    elapsed,
-    find_fall,
-    find_onset,
-    lives,
-    longest_life,
-    memory_trends,
-    windows,
-)
+from sparkwright.verify.checks.drift import clock, elapsed, lives, longest_life, memory_trends
 from sparkwright.verify.checks.soak_rounds import HOLD, LEAST_ROUNDS, SURE, Probes, cells
 from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.checks.triage import CheckedCells, Reason
@@ -35,7 +25,6 @@ from sparkwright.verify.checks.triage import CheckedCells, Reason
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak does not test that cache. Half of the
 traffic begins with one of four shared texts, so that about 60 % can come from it."""
-TREND = 0.9
 HALF = 0.5
 
 
@@ -45,15 +34,12 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     by_name = {observation.cell.name: observation for observation in seen.made}
     made = tuple(by_name[cell.name] for cell in seen.planned if cell.name in by_name)
     seen = dataclasses.replace(seen, made=made)
-    begun = elapsed(made, speed)
-    traffic = seen.tagged(kind="traffic")
-    points = windows(traffic.sound, begun, context.profile.soak_window_s, speed)
-    probes = Probes.of(seen, begun)
+    probes = Probes.of(seen, elapsed(made, speed))
     unfit = not_speculating(context.main)
     return [
         _served(seen, context),
-        _exercised(traffic),
-        _holds(seen, points, probes, context, unfit),
+        _exercised(seen.tagged(kind="traffic")),
+        _holds(seen, probes, context, unfit),
         _cached(seen, probes, unfit),
         *state_findings(seen, speed),
     ]
@@ -148,79 +134,30 @@ def _unused(traffic: CheckedCells, share: float) -> Reason:
 # Acceptance ----------------------------------------------------------------------------------------------
 
 
-def _holds(
-    seen: CheckedCells, points: Sequence[TimedValue], probes: Probes, context: Context, unfit: list[Reason]
-) -> Finding:
-    """Return a finding on decay of acceptance, with its onset."""
-    against, warnings = list(unfit), list[str]()
+def _holds(seen: CheckedCells, probes: Probes, context: Context, unfit: list[Reason]) -> Finding:
+    """Return a finding on decay of acceptance, with the first round that surely has less of it."""
+    against = unfit or (drafter(context.main, seen.sound) if seen.sound else [])
     measured: Values = {}
-    if not against:
-        against += drafter(context.main, seen.sound) if seen.sound else []
-    if not unfit:
-        fallen, figures = _fallen_probes(probes)
-        fall = find_fall(points, context.profile.seed)
-        decays, notes = _traffic_decays(points, probes, context.profile.seed)
-        measured = figures | _figures(points)
-        warnings += notes
-        cause = fallen or decays
-        if cause:
-            onset = find_onset(points)
-            since = f"; in the traffic {onset}" if onset is not None else ""
-            against.append((Verdict.FAIL, f"{DECAYS}: {cause}{since}"))
-            measured |= {"onset s": round(onset.at_s, 1)} if onset is not None else {}
-        elif fall is None or probes.rounds < LEAST_ROUNDS:
-            few = f"{len(points)} windows and {probes.rounds} probes are too few"
-            against.append((Verdict.INCONCLUSIVE, f"{few} to detect a decay"))
+    fallen: list[tuple[float, str]] = []
+    for kind, probe, of_first in probes.over_first() if not unfit else ():
+        name = f"{kind} probes at {clock(probe.at_s)}"
+        measured[f"{name} over the first"] = round(of_first.value, 3)
+        if of_first.high < HOLD:
+            fallen.append((probe.at_s, f"{name} have {of_first} of the accepted tokens of the first"))
+    if fallen:
+        against = [*against, (Verdict.FAIL, f"{DECAYS}: {min(fallen)[1]}")]
+    elif not unfit and probes.rounds < LEAST_ROUNDS:
+        few = f"{probes.rounds} probes are too few to detect a decay"
+        against = [*against, (Verdict.INCONCLUSIVE, few)]
     return conclude(
         seen,
         "soak.holds",
         against=against,
         passed=f"the same questions are drafted for at the end as at the beginning ({_last_figures(probes)})",
         measured=measured,
-        warnings=warnings,
         lenient=True,
         needs=(SPECULATION,),
     )
-
-
-def _fallen_probes(probes: Probes) -> tuple[str, Values]:
-    """Return the first round of probes with a significant fall, in words, and all rounds' figures."""
-    measured: Values = {}
-    fallen: list[tuple[float, str]] = []
-    for kind, probe, of_first in probes.over_first():
-        name = f"{kind} probes at {clock(probe.at_s)}"
-        measured[f"{name} over the first"] = round(of_first.value, 3)
-        if of_first.high < HOLD:
-            fallen.append((probe.at_s, f"{name} have {of_first} of the accepted tokens of the first"))
-    return min(fallen, default=(0.0, ""))[1], measured
-
-
-def _traffic_decays(points: Sequence[TimedValue], probes: Probes, seed: int) -> tuple[str, list[str]]:
-    """Return the evidence for a decay in the traffic, in words, and warnings that are no proof of one."""
-    fall = find_fall(points, seed)
-    if fall is None:
-        return "", []
-    follow = min(probes.last_over_first().values())
-    shown = f"traffic fell to {fall.remains:.2f} of its acceptance (p = {fall.p:.4f})"
-    if fall.p < SURE and (fall.remains < HALF or (fall.remains < HOLD and follow < TREND)):
-        return shown, []
-    drifting = fall.trend_high < 1 and fall.trend < TREND
-    if drifting and follow < TREND:
-        return f"traffic drifts down to {fall.trend:.2f} of its odds, and the probes to {follow:.2f}", []
-    if fall.p < SURE and fall.remains < HOLD:
-        return "", [f"{shown}, but the same questions did not: the prompts differ, not the server"]
-    return "", []
-
-
-def _figures(points: Sequence[TimedValue]) -> Values:
-    if not points:
-        return {}
-    rates = sorted(point.rate for point in points)
-    return {
-        "windows": len(points),
-        "lowest window, accepted a draft": round(rates[0], 3),
-        "median window, accepted a draft": round(rates[len(rates) // 2], 3),
-    }
 
 
 def _last_figures(probes: Probes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from sparkwright.engine.capabilities import METRICS, SPECULATION
 from sparkwright.engine.cell import Cell
@@ -21,7 +21,7 @@ from sparkwright.verify.checks.acceptance import (
     ratio,
     surely,
 )
-from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable, text_of
+from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
@@ -29,9 +29,6 @@ from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.profile import Profile
 
-STEP_SPREAD = 0.10
-"""Coefficient of variation of the verify-step time over categories at c=1. Published tables for three models
-on GB10 have 1.0, 2.3 and 2.7 %."""
 INVARIANCE = 0.10
 """Largest share that a mean acceptance length may be off the lowest level's. Other servers stay within
 3 % over c=1 to 64 (TensorRT-LLM#16914, sglang#16818)."""
@@ -55,7 +52,7 @@ def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
 
 
 def judge(context: Context, seen: CheckedCells) -> list[Finding]:
-    """Return findings on speed by category, and on invariants over levels, categories and positions."""
+    """Return findings on speed by category, and on invariants over levels and counters."""
     speed = context.profile.speed
     grid: _Grid = {(o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound}
     findings = [_category(seen.tagged(category=name), name, grid) for name in context.sweep_categories]
@@ -63,10 +60,8 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     findings.append(drafter_finding(seen, context.main, definition))
     if len(context.profile.levels) > 1:
         findings.append(_invariance(seen, grid, context))
-    findings += [_positions(seen), _tokens(seen, context.main.speculative_method)]
-    if len(context.sweep_categories) > 1:
-        findings.append(_step_time(seen, grid, context))
-    return [*findings, _client(seen, grid, context), *state_findings(seen, speed)]
+    findings += [_tokens(seen, context.main.speculative_method), _client(seen, grid, context)]
+    return [*findings, *state_findings(seen, speed)]
 
 
 CHECK = Check("sweep", cells, judge, profiles={"full": 30, "cpu": 30, "smoke": 20, "demo": 40})
@@ -217,39 +212,14 @@ def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnaps
             yield observation.before, observation.after, observation
 
 
-def _positions(seen: CheckedCells) -> Finding:
-    """Return a finding on acceptance by position: a token is accepted only after the one before it."""
-    against = []
-    for before, after, observation in _metered(seen):
-        start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
-        grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
-        rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
-        for i in rises[:1]:
-            shown = f"position {i + 1} of the draft was accepted more often than position {i}"
-            against.append(
-                (Verdict.FAIL, f"{describe(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
-            )
-    return conclude(
-        seen,
-        "sweep.positions",
-        against=against,
-        passed="counts by position never rise",
-        lenient=True,
-        needs=(SPECULATION,),
-    )
-
-
 def _tokens(seen: CheckedCells, method: str) -> Finding:
     """Return a finding on the agreement of counters and clients, with speculation by *method*."""
     against, largest = [], 0.0
-    positions = text_of("sweep.positions", "name", {})
     for before, after, observation in _metered(seen):
         steps = math.inf if method in AT_TIMES else 0
         if not method:  # nor does the log say so: each chunk is a step, with or without a draft
             steps = sum(len(sample.chunks) for sample in observation.samples)
         for identity in identities(before, after, observation.samples, steps=steps):
-            if identity.name == positions:
-                continue
             largest = max(largest, identity.deviation)
             if identity.broken:
                 shown = f"{describe(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
@@ -263,64 +233,6 @@ def _tokens(seen: CheckedCells, method: str) -> Finding:
         lenient=True,
         needs=(METRICS,),
     )
-
-
-# Step time -----------------------------------------------------------------------------------------------
-
-
-def _step_time(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
-    """Return a finding on step times: content changes acceptance, not the time of a step."""
-    profile, method = context.profile, context.main.speculative_method
-    if method in AT_TIMES:
-        why = f"{method} drafts only where text repeats itself: steps are of two kinds"
-        return not_applicable(seen, "sweep.steps", why)
-    level = min(profile.levels, default=1)
-    times = {
-        category: found.step_ms
-        for (category, at_level), found in grid.items()
-        if at_level == level and math.isfinite(found.step_ms)
-    }
-    spread = pstdev(times.values()) / fmean(times.values()) if len(times) > 1 else math.nan
-    against, warnings = _odd_step(times, spread, level, timed=_timed(profile))
-    measured: Values = {f"{name} verify step ms": round(ms, 3) for name, ms in times.items()}
-    if not math.isnan(spread):
-        measured["coefficient of variation"] = round(spread, 5)
-    return conclude(
-        seen.tagged(level=str(level)),
-        "sweep.steps",
-        against=against,
-        passed=f"it varies by {spread:.1%} over {len(times)} categories at c={level}",
-        measured=measured,
-        warnings=warnings,
-        lenient=True,
-        needs=(SPECULATION,),
-    )
-
-
-def _odd_step(
-    times: Mapping[str, float], spread: float, level: int, *, timed: bool
-) -> tuple[list[Reason], list[str]]:
-    """Return the reasons against these step times, and warnings."""
-    if len(times) < 2:  # noqa: PLR2004 - nothing to compare
-        return [(Verdict.INCONCLUSIVE, f"too few categories have a step time at c={level} to compare")], []
-    if spread <= STEP_SPREAD:
-        return [], []
-    usual = sorted(times.values())[len(times) // 2]
-    odd = max(times, key=lambda category: abs(times[category] - usual))
-    shown = f"the verify step at c={level} varies by {spread:.1%} over categories"
-    shown += f"; {odd} takes {times[odd]:.1f} ms where {usual:.1f} are usual"
-    if timed:
-        return [(Verdict.FAIL, shown)], []
-    return [], [f"{shown}: not judged here"]
-
-
-def _timed(profile: Profile) -> bool:
-    """Tell if times are meaningful.
-
-    An accelerated clock multiplies this machine's own delays; steps of the tiny models of a smoke run take no
-    longer than those.
-    """
-    return profile.speed == 1 and profile.name != "smoke"
 
 
 # The client ----------------------------------------------------------------------------------------------
@@ -355,3 +267,12 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         warnings=flags,
         lenient=True,
     )
+
+
+def _timed(profile: Profile) -> bool:
+    """Tell if times are meaningful.
+
+    An accelerated clock multiplies this machine's own delays; steps of the tiny models of a smoke run take no
+    longer than those.
+    """
+    return profile.speed == 1 and profile.name != "smoke"

@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
+from sparkwright.engine.client.pictures import COLOURS, draw_colour
 from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.model import (
     Sampling,
@@ -24,7 +26,6 @@ from sparkwright.verify.simulator.model import (
     spell,
     text_of,
 )
-from sparkwright.verify.simulator.pictures import look_at
 from sparkwright.verify.simulator.request import Request
 from sparkwright.verify.simulator.settings import Settings
 
@@ -57,6 +58,12 @@ def images_of(message: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(content, str):
         return ()
     return tuple(part["image_url"]["url"] for part in content if part.get("type") == "image_url")
+
+
+@cache
+def _pictures() -> Mapping[str, str]:
+    """Return the colours of the pictures that the client draws, by their addresses."""
+    return {draw_colour(name): name for name in COLOURS}
 
 
 def schema_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -342,7 +349,7 @@ def script_of(params: RequestParams, faults: Faults) -> str:
         return json.dumps(instance(params.schema, params.question), ensure_ascii=False)
     repeated, counted = _REPEATED.search(params.question), _COUNTED.search(params.question)
     if params.images and "image-ignored" not in faults:
-        answer = f" It is {look_at(params.images[-1])}."
+        answer = f" It is {_pictures().get(params.images[-1], 'strange')}."
     elif counted:
         answer = " " + ", ".join(map(str, range(int(counted[1]), int(counted[2]) + 1)))
     else:

@@ -19,9 +19,7 @@ from sparkwright.verify.statistics.describe import (
     whole_run,
 )
 from sparkwright.verify.statistics.inference import (
-    ChangePoint,
     Slope,
-    change_point,
     mcnemar,
     one_sided_excess,
     share_interval,
@@ -29,11 +27,9 @@ from sparkwright.verify.statistics.inference import (
 )
 
 __all__ = [
-    "ChangePoint",
     "Slope",
     "Summary",
     "Window",
-    "change_point",
     "mcnemar",
     "one_sided_excess",
     "percentile",
