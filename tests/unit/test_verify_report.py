@@ -23,7 +23,7 @@ from report_kit import all_charts, shown
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.report import render_csv, render_html, render_junit
+from sparkwright.verify.report import render_csv, render_html
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import consequences
 from sparkwright.verify.report.text import number
@@ -74,7 +74,6 @@ def words_of(run: Run) -> str:
     ("name", "render"),
     [
         ("page.txt", words_of),
-        ("junit.xml", render_junit),
         ("cells.csv", lambda run: render_csv(run).replace("\r\n", "\n")),
         ("terminal.txt", lambda run: shown(run, terminal=False)),
     ],
@@ -118,18 +117,12 @@ def test_a_healthy_run_has_passed(good: PageReader) -> None:
     assert "Where something went wrong" not in good.text
 
 
-def test_the_onset_of_decay_is_marked(good: PageReader, bad: PageReader) -> None:
-    assert "onset 18:00 min" in bad.text
-    assert "onset" not in good.text
-
-
 @pytest.mark.parametrize(
     "run", [Run(), Run(manifest={"model": "m"}), Run(findings=report_kit.healthy_findings(()))]
 )
 def test_little_is_enough(run: Run) -> None:
     page = PageReader(render_html(run))
     assert page.all("figure") == [] or run.findings
-    parse(render_junit(run))
 
 
 def test_nothing_concluded_is_not_a_pass() -> None:
@@ -268,7 +261,6 @@ def test_what_is_not_applicable_is_said_once_and_counts_for_nothing() -> None:
     page = render_html(run)
     assert page.count(f"Not applicable: {why}") == 1
     assert "What did not pass" not in page
-    assert [suite.get("skipped") for suite in parse(render_junit(run))] == ["1", "1"]
     assert Run(findings=lacking).verdict is Verdict.INCONCLUSIVE  # of a run of nothing else
 
 

@@ -1,10 +1,8 @@
-"""JUnit, the table of cells and the terminal: each in its own form, and unharmed by what servers send."""
+"""The table of cells and the terminal: each in its own form, and unharmed by what servers send."""
 
 import csv
 import io
-import re
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 import report_kit
@@ -15,76 +13,13 @@ from verify_kit import run as measured
 
 from sparkwright.engine.observations import FailureKind, HostSample, Observation
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.report import render_csv, render_junit
+from sparkwright.verify.report import render_csv
 from sparkwright.verify.run import Run
-
-parse = ET.fromstring  # our own XML
 
 
 @pytest.fixture(scope="module")
 def healthy() -> Run:
     return report_kit.healthy()
-
-
-@pytest.fixture(scope="module")
-def unhealthy() -> Run:
-    return report_kit.unhealthy()
-
-
-# JUnit ------------------------------------------------------------------------------------------------
-
-
-SUITE = {"name", "id", "package", "hostname", "timestamp", "tests", "failures", "errors", "skipped", "time"}
-
-
-def violations(xml: str) -> list[str]:
-    """Return the parts of *xml* that JUnit.xsd (Ant) and junit-10.xsd (Jenkins) both forbid."""
-    root = parse(xml)
-    found = ["root"] if root.tag != "testsuites" or root.attrib else []
-    for index, suite in enumerate(root):
-        found += _of_suite(index, suite)
-        for case in suite.findall("testcase"):
-            if not {"name", "classname", "time"} <= set(case.attrib) or len(case) > 1:
-                found.append("case")
-            if any(one.tag != "skipped" and "type" not in one.attrib for one in case):
-                found.append("type")
-    return found
-
-
-def _of_suite(index: int, suite: ET.Element) -> list[str]:
-    cases = len(suite.findall("testcase"))
-    counts = {"tests": cases}
-    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        counts[name] = len(suite.findall(f"testcase/{outcome}"))
-    order = ["properties", *["testcase"] * cases, "system-out", "system-err"]
-    wrong = {
-        "suite": suite.tag != "testsuite" or set(suite.attrib) != SUITE or suite.get("id") != str(index),
-        "timestamp": not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.get("timestamp", "")),
-        "order": [one.tag for one in suite] != order,
-        "counts": any(suite.get(name) != str(count) for name, count in counts.items()),
-    }
-    return [name for name, is_wrong in wrong.items() if is_wrong]
-
-
-def test_junit_is_valid(healthy: Run, unhealthy: Run) -> None:
-    for run in (healthy, unhealthy, report_kit.hostile(), Run()):
-        assert violations(render_junit(run)) == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "which"),
-    [
-        ('failures="1"', 'failures="0"', "counts"),
-        ("T09:30:00", " 09:30", "timestamp"),
-        ("<system-err />", "", "order"),
-        ('type="fail"', "", "type"),
-        ('id="0"', 'id="7"', "suite"),
-    ],
-)
-def test_a_planted_violation_is_seen(unhealthy: Run, old: str, new: str, which: str) -> None:
-    xml = render_junit(unhealthy)
-    assert old in xml
-    assert which in violations(xml.replace(old, new))
 
 
 # The table of cells -----------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def test_the_command_leaves_a_page_and_says_what_is_worse(tmp_path: Path, capsys
     assert status == VerdictError.exit_code
     found = json.loads(capsys.readouterr().out)
     assert found["run"]["title"] == "old (0.24.0) → new (0.24.0)"
-    assert {path.name for path in out.iterdir()} == {"report.html", "junit.xml", "verdict.json"}
+    assert {path.name for path in out.iterdir()} == {"report.html", "verdict.json"}
     assert {one["name"] for one in found["findings"] if one["verdict"] == "fail"} >= {RATE, STEP}
 
 

@@ -34,7 +34,7 @@ _SUBCOMMANDS = {
     "eval": "sparkwright.cli.verify_eval",
 }
 # The extra of this name in pyproject.toml.
-_LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
+_LIBRARIES = ("aiohttp", "numpy", "scipy")
 
 
 class _VerifyCommand(Command):

@@ -20,7 +20,7 @@ from sparkwright.verify.run import Run
 
 VERDICT_FORMAT = 1
 """Of ``verdict.json``: raised where a reader of the one before would misread it."""
-REPORT, JUNIT, VERDICT, TABLE = "report.html", "junit.xml", "verdict.json", "cells.csv"
+REPORT, VERDICT, TABLE = "report.html", "verdict.json", "cells.csv"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def load_run(folder: Path) -> Run:
 
 
 def write_results(folder: Path) -> Results:
-    """Write the report, the JUnit file, the verdict and the table of the run in *folder*.
+    """Write the report, the verdict and the table of the run in *folder*.
 
     Raises:
         ConfigError: there is no run, or its journal is damaged.
@@ -86,7 +86,7 @@ def write_results(folder: Path) -> Results:
 
 
 def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:
-    """Write the report, the JUnit file, the verdict and the table of cells of *run* to *folder*.
+    """Write the report, the verdict and the table of cells of *run* to *folder*.
 
     Args:
         run: observations and findings.
@@ -96,9 +96,9 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    from sparkwright.verify.report import render_html, render_junit
+    from sparkwright.verify.report import render_html
 
-    rendered = {REPORT: render_html(run).encode(), JUNIT: render_junit(run).encode(), **_tables(run)}
+    rendered = {REPORT: render_html(run).encode(), **_tables(run)}
     return Results(run, folder, write_files(folder, rendered, also))
 
 

@@ -20,7 +20,7 @@ for name in names:
     importlib.import_module(name)
 """
 RUN = "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
-HEAVY = ("aiohttp", "numpy", "scipy", "vl_convert", "cryptography", "obstore")
+HEAVY = ("aiohttp", "numpy", "scipy", "cryptography", "obstore")
 
 
 def python(script, *arguments, missing=HEAVY):
@@ -46,7 +46,7 @@ def test_verify_names_what_is_missing(tmp_path):
 
 def test_serving_needs_a_client_alone(world):
     words = ("serve", "rehearsal-smollm2", "--dry-run")
-    done = python(RUN, *words, missing=("numpy", "scipy", "vl_convert"))
+    done = python(RUN, *words, missing=("numpy", "scipy"))
     assert done.returncode == 0, done.stderr
     done = python(RUN, *words, missing=("aiohttp",))
     assert done.returncode == ToolError.exit_code, done.stderr

@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from platform import machine
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
@@ -101,7 +100,6 @@ def test_a_healthy_server_leaves_a_verdict_and_its_evidence(tmp_path: Path) -> N
             assert sha256_file(run / name) == digest
     assert done.stdout.splitlines()[-1] == f"next     open {run}/report.html"
     assert json.loads((run / "verdict.json").read_text())["verdict"] == "pass"
-    assert ET.parse(run / "junit.xml").getroot().tag == "testsuites"  # noqa: S314
     assert "<html" in (run / "report.html").read_text()
     assert (run / "servers" / "main-0" / "server.log").stat().st_size
     assert left_behind(run) == []
@@ -141,7 +139,6 @@ def test_a_fault_fails_and_is_named(tmp_path: Path) -> None:
     assert "report.html" in done.stderr
     told = json.loads((tmp_path / "run" / "verdict.json").read_text())
     assert told["verdict"] == "fail"
-    assert ET.parse(tmp_path / "run" / "junit.xml").getroot().find(".//failure") is not None  # noqa: S314
 
 
 @pytest.mark.slow

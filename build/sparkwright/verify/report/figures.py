@@ -91,20 +91,6 @@ def _hits(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> floa
         return math.nan
 
 
-def pooled(found: Sequence[Speculation]) -> Speculation | None:
-    """Return several spans of drafting as one; `None` if there are none, or their drafts differ in length."""
-    if not found or len({len(one.per_position) for one in found}) > 1:
-        return None
-    return Speculation(
-        drafts=sum(one.drafts for one in found),
-        draft_tokens=sum(one.draft_tokens for one in found),
-        accepted=sum(one.accepted for one in found),
-        per_position=tuple(map(sum, zip(*(one.per_position for one in found), strict=True))),
-        generation_tokens=sum(one.generation_tokens for one in found),
-        requests=sum(one.requests for one in found),
-    )
-
-
 # Over time ----------------------------------------------------------------------------------------------
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.page import page_environment
@@ -15,19 +14,19 @@ from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.report.charts import Chart, charts_by_check
+from sparkwright.verify.report.charts import Chart, capacity_charts, compare_charts, sweep_charts
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     consequences,
     disturbed_levels,
     flat,
     headline,
-    highlights,
     level_table,
     levels,
 )
+from sparkwright.verify.report.svg import inline
 from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
-from sparkwright.verify.report.vega import Naming, inline_svg
+from sparkwright.verify.report.timelines import machine_charts, soak_charts
 from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ def render_html(run: Run) -> str:
         run=run,
         head=_head(run),
         headline=headline(run),
-        highlights=list(highlights(run, found)),
         charts=charts,
         first=first,
         troubled=any(cell.trouble for cell in found),
@@ -84,6 +82,18 @@ def _failing(run: Run, followers: set[int]) -> set[int]:
         for place, one in enumerate(run.findings)
         if one.verdict not in calm and place not in followers
     }
+
+
+def charts_by_check(run: Run) -> list[tuple[str, Chart]]:
+    """Return each chart for which *run* has figures with the name of its check, in the order of the page."""
+    made: dict[str, Callable[[Run], Iterator[Chart]]] = {
+        "capacity": capacity_charts,
+        "sweep": sweep_charts,
+        "soak": soak_charts,
+        "compare": compare_charts,
+        "machine": machine_charts,
+    }
+    return [(check, chart) for check, make in made.items() for chart in make(run)]
 
 
 def _arranged(run: Run) -> tuple[list[Chart], int]:
@@ -169,12 +179,10 @@ def _drawings(chart: Chart) -> Any:
     from markupsafe import Markup
 
     drawn = (
-        inline_svg(
-            chart.draw(width), Naming(f"{chart.key}-{width}", chart.title, chart.description), f"w{width}"
-        )
+        inline(chart.draw(width), f"{chart.key}-{width}", chart.title, chart.description, f"w{width}")
         for width in chart.widths
     )
-    return Markup("\n".join(ET.tostring(one, encoding="unicode") for one in drawn))  # noqa: S704 - ET escapes
+    return Markup("\n".join(drawn))  # noqa: S704 - `svg` escapes
 
 
 def _troubles(observation: Observation) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.report.figures import CellFigures
-from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span
+from sparkwright.verify.report.text import number, plural
 from sparkwright.verify.run import Run
 from sparkwright.verify.statistics import summary
 
@@ -29,15 +29,6 @@ _OUTCOMES = {
     Verdict.PASS: "passed",
     Verdict.NOT_APPLICABLE: "not applicable",
 }
-
-
-class Highlight(NamedTuple):
-    """One figure in large type: its name, the figure, its unit, and the cell it comes from."""
-
-    label: str
-    value: str
-    unit: str
-    note: str
 
 
 class Level(NamedTuple):
@@ -166,38 +157,6 @@ def headline(run: Run) -> str:
         return f"{total}, all passed{also}."
     parts = [f"{count} {_OUTCOMES[verdict]}" for verdict, count in counts.items() if count]
     return f"{total}: {', '.join(parts)}{also}."
-
-
-def highlights(run: Run, found: Sequence[CellFigures]) -> Iterator[Highlight]:
-    """Yield figures of the sweep, of memory and of failures, as far as they are known."""
-    swept = [cell for cell in found if cell.observation.cell.check == "sweep"]
-    if rated := [cell for cell in swept if math.isfinite(cell.steady_tok_s)]:
-        best = max(rated, key=lambda cell: cell.steady_tok_s)
-        where = f"at best: {best.category}, {at_c(best.concurrency)}"
-        yield Highlight("Throughput", number(best.steady_tok_s), "tokens/s", where)
-    if swept:
-        least = min(cell.concurrency for cell in swept)
-        level = f"{at_c(least)}, by category"
-        blurred = f"; {run.speed:g} times the client's own error is in it" if run.speed != 1 else ""
-        alone: tuple[tuple[str, Callable[[CellFigures], float], str, str], ...] = (
-            ("One request", lambda cell: cell.decode_tok_s, "tokens/s", level),
-            ("First token", lambda cell: cell.ttft_ms.p50, "ms", f"median, {level}{blurred}"),
-            ("Acceptance length", lambda cell: cell.mal, "tokens a step", level),
-            ("Decoding step", lambda cell: cell.step_ms, "ms", level),
-        )
-        for label, value, unit, note in alone:
-            values = [value(cell) for cell in swept if cell.concurrency == least]
-            if finite := [one for one in values if math.isfinite(one)]:
-                yield Highlight(label, span(finite).replace(" to ", NOTHING), unit, note)
-    facts = next(iter(run.facts.values()), None)
-    if facts and facts.kv_tokens > 0:
-        parts = (facts.kv_dtype or "", f"{number(facts.kv_gib)} GiB" if facts.kv_gib >= 0 else "")
-        size = clean(", ".join(filter(None, parts)))
-        yield Highlight("KV cache", f"{facts.kv_tokens:,}", "tokens", size)
-    if sent := sum(len(cell.observation.samples) for cell in found):
-        failed = sum(len(cell.observation.failed) for cell in found)
-        note = f"in {plural(len(found), 'measurement')}, {failed:,} failed"
-        yield Highlight("Requests", f"{sent:,}", "", note)
 
 
 def flat(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Charts over time: the soak, the machine during the run, and earlier runs."""
+"""Charts over time: a soak, and the machine during the run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,15 @@ from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.checks.drift import elapsed
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.soak import LEAST_HITS
-from sparkwright.verify.report.charts.chart import CACHE_STYLES, Chart, Table, chart_of, name_of
+from sparkwright.verify.report.charts import Chart, Table, name_of
 from sparkwright.verify.report.figures import CellFigures, Moment, cells, moments
-from sparkwright.verify.report.plots import (
-    Axis,
-    Note,
-    Panel,
-    Point,
-    Series,
-    linear,
-    percent,
-    timeline,
-)
+from sparkwright.verify.report.svg import Axis, Note, Panel, Point, Series, linear, percent, timeline
 from sparkwright.verify.report.text import duration, number, share
 from sparkwright.verify.run import Run
 
-# Soak -------------------------------------------------------------------------------------------------
+# Soak ----------------------------------------------------------------------------------------------------
 
-ONSET = "onset s"  # a measurement of the soak's finding: the moment when acceptance began to fall
+_KINDS = {"cold": 3, "cached": 2}  # of probes, and their styles
 
 
 @dataclass(frozen=True)
@@ -49,7 +40,7 @@ class _Course:
             kind = cell.observation.cell.tags.get("kind", "traffic")
             if kind == "traffic":
                 course.windows.extend(moments(cell.observation, begin_s, speed))
-            elif kind in CACHE_STYLES and cell.speculation and cell.speculation.drafts:
+            elif kind in _KINDS and cell.speculation and cell.speculation.drafts:
                 rate = cell.speculation.acceptance_rate
                 words = f"{kind} probes, {duration(begin_s)}: {share(rate)}"
                 point = Point(begin_s, rate, words, suspect=bool(cell.trouble))
@@ -64,73 +55,62 @@ class _Course:
 
     def panels(self) -> list[Panel]:
         """Return the panels that have figures."""
-
-        def of(value: Callable[[Moment], float], words: Callable[[float], str]) -> tuple[Point, ...]:
-            return _windows(self.windows, value, words)
-
-        rates = [Series("traffic", 0, of(lambda moment: moment.acceptance, share))]
-        rates += [Series(kind, CACHE_STYLES[kind], tuple(self.probes[kind])) for kind in sorted(self.probes)]
-        speed = of(lambda moment: moment.tokens_per_s, number)
-        hits = Series("hits", 0, of(lambda moment: moment.hit_rate, share))
-        used = Series("KV", 0, of(lambda moment: moment.kv_usage, share))
+        rates = [Series("traffic", 0, self._points(lambda moment: moment.acceptance, share))]
+        rates += [Series(kind, _KINDS[kind], tuple(self.probes[kind])) for kind in sorted(self.probes)]
+        speed = self._points(lambda moment: moment.tokens_per_s, number)
+        hits = self._points(lambda moment: moment.hit_rate, share)
+        used = self._points(lambda moment: moment.kv_usage, share)
+        least = (Note(LEAST_HITS, f"at least {share(LEAST_HITS)}"),)
         panels = (
             Panel(percent("acceptance"), tuple(one for one in rates if one.points), height=150),
-            Panel(
-                percent("prefix-cache hits"), (hits,), (Note(LEAST_HITS, f"at least {share(LEAST_HITS)}"),)
-            ),
-            Panel(_amount("tokens/s, all requests", speed), (Series("tokens/s", 0, speed),)),
-            Panel(percent("KV cache in use"), (used,)),
-            Panel(_amount("free memory, GiB", self.memory), (Series("memory", 0, tuple(self.memory)),)),
+            Panel(percent("prefix-cache hits"), (Series("", 0, hits),), least),
+            Panel(_amount("tokens/s, all requests", speed), (Series("", 0, speed),)),
+            Panel(percent("KV cache in use"), (Series("", 0, used),)),
+            Panel(_amount("free memory, GiB", self.memory), (Series("", 0, tuple(self.memory)),)),
         )
         return [panel for panel in panels if any(one.points for one in panel.series)]
+
+    def _points(self, value: Callable[[Moment], float], words: Callable[[float], str]) -> tuple[Point, ...]:
+        """Return one point for each window with a figure; no line joins rounds of traffic."""
+        points: list[Point] = []
+        apart, end_s = False, 0.0
+        for moment in self.windows:
+            apart = apart or moment.begin_s > end_s
+            end_s = moment.end_s
+            if math.isfinite(value(moment)):
+                label = f"{duration(moment.middle_s)}: {words(value(moment))}"
+                points.append(Point(moment.middle_s, value(moment), label, moment.reset, apart))
+                apart = False
+        return tuple(points)
 
 
 def _amount(title: str, points: Sequence[Point]) -> Axis:
     return linear(title, [point.y for point in points])
 
 
-def _windows(
-    windows: Sequence[Moment], value: Callable[[Moment], float], words: Callable[[float], str]
-) -> tuple[Point, ...]:
-    """Return one point for each window with a figure; no line joins rounds of traffic."""
-    points: list[Point] = []
-    apart, end_s = False, 0.0
-    for moment in windows:
-        apart = apart or moment.begin_s > end_s
-        end_s = moment.end_s
-        if math.isfinite(value(moment)):
-            label = f"{duration(moment.middle_s)}: {words(value(moment))}"
-            points.append(Point(moment.middle_s, value(moment), label, moment.reset, apart))
-            apart = False
-    return tuple(points)
-
-
 def soak_charts(run: Run) -> Iterator[Chart]:
     """Yield the soak's timeline, if it lasted for two windows."""
     course = _Course.of(cells(run, "soak"), run.speed)
-    windows = course.windows
+    windows, panels = course.windows, course.panels()
     if len(windows) < 2:  # noqa: PLR2004 - one window is no course
         return
-    onsets = [one.measured.get(ONSET) for one in run.findings if one.check == "soak"]
-    named = [
-        *(Note(at, f"onset {duration(at)}") for at in onsets if isinstance(at, float | int) and at >= 0),
-        *(Note(moment.begin_s, "counters restarted") for moment in windows if moment.reset),
-    ]
+    resets = [Note(moment.begin_s, "counters restarted") for moment in windows if moment.reset]
     end_s = max(0.0, *(m.end_s for m in windows), *(p.x for ps in course.probes.values() for p in ps))
     units = {"h": 3600, "min": 60, "s": 1}
     name = next(name for name, unit in units.items() if end_s >= 3 * unit or unit == 1)
     x = Axis(f"time since the soak began ({name})", 0.0, end_s, unit=units[name])
-    panels = course.panels()
     rates = [moment.acceptance for moment in windows if math.isfinite(moment.acceptance)]
     lead = "Nothing was drafted."
     if rates:
-        lead = f"Acceptance {share(rates[0])} in the first window, {share(rates[-1])} in the last"
-        lead += f"; {', '.join(mark.label for mark in named)}." if named else "."
-    yield chart_of(
+        lead = f"Acceptance {share(rates[0])} in the first window, {share(rates[-1])} in the last."
+    yield Chart(
         "soak",
-        lead=lead,
-        draw=lambda width: timeline(width, x, panels, named),
-        table=Table.of(
+        "Prefix-cache soak over time",
+        "Windows of traffic from the server's own counters, and the same questions put again and again"
+        " (probes), cold and from the prefix cache. Acceptance should stay where it began.",
+        lead,
+        lambda width: timeline(width, x, panels, resets),
+        Table.of(
             windows,
             {
                 "from": lambda moment: duration(round(moment.begin_s)),
@@ -145,7 +125,7 @@ def soak_charts(run: Run) -> Iterator[Chart]:
     )
 
 
-# Machine ----------------------------------------------------------------------------------------------
+# The machine ---------------------------------------------------------------------------------------------
 
 _QUANTITIES = (
     ("clock of the card, MHz", "MHz", "gpu_clock_mhz", 1.0),
@@ -156,7 +136,6 @@ _QUANTITIES = (
 )
 _MOST = 140  # points of a line: beyond that they are thinned out
 _FEWEST = 3
-_HEIGHT = 62
 
 
 def machine_charts(run: Run) -> Iterator[Chart]:
@@ -169,7 +148,7 @@ def machine_charts(run: Run) -> Iterator[Chart]:
         end_s += cell.observation.seconds * run.speed
     end_s = max(end_s, 1e-3)
     panels = [
-        Panel(_amount(title, points), (Series(title, 0, points),), height=_HEIGHT)
+        Panel(_amount(title, points), (Series("", 0, points),), height=62)
         for title, _, name, scale in _QUANTITIES
         if len(points := _samples(found, begun, run.speed, name, scale)) >= _FEWEST
     ]
@@ -184,11 +163,15 @@ def machine_charts(run: Run) -> Iterator[Chart]:
     if marked:
         why = disturbances(marked[0].observation)[0]
         lead = f"{len(marked)} of {len(found)} measurements are marked: {why}."
-    yield chart_of(
+    yield Chart(
         "machine",
-        lead=lead,
-        draw=lambda width: timeline(width, x, panels, marks),
-        table=Table.of(
+        "The machine during the run",
+        "Samples every few seconds during each measurement, one measurement after the other. Clocks that are"
+        " lowered by heat or a power brake, a slow state, swap and waits for memory mark a measurement, and"
+        " it is not compared with others.",
+        lead,
+        lambda width: timeline(width, x, panels, marks),
+        Table.of(
             [cell for cell in found if cell.observation.host],
             {
                 "measurement": name_of,
