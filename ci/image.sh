@@ -40,9 +40,7 @@ case $(basename "$engine") in
 docker) "$engine" buildx build --load "${arguments[@]}" . ;;
 *) "$engine" build --format docker "${arguments[@]}" . ;; # OCI's own format has no health check
 esac
-# Without variables it refuses by one message, which shows that it starts, and not as root.
-status=0
-"$engine" run --rm "$tag" || status=$?
-[ "$status" -eq 10 ] || { echo "the image ended with status $status, not 10" >&2; exit 1; }
-test "$("$engine" run --rm "$tag" id -u)" -eq 10001
-test "$("$engine" run --rm "$tag" /opt/vllm/bin/python -c 'from importlib.metadata import version as v; print(v("vllm"))')" = "${version%%-*}"
+# It starts, and not as root.
+"$engine" run --rm "$tag" --help >/dev/null || { echo "the image does not start" >&2; exit 1; }
+test "$("$engine" run --rm --entrypoint id "$tag" -u)" -eq 10001
+test "$("$engine" run --rm --entrypoint /opt/vllm/bin/python "$tag" -c 'from importlib.metadata import version as v; print(v("vllm"))')" = "${version%%-*}"

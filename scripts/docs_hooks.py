@@ -15,7 +15,6 @@ from typing import Any
 from sparkwright.carries import load_carries
 from sparkwright.engine.server.failures import causes
 from sparkwright.recipes import GRADES, recipes
-from sparkwright.serve.entrypoint import variables
 from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]
@@ -69,13 +68,6 @@ def _causes() -> Iterator[list[str]]:
         yield [f"`{name}`", cause.because, cause.next_step]
 
 
-def _variables() -> Iterator[list[str]]:
-    """Yield the variables of a container."""
-    for first, one in variables().items():
-        names = " or ".join(f"`{name}`" for name in (first, *one.names))
-        yield [names, one.means or f"the flag `{one.flag}`"]
-
-
 def _recipes() -> Iterator[list[str]]:
     for recipe in recipes().values():
         page = recipe.about.page if recipe.about is not None else ""
@@ -107,7 +99,6 @@ TABLES = {
     "carries": (["carry", "what it does", "upstream", "shown on"], _carries),
     "findings": (["finding", "level", "what", "remedy"], _findings),
     "causes": (["name", "cause", "remedy"], _causes),
-    "variables": (["variable", "sets"], _variables),
     "recipes": (
         ["recipe", "model", "drafter", "KV cache", "machines", "uses", "series", "evidence"],
         _recipes,

@@ -299,38 +299,19 @@ def _within(rows: dict[str, Any], seen: dict[str, float | None]) -> dict[str, bo
 
 
 def services(scratch: Path) -> dict[str, Any]:
-    """Files of a service of every recipe and use, of the system and of a user: unit, compose file and others.
-
-    Left out: the generated API key.
-    """
+    """Files of a service of every recipe and use, of the system and of a user: unit, variables and others."""
     root, found = inputs(scratch), {}
     variables = simulate(HOSTS["spark"], scratch / "host")
     for recipe, uses in known_uses().items():
         for use, scope in itertools.product(uses, ("--system", "--user")):
-            folder = scratch / "service"
-            words = (
-                "service",
-                "install",
-                recipe,
-                scope,
-                "--destdir",
-                folder,
-                "--no-start",
-                "--run-as",
-                "spark",
-            )
+            words = ("service", "install", recipe, scope, "--dry-run", "--run-as", "spark")
             told = call(*words, *(["--use", use] if use else []), "--json", folder=root, **variables)
             files = {
-                path.relative_to(folder).as_posix(): [
-                    oct(path.stat().st_mode & 0o777),
-                    "" if path.suffix == ".key" else path.read_text(encoding="utf-8"),
-                ]
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
+                one["path"].lstrip("/"): [oct(int(one["mode"], 8)), one["text"]] for one in told.json["files"]
             }
-            said = {"status": told.status, "told": told.json, "files": files}
-            found[f"{recipe} {use or 'single'} {scope[2:]}"] = plain(said, scratch)
-            shutil.rmtree(folder, ignore_errors=True)
+            found[f"{recipe} {use or 'single'} {scope[2:]}"] = plain(
+                {"status": told.status, "files": files}, scratch
+            )
     return found
 
 

@@ -46,14 +46,15 @@ def test_hadolint_finds_a_planted_fault(tmp_path, right, wrong, rule):
     assert rule in done.stdout
 
 
-def test_the_image_is_not_root_s_says_what_it_is_and_is_healthy_by_tokens():
+def test_the_image_is_not_root_s_says_what_it_is_and_watches_its_engine():
     text = re.sub(r"\\\n", " ", FILE.read_text())
     last = text[text.rindex("\nFROM ") :]
     words = [line.split(maxsplit=1) for line in last.splitlines() if line and not line.startswith("#")]
     found = dict(word for word in words if len(word) == 2)
     assert found["USER"] == "10001:10001"
-    assert json.loads(found["ENTRYPOINT"])[1:] == ["-m", "sparkwright.serve.entrypoint"]
-    assert '"sparkwright.serve.health"' in found["HEALTHCHECK"]
+    assert json.loads(found["ENTRYPOINT"])[:2] == ["sparkwright", "serve"]
+    assert "--watch" in found["ENTRYPOINT"]
+    assert ":8000/health" in found["HEALTHCHECK"]
     for label in ("source", "revision", "version", "created", "licenses"):
         assert f"org.opencontainers.image.{label}=" in found["LABEL"]
     assert "dev.sparkwright.wheel=" in found["LABEL"]
@@ -65,7 +66,7 @@ ENGINE = """\
 printf '%s\\n' "$*" >>"$CALLS"
 case "$*" in
 build*) exit 0 ;;
-*"id -u") echo "$USER_ID" ;;
+*" -u") echo "$USER_ID" ;;
 *importlib*) echo 0.24.0+spark.5 ;;
 run*) exit "$STATUS" ;;
 esac
@@ -76,7 +77,7 @@ COMPANION = "flashinfer_jit_cache-0.6.12+cu130.sm121a.k3f0c2a91-py3-none-manylin
 
 
 @pytest.mark.parametrize(
-    ("status", "uid", "good"), [("10", "10001", True), ("0", "10001", False), ("10", "0", False)]
+    ("status", "uid", "good"), [("0", "10001", True), ("1", "10001", False), ("0", "0", False)]
 )
 def test_the_script_builds_with_the_wheel_s_runtime_and_tries_the_image(tmp_path, status, uid, good):
     engine = tmp_path / "podman"
@@ -110,7 +111,7 @@ def test_the_script_refuses_a_wheel_without_its_companion(tmp_path, beside):
     engine.write_text(ENGINE)
     engine.chmod(0o755)
     calls = tmp_path / "calls"
-    known = {"ENGINE": str(engine), "CALLS": str(calls), "STATUS": "10", "USER_ID": "10001"}
+    known = {"ENGINE": str(engine), "CALLS": str(calls), "STATUS": "0", "USER_ID": "10001"}
     script = [ROOT / "ci" / "image.sh", wheel]
     done = subprocess.run(script, check=False, capture_output=True, text=True, env={**os.environ, **known})
     assert done.returncode == 1

@@ -107,7 +107,7 @@ class Service:
     def _units(self) -> Path:
         return self.path(self._home(".config/systemd/user") if self.user else "/etc/systemd/system")
 
-    def change(self, *lines: str, words: str = "", restart: bool = True) -> None:
+    def change(self, *lines: str, words: str = "") -> None:
         """Change the unit by *lines* and more *words* of its command alone, and start it again."""
         text = (self._units / UNIT).read_text()
         command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
@@ -118,8 +118,7 @@ class Service:
         )
         self.systemctl("daemon-reload")
         self.systemctl("reset-failed", UNIT)
-        if restart:
-            self.systemctl("restart", UNIT)
+        self.systemctl("restart", UNIT)
 
     def _home(self, below: str) -> str:
         return f"/home/{self.user}/{below}"

@@ -58,10 +58,9 @@ def test_a_real_engine_answers_wedges_and_comes_back(
     wheel = wheel_over(site_packages(server.tree.python), shared)
     service = Service(container)
     words = ("--unlocked", "--wheel", SHARED / wheel.name)
-    assert service.install(SHARED / "real.toml", *words, "--no-start").returncode == 0
-    service.change(words="--stall-seconds 60 --no-warm-up", restart=False)
     done = service.install(SHARED / "real.toml", *words)
     assert done.returncode == 0, done.stderr + service.journal()
+    service.change(words="--stall-seconds 60 --no-warm-up")
     assert "Paris" in service.chat(QUESTION)
     assert service.key not in container.run("ps", "-eww", "-o", "args").stdout + service.journal()
     wait_until(lambda: service.status["serves"], patience_s=PATIENCE_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +20,7 @@ from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.engine.check_recipes import CheckedRecipe
 from sparkwright.recipes import Recipe
+from sparkwright.recipes.commands import Remark
 
 _USES = ("single", "shared", "many")
 _USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of it; single by default.")
@@ -179,24 +182,86 @@ def _show_checked(results: Sequence[CheckedRecipe]) -> None:
 
 
 @command.command("new")
-@click.argument("name")
-@click.option("--from", "base", required=True, metavar="RECIPE", help="The recipe to start from.")
-@click.option("--model", default="", help="Another model than its.")
-@click.option("--drafter", default=None, help="Another drafter; empty for none.")
+@click.argument("model")
+@click.option("--name", default="", help="The recipe's name; the model's by default.")
+@click.option("--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag; may be repeated.")
+@click.option(
+    "--speculative", default="", metavar="JSON", help="As of --speculative-config: method, model, …"
+)
 @click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
-def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | None) -> None:
-    """Write a recipe NAME of your own, from one that ships or from a file.
+@taking("series")
+@run_in_session
+def new(
+    session: Session,
+    *,
+    model: str,
+    name: str,
+    settings: tuple[str, ...],
+    speculative: str,
+    out: Path | None,
+) -> None:
+    """Write a recipe of MODEL, a folder with a checkpoint or a model of the hub.
 
-    With another model, evidence, figures, lowest scores and the band are left out.
+    It has what follows from the checkpoint's configuration: parsers, the quantization, and the longest
+    context whose KV cache fits a GB10. Nothing but the configuration and headers is fetched.
     """
-    from sparkwright.recipes.write import new_recipe
+    from sparkwright.engine.check_recipes import check_recipes
+    from sparkwright.serve.new_recipe import new_recipe, without_unknown_parsers
 
-    path = out or Path(f"{name}.toml")
+    series = session.checkout.lock.series
+    offline = {"HF_HUB_OFFLINE": "1"} if session.offline else {}
+    recipe, remarks = new_recipe(
+        model, series, {**os.environ, **offline}, name=name, speculative=_object(speculative),
+        settings=settings,
+    )  # fmt: skip
+    path = _free_path(out, recipe)
+    (found,) = check_recipes(
+        session.checkout, session.store, session.repository, [recipe], series, offline=session.offline
+    )
+    recipe, unknown, problems = without_unknown_parsers(recipe, found.problems)
+    if refused := [*(str(one) for one in problems if one.refuses), *found.rules]:
+        raise IncompatibleOptionsError(
+            f"{model} cannot be served so by vLLM {found.version}",
+            because="\n".join(refused),
+            next_step="change --set or --speculative",
+        )
+    _write(session, path, recipe, (*remarks, *unknown), found.version)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the object that *text* is as JSON; an empty one for an empty text.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError("--speculative is no JSON", because=str(error)) from error
+    if not isinstance(found, dict):
+        raise ConfigError("--speculative is no object of JSON", next_step='such as \'{"method": "mtp"}\'')
+    return found
+
+
+def _free_path(out: Path | None, recipe: Recipe) -> Path:
+    path = out or Path(f"{recipe.name}.toml")
     if path.exists():
         raise ConfigError(f"{path} exists", next_step="name another file with --out")
-    path.write_text(new_recipe(name, base, model=model, drafter=drafter), encoding="utf-8")
-    click.echo(f"made     {path}")
-    click.echo(f"next     sparkwright recipe check {path}")
+    return path
+
+
+def _write(session: Session, path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str) -> None:
+    """Write *recipe* into *path*, and show what was remarked."""
+    from sparkwright.recipes.write import recipe_text
+
+    path.write_text(recipe_text(recipe), encoding="utf-8")
+    if session.as_json:
+        print_json({"recipe": str(path), "vllm": version, "remarks": [asdict(one) for one in remarks]})
+        return
+    if remarks:
+        show_table(("remark", "what", "because"), [(one.level, one.what, one.because) for one in remarks])
+    click.echo(f"made     {path}, checked by vLLM {version}")
+    click.echo(f"next     sparkwright serve {path} --dry-run")
 
 
 @command.command("import")
@@ -213,28 +278,17 @@ def import_(session: Session, *, source: str, name: str, out: Path | None) -> No
     options that the release lacks are left out.
     """
     from sparkwright.engine.check_recipes import check_recipes
-    from sparkwright.recipes.commands import Remark
     from sparkwright.recipes.imported import import_recipe, without_dead
-    from sparkwright.recipes.write import recipe_text
 
     recipe, remarks = import_recipe(_text_of(source), name)
-    path = out or Path(f"{recipe.name}.toml")
-    if path.exists():
-        raise ConfigError(f"{path} exists", next_step="name another file with --out")
+    path = _free_path(out, recipe)
     series = session.checkout.lock.series
     (found,) = check_recipes(
         session.checkout, session.store, session.repository, [recipe], series, offline=session.offline
     )
     recipe, dead = without_dead(recipe, found.problems)
-    told = (*remarks, *dead, *(Remark("wrong", *rule.split(": ", 1)) for rule in found.rules))
-    path.write_text(recipe_text(recipe), encoding="utf-8")
-    if session.as_json:
-        print_json({"recipe": str(path), "vllm": found.version, "remarks": [asdict(one) for one in told]})
-        return
-    if told:
-        show_table(("remark", "what", "because"), [(one.level, one.what, one.because) for one in told])
-    click.echo(f"made     {path}, checked by vLLM {found.version}")
-    click.echo(f"next     sparkwright serve {path} --dry-run")
+    rules = (Remark("wrong", *rule.split(": ", 1)) for rule in found.rules)
+    _write(session, path, recipe, (*remarks, *dead, *rules), found.version)
 
 
 def _text_of(source: str) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp",)
 _SOURCES = ("wheel", "channel", "python")
+_JSON_S = 10.0  # between two states
 
 
 @click.command("serve", cls=Command)
@@ -62,9 +63,8 @@ _SOURCES = ("wheel", "channel", "python")
     envvar="SPARKWRIGHT_API_KEY_FILE",
     help="File of mode 600 with the key that clients must send; else it is that of VLLM_API_KEY.",
 )
-@click.option("--watch", is_flag=True, help="Start the engine again where it wedges or ends by itself.")
 @click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="With --watch: file for its state."
+    "--watch", is_flag=True, help="End with evidence where the engine wedges, so that it is started again."
 )
 @click.option(
     "--stall-seconds",
@@ -84,7 +84,6 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
 @FORCE
-@click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option(
     "--boot-seconds",
     "boot_s",
@@ -116,7 +115,7 @@ def command(
     chosen = with_settings(served_recipe(recipe, use), stated_settings(asked))
     if not asked["peer"]:
         chosen = as_head(chosen, asked["head"])
-    options = _options(chosen, asked, quick=as_json)
+    options = _options(chosen, asked, as_json=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
         _plan(chosen, options, asked, as_json=as_json)
@@ -133,7 +132,7 @@ def command(
             asyncio.run(serve(serving, _watching(chosen, asked)))
 
 
-def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOptions:
+def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOptions:
     from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
@@ -144,14 +143,14 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, quick: bool) -> ServeOpti
         key_file=key_file.absolute() if key_file else None,
         warm_up=not asked["no_warm_up"],
         offline=asked["offline"],
-        interval_s=asked["interval"] or (10.0 if quick else Screen.interval_s()),
+        interval_s=_JSON_S if as_json else Screen.interval_s(),
         boot_s=asked["boot_s"],
     )
 
 
 def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     """Return the settings of the watch; `None` without ``--watch``."""
-    from sparkwright.serve.supervise import RESTARTS, WatchOptions
+    from sparkwright.serve.supervise import WatchOptions
     from sparkwright.serve.watchdog import WatchLimits
 
     if not asked["watch"]:
@@ -159,8 +158,7 @@ def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     limits, stall_s = WatchLimits.of(recipe), asked["stall_s"]
     if stall_s:
         limits = WatchLimits(stall_s=stall_s, warm_s=stall_s)
-    restarts = 0 if os.environ.get("NOTIFY_SOCKET") else RESTARTS  # systemd has its own
-    return WatchOptions(limits, restarts, state=asked["state"])
+    return WatchOptions(limits)
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:

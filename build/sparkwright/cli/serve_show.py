@@ -186,11 +186,6 @@ class Screen:
                 self._state(data)
             case kind if kind in _LINES:
                 self._say(_LINES[kind].format(**data))
-            case "serve.restarting":
-                self._starts(quiet=self._quiet)
-                self._say(
-                    f"again    in {human_seconds(data['delay_s'])}: {data['verdict']}, {data['because']}"
-                )
             case "serve.stopping":
                 at_once = ": killed" if data["at_once"] else "; once more kills it"
                 self._say(f"stopping on {data['signal']}{at_once}")

@@ -21,7 +21,6 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
     FORCE,
     RECIPE,
-    F,
     serving_options,
     stated_settings,
     wheel_options,
@@ -30,37 +29,20 @@ from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.recipes import PORT, Recipe
 from sparkwright.serve import service
-from sparkwright.serve.health import read_state
 from sparkwright.serve.service import InstallPlan, ServiceOptions, ServicePlaces, ServiceRecord
 from sparkwright.serve.service.change import has_systemd
-from sparkwright.serve.service.model import IMAGE_UID
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
 # Of the extra `serve`.
 _LIBRARIES = ("aiohttp",)
 
 
-_SCOPE = (
-    click.option(
-        "--user/--system",
-        "of_user",
-        default=None,
-        help="A unit of this user or of the system; of the system for root by default.",
-    ),
-    click.option(
-        "--destdir",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("/"),
-        help="Write below this folder and run no command, as for an image.",
-    ),
+_SCOPE = click.option(
+    "--user/--system",
+    "of_user",
+    default=None,
+    help="A unit of this user or of the system; of the system for root by default.",
 )
-
-
-def _scope_options(function: F) -> F:
-    """Add ``--user/--system``, which *function* gets as ``of_user``, and ``--destdir``."""
-    for option in reversed(_SCOPE):
-        function = option(function)
-    return function
 
 
 @click.group("service", cls=Group)
@@ -75,57 +57,50 @@ def command() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
-@click.option(
-    "--image", default="localhost/sparkwright:latest", show_default=True, help="Of the compose file."
-)
 @wheel_options
-@_scope_options
+@_SCOPE
 @FORCE
-@click.option("--no-start", is_flag=True, help="Write the files alone: install no wheel and start nothing.")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
 @reading_options
 def install(
     *,
     recipe: str,
     force: bool,
-    no_start: bool,
     dry_run: bool,
     offline: bool,
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
+    """Install RECIPE as a service: a unit of systemd, and an API key of mode 600."""
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
     plan = service.plan_install(options, places, _own(recipe))
     if dry_run:
         _show_plan(plan, places, as_json=as_json)
         return
-    real = places.root == Path("/")
-    with _writing(places):
-        made = service.make_key(places.key, shell_key(os.environ))
-        if no_start or not real:
-            service.apply_plan(plan, run_commands=False)
-    if no_start or not real:
-        _show_installed(places, made=made, started=False, as_json=as_json)
-        return
-    _require_systemd(places)
+    if not has_systemd(places.scope):
+        raise ConfigError(
+            "the service cannot be installed here",
+            because="systemd does not run this machine, or this user has no session of it",
+            next_step="serve the image by Docker, as docs/service.md says, or 'sparkwright serve'",
+        )
     require_libraries(_LIBRARIES, "serve")
     wheel = _wheel(asked, chosen, asked["channel"], offline=offline)
     known = service.load_record(places) if places.record.exists() else ServiceRecord(options)
     channel = asked["channel"] or known.channel
     record = msgspec.structs.replace(known, options=options, channel=channel)
     with _writing(places):
+        made = service.make_key(places.key, shell_key(os.environ))
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
         service.apply_plan(plan, run_commands=True)
     _change(places, record, slot, wheel.wheel, chosen, predict=not force)
     service.run_all(plan.afterwards)  # what has never answered is not started at boot
-    _show_installed(places, made=made, started=True, as_json=as_json)
+    _show_installed(places, made=made, as_json=as_json)
 
 
 @command.command("status")
 @click.argument("name", required=False, default="")
-@_scope_options
+@_SCOPE
 @reading_options
 def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
@@ -135,7 +110,7 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     for one in names:
         places = _places(one, asked)
         record = service.load_record(places)
-        good, line = read_state(places.health)
+        good, line = _manager(places, record).state()
         found.append(
             {
                 "name": one,
@@ -156,7 +131,7 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 @click.argument("name")
 @wheel_options
 @click.option("--previous", is_flag=True, help="Serve with the wheel before the present one again.")
-@_scope_options
+@_SCOPE
 @reading_options
 def upgrade(*, name: str, previous: bool, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with another wheel: the newest of the service's channel, the one named, or the previous one.
@@ -183,7 +158,7 @@ def upgrade(*, name: str, previous: bool, offline: bool, as_json: bool, **asked:
 
 @command.command("uninstall")
 @click.argument("name")
-@_scope_options
+@_SCOPE
 @click.option("--purge", is_flag=True, help="Remove its key, variables and environments too.")
 @reading_options
 def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: Any) -> None:
@@ -193,7 +168,7 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
     plan = service.plan_uninstall(places)
     there = [path for path in plan.removed if path.exists()]
     own = (places.key, places.variables, places.recipe)
-    service.apply_plan(plan, run_commands=places.root == Path("/") and has_systemd(places.scope))
+    service.apply_plan(plan, run_commands=has_systemd(places.scope))
     if purge:
         there += [path for path in own if path.exists()]
         for path in own:
@@ -207,7 +182,7 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
 
 def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
     of_user = os.geteuid() != 0 if asked["of_user"] is None else asked["of_user"]
-    return ServicePlaces.of(name, "user" if of_user else "system", Path(asked["destdir"]).absolute())
+    return ServicePlaces.of(name, "user" if of_user else "system")
 
 
 def _described(
@@ -234,7 +209,7 @@ def _described(
     program = Path(sys.executable).with_name("sparkwright")
     options = ServiceOptions(
         name=name,
-        recipe=str(places.inside.recipe) if _own(recipe) else recipe,
+        recipe=str(places.recipe) if _own(recipe) else recipe,
         scope=places.scope,
         program=str(program) if program.exists() else shutil.which("sparkwright") or str(program),
         use=asked["use"],
@@ -246,8 +221,6 @@ def _described(
         models=str(asked["models"].absolute()) if asked["models"] else "",
         offline=offline,
         force=force,
-        image=asked["image"],
-        uid=os.getuid() or IMAGE_UID,
     )
     return chosen, options, places
 
@@ -275,19 +248,10 @@ def _writing(places: ServicePlaces) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{error.filename or places.config} cannot be written",
+            f"{error.filename or places.unit} cannot be written",
             because=str(error.strerror or error),
             next_step="run it with sudo, or install for this user alone: --user",
         ) from error
-
-
-def _require_systemd(places: ServicePlaces) -> None:
-    if not has_systemd(places.scope):
-        raise ConfigError(
-            "the service cannot be started here",
-            because="systemd does not run this machine, or this user has no session of it",
-            next_step=f"--no-start writes the files; with Docker: docker compose -f {places.compose} up -d",
-        )
 
 
 def _installed(asked: dict[str, Any]) -> list[str]:
@@ -371,24 +335,18 @@ def _show_plan(plan: InstallPlan, places: ServicePlaces, *, as_json: bool) -> No
         click.echo(f"$ {' '.join(words)}")
 
 
-def _show_installed(places: ServicePlaces, *, made: bool, started: bool, as_json: bool) -> None:
+def _show_installed(places: ServicePlaces, *, made: bool, as_json: bool) -> None:
     """Print the files of an installed service, and the next command."""
     if as_json:
-        files = {
-            name: str(getattr(places, name)) for name in ("unit", "compose", "key", "variables", "state")
-        }
-        print_json(
-            {"name": places.name, "scope": places.scope, "started": started, "key-made": made, **files}
-        )
+        files = {name: str(getattr(places, name)) for name in ("unit", "key", "variables", "state")}
+        print_json({"name": places.name, "scope": places.scope, "key-made": made, **files})
         return
     click.echo(f"unit     {places.unit}")
-    click.echo(f"compose  {places.compose}")
     click.echo(f"key      {places.key}, {'made now' if made else 'as it was'}")
     flag = " --user" if places.scope == "user" else ""
-    if started:
-        click.echo(
-            f"serving  sparkwright service status {places.name}; journalctl{flag} -u {places.unit_name} -f"
-        )
+    click.echo(
+        f"serving  sparkwright service status {places.name}; journalctl{flag} -u {places.unit_name} -f"
+    )
     if places.scope == "user":
         click.echo("next     loginctl enable-linger, so that it starts at boot, without a login")
 

@@ -7,11 +7,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.card import card_capability
 from sparkwright.base.errors import EndpointError, ServerEndedError
@@ -30,7 +30,7 @@ from sparkwright.recipes import PORT, Recipe
 from sparkwright.serve.caches import cache_key, cache_variables
 from sparkwright.serve.engine import ServedEngine, state_between
 from sparkwright.serve.settings import reachable
-from sparkwright.serve.supervise import WatchOptions, supervise
+from sparkwright.serve.supervise import WatchOptions, pulsing, watch
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def server_variables(
     return {**cache_variables(caches, taken), **found, **offline}
 
 
-def make_server(serving: Serving, folder: Path) -> ServerProcess:
-    """Return the server with logs in *folder*, which starts when its block of ``async with`` begins.
+def make_server(serving: Serving) -> ServerProcess:
+    """Return the server, which starts when its block of ``async with`` begins.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work together.
@@ -109,7 +109,7 @@ def make_server(serving: Serving, folder: Path) -> ServerProcess:
     os.utime(kept)  # so that what is pruned for its age is not in use
     return start_server(
         recipe,
-        folder=folder,
+        folder=serving.folder,
         python=environment.python,
         environment=server_variables(recipe, options, kept, environment),
         host=options.host,
@@ -122,38 +122,44 @@ def make_server(serving: Serving, folder: Path) -> ServerProcess:
 async def serve(serving: Serving, watching: WatchOptions | None = None) -> None:
     """Serve until a signal or an error ends it; afterwards none of the server's processes runs.
 
-    With *watching*, it is started again where it wedges or ends by itself.
-
     The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
 
     Raises:
         ServerFailedError: it did not start.
         ServerError: its port is in use, or the warm-up failed.
-        ServerEndedError: it ended by itself; watched, it did so too often.
+        ServerEndedError: it ended by itself; with *watching*, also where it is wedged.
     """
     began = time.monotonic()
-    servers: list[ServerProcess] = []
     options = serving.options
-    # One port for all starts.
+    # Before the server: the worker of two machines and the ready line have to know it.
     serving = replace(serving, options=replace(options, port=options.port or free_port(options.host)))
-
-    def next_server() -> ServerProcess:
-        place = serving.folder / f"start-{len(servers) + 1}" if watching else serving.folder
-        servers.append(make_server(serving, place))
-        return servers[-1]
-
+    server = make_server(serving)
     with _stopped_by_signals() as asked:
         try:
-            if watching is None:
-                async with _ready(next_server(), serving) as session:
-                    await _report(servers[-1], session, serving.options)
-            else:
-                await supervise(lambda: _watched(next_server(), serving), watching)
+            async with contextlib.AsyncExitStack() as stack:
+                async with pulsing("starting"):
+                    session = await stack.enter_async_context(_ready(server, serving))
+                work = [_report(server, session, serving.options)]
+                if watching is not None:
+                    work.append(watch(ServedEngine(server, session), watching))
+                await _until_first(work)
         except asyncio.CancelledError:
             if not asked:
                 raise
-    orphans = sum(server.orphans for server in servers)
-    emit("serve.stopped", signal=asked[0], seconds=round(time.monotonic() - began, 1), orphans=orphans)
+    emit("serve.stopped", signal=asked[0], seconds=round(time.monotonic() - began, 1), orphans=server.orphans)
+
+
+async def _until_first(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run *work* together until the first of it ends, with its error; the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.contextmanager
@@ -180,20 +186,6 @@ def _stopped_by_signals() -> Iterator[list[str]]:
     finally:
         for number in heard:
             loop.remove_signal_handler(number)
-
-
-@contextlib.asynccontextmanager
-async def _watched(server: ServerProcess, serving: Serving) -> AsyncIterator[ServedEngine]:
-    """Start *server*, warm it up and yield it as an engine that reports its state; it ends with the block."""
-    async with _ready(server, serving) as session:
-        reporting = asyncio.create_task(_report(server, session, serving.options))
-        try:
-            yield ServedEngine(server, session)
-        finally:
-            reporting.cancel()
-            await asyncio.wait({reporting})
-            if not reporting.cancelled():
-                _ = reporting.exception()  # the watch has found it dead as well
 
 
 @contextlib.asynccontextmanager

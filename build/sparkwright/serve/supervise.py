@@ -1,7 +1,7 @@
-"""Keep a served engine alive: watch it, keep evidence where it wedges, and start it again with back-off.
+"""Watch a served engine, and keep evidence where it wedges or dies.
 
-systemd starts this process again, once it has ended over an engine, and ends it where it hangs: starts and
-samples are reported to it. In an image and in the foreground it starts the engine again itself.
+Whoever started this process starts it again: systemd by its unit, Docker by its restart policy. systemd also
+ends it where it hangs: starts and samples are reported to it.
 """
 
 from __future__ import annotations
@@ -10,25 +10,18 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from sparkwright.base.errors import ClusterError, FetchError, ServerEndedError, ServerError
+from sparkwright.base.errors import ServerEndedError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.engine import ServedEngine, keep_incident, rotate
-from sparkwright.serve.health import notify, write_state
-from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchLimits, WatchVerdict
+from sparkwright.serve.notify import notify
+from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchLimits
 
 _KEPT_SAMPLES = 240
-_EXTENDED_S = 180  # of a start in systemd's eyes, from each pulse on
-_HOUR_S = 3600.0
-# Before another start; within an hour each waits twice as long as the one before.
-_FIRST_S, _MOST_S = 5.0, 600.0
-RESTARTS = 6
-"""Restarts in an hour after which an engine is given up."""
+_PULSE_S, _EXTENDED_S = 5.0, 180  # of a start in systemd's eyes, from each pulse on
 
 
 @dataclass(frozen=True)
@@ -36,67 +29,22 @@ class WatchOptions:
     """The settings of a watch.
 
     Attributes:
-        restarts: restarts in an hour, after which the engine is given up; 0 where systemd does them.
-        state: file for the state; see `read_state`.
         speed: seconds of the engine's clock in a real one; above 1 only for a simulator.
     """
 
     limits: WatchLimits = field(default_factory=WatchLimits)
-    restarts: int = RESTARTS
     interval_s: float = 5.0
     canary_s: float = 60.0
-    state: Path | None = None
     speed: float = 1.0
 
 
-async def supervise(
-    start: Callable[[], AbstractAsyncContextManager[ServedEngine]], options: WatchOptions
-) -> None:
-    """Run engines from *start*, each for its block of ``async with``, until this task is cancelled.
-
-    An engine that is wedged, dead or does not start is ended, and another one is started after a delay that
-    grows. Ends only by an error; the caller cancels it for an ordinary stop.
+async def watch(engine: ServedEngine, options: WatchOptions) -> None:
+    """Watch *engine*, which has started, until this task is cancelled.
 
     Raises:
-        ServerEndedError: it had to be started again too often, or ended in its first warm-up.
-        ServerError: the first start failed, which another start would not cure.
-        FetchError: a model could not be fetched for the first start.
-        ClusterError: the second of two machines could not be used for it.
+        ServerEndedError: it is wedged or dead; evidence is kept.
     """
-    restarts: list[float] = []
-    announced = False
-    while True:
-        try:
-            async with contextlib.AsyncExitStack() as stack:
-                async with _pulsing(options, "restarting" if announced else "starting"):
-                    engine = await stack.enter_async_context(start())
-                if not announced:
-                    notify("READY=1\nSTATUS=serving")
-                announced = True
-                judgement = await watch(engine, options)
-        except (ServerError, ServerEndedError, FetchError, ClusterError) as error:
-            if not announced:
-                raise
-            judgement = Judgement(WatchVerdict.DEAD, f"it could not be started: {error.what}")
-            warn(judgement.because)
-        now = time.monotonic()
-        recent = sum(now - at < _HOUR_S for at in restarts)
-        if recent >= options.restarts:
-            again = f", was started {recent} times again and is given up" if recent else ""
-            raise ServerEndedError(
-                f"the engine is {judgement.verdict}{again}",
-                because=judgement.because,
-                next_step="see the evidence beside its log",
-            )
-        delay = min(_MOST_S, _FIRST_S * 2.0**recent)
-        emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
-        async with _pulsing(options, "restarting", judgement.because):
-            await asyncio.sleep(delay / options.speed)
-        restarts.append(now)
-
-
-async def watch(engine: ServedEngine, options: WatchOptions) -> Judgement:
-    """Watch *engine* until it has to be started again; return that judgement, with evidence kept."""
+    notify("READY=1\nSTATUS=serving")
     watchdog, shown = Watchdog(options.limits), None
     samples: deque[EngineSample] = deque(maxlen=_KEPT_SAMPLES)
     canaries = _Canaries(engine, options)
@@ -108,7 +56,7 @@ async def watch(engine: ServedEngine, options: WatchOptions) -> Judgement:
             if judgement.verdict is not shown:
                 emit("serve.watch", verdict=judgement.verdict, because=judgement.because)
                 shown = judgement.verdict
-            _tell(options, judgement.verdict, judgement.because, still_s=round(judgement.still_s, 1))
+            _tell(judgement.verdict, judgement.because)
             if judgement.verdict.ends:
                 break
             notify("WATCHDOG=1")
@@ -116,13 +64,24 @@ async def watch(engine: ServedEngine, options: WatchOptions) -> Judgement:
             await asyncio.sleep(options.interval_s / options.speed)
     finally:
         await canaries.stop()
+    raise await _ended(engine, judgement, tuple(samples))
+
+
+async def _ended(
+    engine: ServedEngine, judgement: Judgement, samples: tuple[EngineSample, ...]
+) -> ServerEndedError:
+    """Return the error of an engine that has to be started again, with evidence kept."""
     warn(f"the engine is {judgement.verdict}: {judgement.because}")
     # Stacks of many processes may take minutes.
-    async with _pulsing(options, judgement.verdict, judgement.because):
+    async with pulsing(judgement.verdict, judgement.because):
         place = await engine.server.keep_evidence(f"{judgement.verdict}: {judgement.because}")
-        names = await asyncio.to_thread(keep_incident, place, engine.pids(), tuple(samples))
+        names = await asyncio.to_thread(keep_incident, place, engine.pids(), samples)
     emit("serve.incident", folder=str(place), files=names, verdict=judgement.verdict)
-    return judgement
+    return ServerEndedError(
+        f"the engine is {judgement.verdict}",
+        because=judgement.because,
+        next_step=f"see the evidence in {place}",
+    )
 
 
 class _Canaries:
@@ -160,20 +119,20 @@ class _Canaries:
 
 
 @contextlib.asynccontextmanager
-async def _pulsing(options: WatchOptions, verdict: str, because: str = "") -> AsyncIterator[None]:
-    """Keep systemd and the state's readers waiting inside the block; both have limits of their own."""
+async def pulsing(status: str, because: str = "") -> AsyncIterator[None]:
+    """Keep systemd waiting inside the block: it has limits of its own."""
 
     async def pulse() -> None:
         while True:
-            _tell(options, verdict, because)
+            _tell(status, because)
             notify(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={_EXTENDED_S * 1_000_000}")
-            await asyncio.sleep(options.interval_s / options.speed)
+            await asyncio.sleep(_PULSE_S)
 
-    pulsing = asyncio.create_task(pulse())
+    task = asyncio.create_task(pulse())
     try:
         yield
     finally:
-        await _stop(pulsing)
+        await _stop(task)
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:
@@ -182,7 +141,5 @@ async def _stop(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task})
 
 
-def _tell(options: WatchOptions, verdict: str, because: str, **more: object) -> None:
-    if options.state is not None:
-        write_state(options.state, verdict, because, **more)
-    notify(f"STATUS={verdict}{f': {because}' if because else ''}")
+def _tell(status: str, because: str) -> None:
+    notify(f"STATUS={status}{f': {because}' if because else ''}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from channel_kit import small_wheel
+from checkpoint_kit import DENSE, write_checkpoint
 
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.cli.main import main
@@ -44,13 +45,34 @@ def test_show_command_is_one_for_each_machine(capsys: pytest.CaptureFixture[str]
     assert [said.count(word) for word in ("vllm serve", "--node-rank 1", "--headless")] == [2, 1, 1]
 
 
-def test_new_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_overwrites_nothing_and_names_what_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_checkpoint(tmp_path / "model", DENSE)
     out = tmp_path / "mine.toml"
-    words = ["recipe", "new", "mine", "--from", NAME, "--model", "my/model", "--out", str(out)]
-    assert main(words) == 0
-    assert load_recipe(out).model == "my/model"
-    assert main(words) != 0
+    out.write_text("mine")
+    assert main(["recipe", "new", str(model), "--out", str(out), "--offline"]) == 10
     assert "exists" in capsys.readouterr().err
+    assert main(["recipe", "new", str(tmp_path / "none"), "--offline"]) == 10
+    assert "cannot be read" in capsys.readouterr().err
+    assert main(["recipe", "new", str(model), "--speculative", "mtp"]) == 10
+    assert "--speculative is no JSON" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.upstream
+def test_new_writes_what_the_release_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_checkpoint(tmp_path / "model", {**DENSE, "model_type": "qwen3"})
+    out = tmp_path / "mine.toml"
+    words = ["recipe", "new", str(model), "--root", str(ROOT), "--out", str(out), "--set", "seed=1"]
+    assert main(words) == 0, capsys.readouterr().err
+    recipe = load_recipe(out)
+    assert (recipe.flags["reasoning-parser"], recipe.flags["seed"]) == ("qwen3", 1)
+    out.unlink()
+    assert main([*words, "--set", "max-num-seqz=8"]) == 11
+    assert "--max-num-seqz" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_export_is_yaml(capsys: pytest.CaptureFixture[str]) -> None:

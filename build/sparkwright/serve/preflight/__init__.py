@@ -6,9 +6,15 @@ Open `run` first: `run_preflight` collects the findings, `inspect_start` the mem
 """
 
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.serve.preflight.checkpoint import find_folder
+from sparkwright.serve.preflight.checkpoint import find_folder, find_quantization
 from sparkwright.serve.preflight.engine_checks import check_options
-from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest, read_engine
+from sparkwright.serve.preflight.facts import (
+    AskOptions,
+    PreflightRequest,
+    StartFacts,
+    read_engine,
+    read_facts,
+)
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
@@ -21,6 +27,7 @@ from sparkwright.serve.preflight.run import (
     inspect_start,
     run_preflight,
 )
+from sparkwright.serve.preflight.shape import model_shape
 
 __all__ = [
     "EARLY",
@@ -35,12 +42,16 @@ __all__ = [
     "LinkFacts",
     "PreflightReport",
     "PreflightRequest",
+    "StartFacts",
     "SysFs",
     "check_options",
     "check_room",
     "find_folder",
+    "find_quantization",
     "inspect_start",
+    "model_shape",
     "read_engine",
+    "read_facts",
     "read_host",
     "read_link",
     "refusals",

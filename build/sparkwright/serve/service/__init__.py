@@ -1,4 +1,4 @@
-"""Served recipes as services that come back after a reboot: systemd units, compose files, upgrade, rollback.
+"""Served recipes as services that come back after a reboot: units of systemd, upgrade, rollback.
 
 Read `model` first, then `files`, which plans them by templates, and `change`, which changes wheels.
 """

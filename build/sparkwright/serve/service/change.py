@@ -17,8 +17,10 @@ import msgspec
 from sparkwright.base.errors import ProcessError, ServerEndedError, SparkwrightError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.serve.service.model import Scope, ServiceRecord
+from sparkwright.serve.watchdog import WatchVerdict
 
 _STOP_S = 300.0  # more than the unit's own limit
+_GOOD = frozenset(verdict for verdict in WatchVerdict if not verdict.ends)
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,20 @@ class SystemdManager:
     def stop(self) -> None:
         """Stop it and wait until it has ended."""
         self._call("stop", self.unit)
+
+    def state(self) -> tuple[bool, str]:
+        """Return whether it brings tokens, and a line that says so: the watchdog's, as systemd has it."""
+        from sparkwright.base.process import run
+
+        scope = ("--user",) if self.scope == "user" else ()
+        if not has_systemd(self.scope):
+            return False, "systemd does not run here"
+        asked = ["systemctl", *scope, "show", self.unit, "--property=ActiveState", "--property=StatusText"]
+        shown = dict(line.partition("=")[::2] for line in run(asked, timeout=_STOP_S).text.splitlines())
+        active, line = shown.get("ActiveState", ""), shown.get("StatusText", "")
+        if active != "active":
+            return False, active or "it is not there"
+        return line.partition(":")[0] in _GOOD, line
 
     def answers(self) -> str:
         """Return empty if a request gets tokens, else the failure."""

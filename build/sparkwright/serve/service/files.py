@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from dataclasses import dataclass
@@ -58,10 +57,8 @@ def plan_install(options: ServiceOptions, places: ServicePlaces, own_recipe: str
         places: its files and folders.
         own_recipe: content of a recipe of the user's own, which is copied; empty for one that ships.
     """
-    inside = places.inside
     files = [
-        PlannedFile(places.unit, unit_text(options, inside)),
-        PlannedFile(places.compose, compose_text(options, inside)),
+        PlannedFile(places.unit, unit_text(options, places)),
         PlannedFile(places.variables, _VARIABLES, _PRIVATE, kept=True),
     ]
     if own_recipe:
@@ -72,7 +69,7 @@ def plan_install(options: ServiceOptions, places: ServicePlaces, own_recipe: str
         # In the format of sysusers.d(5).
         user = f'u {options.run_as} - "Serves models by sparkwright" /var/lib/sparkwright\n'
         files.append(PlannedFile(places.sysusers, user))
-        before = _owned(options, inside)
+        before = _owned(options, places)
     return InstallPlan(
         tuple(files),
         commands=(*before, (*systemctl, "daemon-reload")),
@@ -86,7 +83,7 @@ def plan_uninstall(places: ServicePlaces) -> InstallPlan:
     return InstallPlan(
         commands=((*systemctl, "disable", "--now", places.unit_name),),
         afterwards=((*systemctl, "daemon-reload"), (*systemctl, "reset-failed", places.unit_name)),
-        removed=(places.unit, places.compose, places.sysusers, places.record),
+        removed=(places.unit, places.sysusers, places.record),
     )
 
 
@@ -114,7 +111,7 @@ def _systemctl(scope: Scope) -> tuple[str, ...]:
 
 def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, ...]:
     """Return the command of the service, but for its key."""
-    words = [options.program, "serve", options.recipe, "--watch", "--state", str(places.health)]
+    words = [options.program, "serve", options.recipe, "--watch"]
     words += ["--python", str(places.state / "current" / "bin" / "python")]
     words += ["--host", options.host, "--port", str(options.port)]
     words += ["--use", options.use] if options.use else []
@@ -128,23 +125,6 @@ def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, .
 
 def unit_text(options: ServiceOptions, places: ServicePlaces) -> str:
     """Return the text of the unit; the key's path in it is that of the credential."""
-    return _rendered(
-        "unit.service",
-        options,
-        places,
-        command=command_line(options, places),
-        system=options.scope == "system",
-        start_s=round(BOOT_S + LIMIT_S),
-    )
-
-
-def compose_text(options: ServiceOptions, places: ServicePlaces) -> str:
-    """Return the text of the compose file; every word from outside is quoted as YAML and not expanded."""
-    address = f"[{options.host}]" if ":" in options.host else options.host
-    return _rendered("compose.yaml", options, places, own=options.recipe.startswith("/"), address=address)
-
-
-def _rendered(template: str, options: ServiceOptions, places: ServicePlaces, **more: object) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(  # noqa: S701 - no HTML: filters quote what comes from outside
@@ -159,11 +139,14 @@ def _rendered(template: str, options: ServiceOptions, places: ServicePlaces, **m
         "quoted": _quoted,
         # An argument of a unit's command, where variables would be expanded.
         "argument": lambda word: _quoted(word.replace("$", "$$")),
-        "json": json.dumps,
-        # A scalar of YAML; compose expands ``$``.
-        "word": lambda text: json.dumps(str(text).replace("$", "$$")),
     }
-    return made.get_template(template).render(options=options, places=places, **more)
+    return made.get_template("unit.service").render(
+        options=options,
+        places=places,
+        command=command_line(options, places),
+        system=options.scope == "system",
+        start_s=round(BOOT_S + LIMIT_S),
+    )
 
 
 def _escaped(text: object) -> str:
@@ -209,7 +192,7 @@ def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
 
     Args:
         plan: the plan.
-        run_commands: run them; without, as for an image, only files change.
+        run_commands: run them; without, where systemd does not run, only files change.
 
     Raises:
         ProcessError: a command failed.

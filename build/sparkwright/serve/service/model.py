@@ -20,8 +20,6 @@ Scope = Literal["system", "user"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _FORMAT = 1
-IMAGE_UID = 10_001
-"""The user id that the image itself names."""
 
 
 class ServiceOptions(Model, frozen=True):
@@ -49,8 +47,6 @@ class ServiceOptions(Model, frozen=True):
     sidecars_gib: float = 0.0
     offline: bool = False
     force: bool = False
-    image: str = "localhost/sparkwright:latest"
-    uid: int = IMAGE_UID
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -61,7 +57,7 @@ class ServiceOptions(Model, frozen=True):
             )
         if not _USER.fullmatch(self.run_as):
             raise ConfigError(f"{self.run_as!r} is no name of a user", next_step="give one with --run-as")
-        for word in (self.recipe, self.use, self.host, self.models, self.image, *self.settings):
+        for word in (self.recipe, self.use, self.host, self.models, *self.settings):
             if any(not character.isprintable() for character in word):
                 raise ConfigError(f"{word!r} cannot stand in a unit", because="it has control characters")
 
@@ -71,8 +67,6 @@ class ServicePlaces:
     """The files and folders of one service.
 
     Attributes:
-        root: put before every path, for images and tests; ``/`` otherwise.
-        config: the folder of key, variables, own recipe and compose file.
         variables: the file of further variables, such as ``HF_TOKEN``.
         recipe: the copy of a recipe of the user's own; the service's user may not see the original.
         sysusers: the file that declares the system's user (sysusers.d(5)).
@@ -80,63 +74,43 @@ class ServicePlaces:
             environments and the record: what root runs and trusts is not the service's to change.
         store: the service's own store: caches, logs and evidence.
         models: the service's own folder of downloaded models.
-        health: the file of the engine's state, which the watchdog writes.
     """
 
     name: str
     scope: Scope
-    root: Path
-    home: Path
     unit: Path
-    config: Path
     key: Path
     variables: Path
     recipe: Path
-    compose: Path
     sysusers: Path
     state: Path
     store: Path
     models: Path
-    health: Path
     record: Path
 
     @classmethod
-    def of(cls, name: str, scope: Scope, root: Path = Path("/"), home: Path | None = None) -> ServicePlaces:
+    def of(cls, name: str, scope: Scope, home: Path | None = None) -> ServicePlaces:
         """Return those of the service *name*, of a user with that *home*."""
         home = home or Path.home()
         system = scope == "system"
         user_config = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
         user_state = os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state"
-
-        def under(path: str) -> Path:
-            return root / path.lstrip("/")
-
-        config = under("/etc/sparkwright" if system else f"{user_config}/sparkwright")
-        units = under("/etc/systemd/system" if system else f"{user_config}/systemd/user")
-        state = under("/var/lib" if system else user_state) / "sparkwright" / "services" / name
+        config = Path("/etc" if system else user_config) / "sparkwright"
+        units = Path("/etc/systemd/system" if system else f"{user_config}/systemd/user")
+        state = Path("/var/lib" if system else user_state) / "sparkwright" / "services" / name
         return cls(
             name=name,
             scope=scope,
-            root=root,
-            home=home,
             unit=units / f"sparkwright-{name}.service",
-            config=config,
             key=config / f"{name}.key",
             variables=config / f"{name}.env",
             recipe=config / f"{name}.toml",
-            compose=config / f"{name}.compose.yaml",
-            sysusers=under("/etc/sysusers.d") / f"sparkwright-{name}.conf",
+            sysusers=Path("/etc/sysusers.d", f"sparkwright-{name}.conf"),
             state=state,
             store=state / "store",
             models=state / "huggingface",
-            health=state / "health" / "state.json",
             record=state / "service.json",
         )
-
-    @property
-    def inside(self) -> ServicePlaces:
-        """Return those that an image itself has: what is written below a root names the image's own paths."""
-        return ServicePlaces.of(self.name, self.scope, home=self.home)
 
     @property
     def unit_name(self) -> str:
@@ -146,7 +120,7 @@ class ServicePlaces:
     @property
     def written(self) -> tuple[Path, ...]:
         """Return the folders below its state that the service itself writes."""
-        return (self.store, self.models, self.health.parent)
+        return (self.store, self.models)
 
 
 class ServiceRecord(Model, frozen=True):

@@ -1,0 +1,150 @@
+"""A recipe of a checkpoint has what follows from its configuration, and a context that fits a GB10."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_kit import (
+    NEMOTRON,
+    QWEN_27B,
+    QWEN_27B_DFLASH,
+    Tensors,
+    nvfp4_27b,
+    write_checkpoint,
+)
+
+from sparkwright.base.errors import ConfigError, PreflightError
+from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.recipes.commands import Remark
+from sparkwright.recipes.release_options import Problem
+from sparkwright.recipes.write import recipe_text
+from sparkwright.serve.new_recipe import SPARK, new_recipe, without_unknown_parsers
+from sparkwright.serve.preflight import PreflightRequest, inspect_start
+
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+}
+MODELOPT = {"quantization_config": LLAMA_70B["quantization_config"]}
+# Values of four bits, two a byte, and their scales.
+PACKED: Tensors = {
+    "model.layers.0.mlp.up_proj.weight": ("U8", (80, 28672, 16384)),
+    "model.layers.0.mlp.up_proj.weight_scale": ("F8_E4M3", (80, 28672, 1024)),
+}
+
+
+def made(
+    folder: Path, config: dict[str, Any], shards: list[Tensors] | None = None, **more: Any
+) -> tuple[Recipe, tuple[Remark, ...]]:
+    model = write_checkpoint(folder / "My-Model_7B", config, shards)
+    return new_recipe(str(model), "0.33", {"HF_HUB_OFFLINE": "1"}, **more)
+
+
+def test_all_of_it_follows_from_the_configuration(tmp_path: Path) -> None:
+    recipe, remarks = made(tmp_path, QWEN_27B)
+    assert (recipe.name, recipe.weights, recipe.traits, recipe.series) == (
+        "my-model-7b", "none", ("hybrid",), ("0.33",),
+    )  # fmt: skip
+    assert recipe.flags["reasoning-parser"] == "qwen3"
+    assert (recipe.flags["tool-call-parser"], recipe.flags["enable-auto-tool-choice"]) == (
+        "qwen3_coder",
+        True,
+    )
+    assert (recipe.speculative, recipe.drafter, remarks) == ({}, "", ())
+    assert set(recipe.flags) <= {*recipe.why, "enable-auto-tool-choice"}
+    (tmp_path / "mine.toml").write_text(recipe_text(recipe))
+    assert load_recipe(tmp_path / "mine.toml").flags == recipe.flags
+
+
+@pytest.mark.parametrize(
+    ("config", "shards"),
+    [({**QWEN_27B, **MODELOPT}, nvfp4_27b()), (LLAMA_70B, [PACKED])],
+    ids=["hybrid", "dense"],
+)
+def test_the_context_is_the_longest_halving_that_fits_a_gb10(
+    tmp_path: Path, config: dict[str, Any], shards: list[Tensors]
+) -> None:
+    recipe, _ = made(tmp_path, config, shards)
+    longest = (config.get("text_config") or config)["max_position_embeddings"]
+    length, requests = recipe.flags["max-model-len"], recipe.flags["max-num-seqs"]
+
+    def short_of_cache(**flags: int) -> set[str]:
+        new = {name.replace("_", "-"): value for name, value in flags.items()}
+        changed = Recipe(1, "x", "x", recipe.model, flags={**recipe.flags, **new})
+        found = inspect_start(PreflightRequest(changed, host=SPARK, environment={})).findings
+        return {one.check for one in found} & {"kv-cache", "kv-states", "kv-requests"}
+
+    assert not short_of_cache()
+    assert longest % length == 0
+    assert length == longest or short_of_cache(max_model_len=2 * length, max_num_seqs=1)
+    assert requests == 16 or short_of_cache(max_num_seqs=requests + 1)
+
+
+def test_what_is_stated_stays(tmp_path: Path) -> None:
+    drafter = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH)
+    drafts = {"method": "dflash", "num_speculative_tokens": 8, "model": str(drafter)}
+    recipe, _ = made(
+        tmp_path, QWEN_27B, name="mine", speculative=drafts, settings=("max_model_len=8192", "seed=1")
+    )
+    assert (recipe.name, recipe.drafter) == ("mine", str(drafter))
+    assert recipe.speculative == {"method": "dflash", "num_speculative_tokens": 8}
+    assert (recipe.flags["max-model-len"], recipe.flags["seed"]) == (8192, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "said"),
+    [
+        (QWEN_27B | {"model_type": "strange"}, {}, ["model_type strange"]),
+        (QWEN_27B | {"auto_map": {"AutoModel": "m.M"}}, {}, ["Qwen3_5ForConditionalGeneration"]),
+        (
+            QWEN_27B | {"text_config": QWEN_27B["text_config"] | {"layer_types": ["else"] * 64}},
+            {},
+            ["max-model-len 32768"],
+        ),
+    ],
+    ids=["parsers", "code", "layers"],
+)
+def test_what_is_not_known_is_said_in_one_line(
+    tmp_path: Path, config: Any, more: Any, said: list[str]
+) -> None:
+    recipe, remarks = made(tmp_path, config, **more)
+    assert [one.what for one in remarks] == said
+    assert all("\n" not in one.because for one in remarks)
+    assert "trust-remote-code" not in recipe.flags
+
+
+def test_a_checkpoint_that_cannot_be_served_is_refused_once(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as caught:
+        made(tmp_path, LLAMA_70B, [PACKED, {"more.weight": ("U8", (160, 1 << 15, 1 << 15))}])
+    assert (caught.value.because.count("\n"), "weights" in caught.value.because) == (0, True)
+    with pytest.raises(PreflightError, match="MTP"):
+        made(
+            tmp_path / "mtp", LLAMA_70B, [PACKED], speculative={"method": "mtp", "num_speculative_tokens": 1}
+        )
+    with pytest.raises(ConfigError, match="cannot be read"):
+        new_recipe(str(tmp_path / "nothing"), "0.33", {"HF_HUB_OFFLINE": "1"})
+
+
+def test_mamba_has_no_tools_of_another_model(tmp_path: Path) -> None:
+    recipe, _ = made(tmp_path, NEMOTRON | {"model_type": "nemotron_h", "max_position_embeddings": 262144})
+    assert (recipe.flags["reasoning-parser"], recipe.traits) == ("nemotron_v3", ("hybrid",))
+
+
+def test_a_parser_that_the_release_lacks_is_left_out() -> None:
+    flags = {"enable-auto-tool-choice": True, "tool-call-parser": "new", "reasoning-parser": "old"}
+    recipe = Recipe(1, "x", "x", "m", flags=flags, why=dict.fromkeys(flags, "because"))
+    problems = [Problem("value", "--tool-call-parser new", "unknown"), Problem("flag", "--odd", "unknown")]
+    changed, remarks, others = without_unknown_parsers(recipe, problems)
+    assert changed.flags == {"reasoning-parser": "old"} == changed.why | {"reasoning-parser": "old"}
+    assert ([one.what for one in remarks], list(others)) == (["--tool-call-parser new"], problems[1:])
