@@ -57,7 +57,7 @@ wheel: $(VENV)/.ready $(FAR) ## Build the wheel for PLATFORM (aarch64 or x86_64)
 	@$(BIN)/sparkwright wheel $(JOB) $(ARGS)
 
 plan: $(VENV)/.ready ## Show what `make wheel` would do
-	@$(BIN)/sparkwright plan $(JOB) $(ARGS)
+	@$(BIN)/sparkwright wheel --plan $(JOB) $(ARGS)
 
 # The recipe of `make serve` and `make verify`, and the simulator's fault in `make verify-demo`.
 RECIPE   ?= qwen3.6-27b-dflash
@@ -94,7 +94,7 @@ nightly: $(VENV)/.ready-verify ## Follow upstream: merge and judge every carry o
 
 # The recipes whose kernels `make companion` compiles; empty: those of all.
 companion: $(VENV)/.ready ## Compile FlashInfer's kernels for PLATFORM and ARCH into a wheel in DIST, for RECIPES
-	@$(BIN)/sparkwright companion build $(if $(SERIES),--series $(SERIES)) --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH)) $(RECIPES:%=--recipe %) $(ARGS)
+	@$(BIN)/sparkwright companion $(if $(SERIES),--series $(SERIES)) --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH)) $(RECIPES:%=--recipe %) $(ARGS)
 
 publish: $(VENV)/.ready ## Write the package index over the wheels in DIST
 	@$(BIN)/sparkwright publish $(ARGS)

@@ -21,7 +21,7 @@ if [ -n "$flashinfer" ] && [ -z "${COMPANION:-}" ]; then
     [ -n "$COMPANION" ] || {
         echo "there is no companion for $name: no flashinfer_jit_cache-$flashinfer+…_$machine.whl beside it" >&2
         echo "  recipes with NVFP4 compile kernels with nvcc at their first start, which the image has not" >&2
-        echo "  next: sparkwright companion build --series $series --platform $machine --arch 12.1a" >&2
+        echo "  next: sparkwright companion --series $series --platform $machine --arch 12.1a" >&2
         exit 1
     }
 fi

@@ -36,7 +36,7 @@ def wheels(scratch: Path) -> dict[str, Any]:
         del told["install"]
         told["name"], told["digest of the file"] = wheel.name, _sha256(wheel)
         wheel.unlink()
-        steps = call("plan", *words, folder=root, **warm(scratch)).require().json["steps"]
+        steps = call("wheel", "--plan", *words, folder=root, **warm(scratch)).require().json["steps"]
         named = {step["name"]: [step["key"], step["evidence"]] for step in steps}
         told["keys"] = {name: key for name, key in named.items() if name not in {"place", "index"}}
         found[f"{series} {platform}"] = told
@@ -53,7 +53,7 @@ def native(scratch: Path) -> dict[str, Any]:
     for series in SERIES:
         units = product.merge_into_store(root, series, "aarch64", EXTENSIONS.get(series, ()))
         words = ("--series", series, "--kernels", "native", "--offline", "--root", root, "--quiet", "--json")
-        told = call("plan", *words, folder=root, **warm(scratch)).require().json
+        told = call("wheel", "--plan", *words, folder=root, **warm(scratch)).require().json
         steps = {step["name"]: [step["key"], step["code"]] for step in told.pop("steps")}
         known = {f"compile {name}" for name in units}
         del told["notice"]

@@ -103,8 +103,8 @@ def keys(scratch: Path) -> dict[str, Any]:
     published = (*target, "--root", root)
     recipe = "qwen3.6-27b-dflash"
     runs: dict[str, tuple[Any, ...]] = {
-        "plan": ("plan", *series), "merge": ("merge", *series), "audit": ("audit", built),
-        "provenance": ("provenance", built), "publish": ("publish", dist), "status": ("status",),
+        "plan": ("wheel", "--plan", *series), "merge": ("merge", *series), "audit": ("audit", built),
+        "provenance": ("audit", "--provenance", built), "publish": ("publish", dist), "status": ("status",),
         "recipe list": ("recipe", "list"), "recipe show": ("recipe", "show", recipe),
         "recipe check": ("recipe", "check", recipe), "preflight": ("doctor", recipe, "--wheel", stub),
         "serve": ("serve", recipe, "--wheel", stub, "--dry-run"),
@@ -114,10 +114,10 @@ def keys(scratch: Path) -> dict[str, Any]:
         "verify compare": ("verify", "compare", sweep, sweep, "--out", scratch / "compared"),
         "carry show": ("carry", "show", "uma-clamp", "--series", "0.33"),
         "doctor": ("doctor",),
-        "store status": ("store", "status"), "store list": ("store", "list"),
+        "store status": ("store", "status"),
         "store verify": ("store", "verify"),
         "store prune": ("store", "prune", "--older-than", "1", "--dry-run"),
-        "companion list": ("companion", "list", "--series", "0.33"),
+        "companion list": ("companion", "--list", "--series", "0.33"),
         "channel promote": ("channel", "promote", built, "--to", "nightly", *published),
         "channel list": ("channel", "list", *target),
         "channel log": ("channel", "log", "nightly", *target),
@@ -128,11 +128,12 @@ def keys(scratch: Path) -> dict[str, Any]:
         "channel key show": ("channel", "key", "show", "nightly"),
         "bisect": ("bisect", "0.33@0.31.0", "0.33@0.33.0", "--list"),
     }  # fmt: skip
-    cold = {"store list", "store verify", "store prune", "store status"}
+    cold = {"store verify", "store prune", "store status"}
     found: dict[str, Any] = {"wheel": {"status": wheel.status, "keys": _shape(wheel.json)}}
     declared = product.commands()
     for name, words in runs.items():
-        options = declared.get(name, set())
+        called = (" ".join(map(str, words[:size])) for size in (3, 2, 1))
+        options = next(declared[one] for one in called if one in declared)
         given = [
             *words,
             *(["--json"] if "--json" in options else []),

@@ -116,7 +116,7 @@ def test_the_script_refuses_a_wheel_without_its_companion(tmp_path, beside):
     done = subprocess.run(script, check=False, capture_output=True, text=True, env={**os.environ, **known})
     assert done.returncode == 1
     assert "no flashinfer_jit_cache-0.6.12+…_aarch64.whl beside it" in done.stderr
-    assert "companion build --series 0.24 --platform aarch64 --arch 12.1a" in done.stderr
+    assert "companion --series 0.24 --platform aarch64 --arch 12.1a" in done.stderr
     assert not calls.exists()
     without = {**os.environ, **known, "COMPANION": "none"}
     done = subprocess.run(script, check=False, capture_output=True, text=True, env=without)

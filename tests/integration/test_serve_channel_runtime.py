@@ -135,7 +135,7 @@ def test_a_companion_without_an_audit_is_not_promoted(offered: Offered, tmp_path
         require_evidence(
             offered.companion, wheelkit.sha256(offered.companion), "stable", STRICT, tmp_path / "none"
         )
-    assert "sparkwright companion audit" in caught.value.next_step
+    assert "sparkwright audit" in caught.value.next_step
 
 
 def test_the_command_needs_no_checkout(

@@ -94,7 +94,7 @@ def test_the_wheel_is_small_and_its_data_is_that_of_the_clone(wheel: Path, progr
 def test_what_is_served_and_shown_in_an_empty_folder(program: Path, empty: Path) -> None:
     good(program, empty, "recipe", "list")
     assert "rehearsal:smollm2" in good(program, empty, "serve", "rehearsal-smollm2", "--dry-run")
-    lists = json.loads(good(program, empty, "companion", "list", "--json", "--series", "0.24"))
+    lists = json.loads(good(program, empty, "companion", "--list", "--json", "--series", "0.24"))
     assert lists
     assert good(program, empty, "carry", "show", "uma-clamp").startswith("uma-clamp: ")
     found = json.loads(call(program, empty, "doctor", "--json", "--offline").stdout)
@@ -122,11 +122,13 @@ def test_a_channel_is_shown(program: Path, empty: Path, tmp_path: Path) -> None:
     assert "0.24.0+spark.1" in shown
 
 
-@pytest.mark.parametrize("words", [("recipe", "check", "rehearsal-smollm2"), ("rehearse",), ("plan",)])
+@pytest.mark.parametrize(
+    "words", [("recipe", "check", "rehearsal-smollm2"), ("rehearse",), ("wheel", "--plan")]
+)
 def test_what_asks_releases_begins(program: Path, empty: Path, words: tuple[str, ...]) -> None:
     """Without network and store they get as far as the first file of upstream's."""
     done = call(program, empty, *words, "--offline")
-    if words == ("plan",):
+    if words == ("wheel", "--plan"):
         locked = tomllib.loads((ROOT / "upstream.lock").read_text())
         assert f"vllm {locked['release']['version']}" in done.stdout, done.stderr
         return

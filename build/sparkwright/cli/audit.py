@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.base.text import human_seconds, human_size
+from sparkwright.cli.companion import audit_by_its_list, show_companion
 from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.companion.inspection import CompanionAudit
+from sparkwright.companion.package import is_companion
 from sparkwright.native.inspection import KernelClass, Tally
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.expectation import expectation
@@ -21,6 +25,7 @@ from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import native_version
 from sparkwright.publish import dist_folder
+from sparkwright.publish.companion_provenance import provenance_of
 from sparkwright.publish.evidence import attach_audit
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import AuditReport, Expectation, audit
@@ -38,6 +43,11 @@ from sparkwright.wheel.kernels import KernelsRecord, kernels_of
     help="Accept a wheel of another build spec, or with binaries compiled elsewhere, with checks skipped.",
 )
 @click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
+@click.option(
+    "--provenance",
+    is_flag=True,
+    help="Audit nothing: print what each wheel says it was made from, as an in-toto statement (SLSA v1).",
+)
 @takes("patchset")
 @run_in_session
 def command(
@@ -48,28 +58,42 @@ def command(
     source: str,
     allow_skipped: bool,
     arch: str,
+    provenance: bool,
 ) -> None:
     """Compare WHEELS with upstream's and with the merge.
 
     The merge is repeated, so that no record inside a wheel is trusted: it only says which series' lock the
-    wheel is compared with. Upstream's own wheel can be audited too.
+    wheel is compared with. Upstream's own wheel can be audited too. A wheel of FlashInfer's kernels has to be
+    whole, for one machine and one card, and without an undefined symbol.
     """
-    reports = []
-    for wheel in wheels:
-        own = session.of_wheel(wheel)
-        target = TargetOptions(patchset=patchset, platform=_platform(own, wheel), source=source, arch=arch)
-        report = audit(wheel.absolute(), _expectation(own, target, wheel))
-        reports.append(report)
-        if not session.as_json:
-            _show(report)
+    if provenance:
+        for wheel in wheels:
+            print_json(json.loads(provenance_of(wheel)))
+        return
+    options = TargetOptions(patchset=patchset, source=source, arch=arch)
+    reports = [_audited(session, wheel, options) for wheel in wheels]
     if session.as_json:
         print_json([report.to_json() for report in reports])
     for report in reports:
         attach_audit(dist_folder(session.checkout.folder).absolute(), report)
     for report in reports:
         report.require()
-        if report.unchecked and not allow_skipped:
+        if isinstance(report, AuditReport) and report.unchecked and not allow_skipped:
             raise _unchecked(report)
+
+
+def _audited(session: Session, wheel: Path, options: TargetOptions) -> AuditReport | CompanionAudit:
+    if is_companion(wheel.name):
+        found = audit_by_its_list(session, wheel)
+        if not session.as_json:
+            show_companion(found)
+        return found
+    own = session.of_wheel(wheel)
+    target = replace(options, platform=_platform(own, wheel))
+    report = audit(wheel.absolute(), _expectation(own, target, wheel))
+    if not session.as_json:
+        _show(report)
+    return report
 
 
 def _unchecked(report: AuditReport) -> AuditError:

@@ -209,7 +209,7 @@ def _of_wheel(path: Path, sha256: str) -> bytes:
         raise PublishError(
             f"{path} is not about the wheel beside it",
             because=f"the wheel's SHA-256 is {sha256}, its subject's {', '.join(map(str, about)) or 'none'}",
-            next_step="remove it, or write it again: sparkwright provenance WHEEL --write",
+            next_step="remove it: without one, the statement is made of the wheel",
         )
     return data
 

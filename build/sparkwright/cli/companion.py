@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from sparkwright.base.errors import CompanionError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Group, taking
+from sparkwright.cli.globals import Command, taking
 from sparkwright.cli.options import out_option
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import WORK, Session, run_in_session, run_read_only
+from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.companion.inspection import CompanionAudit
-from sparkwright.companion.make import MadeCompanion
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.engine.companions import LISTS
 from sparkwright.lock import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
-
-_CHOICE = (
-    click.option(
-        "--recipe", "recipes", multiple=True, help="Only the kernels of this recipe; may be repeated."
-    ),
-    click.option("--module", "modules", multiple=True, help="This module besides; may be repeated."),
-    click.option("--arch", default="", help="The card's architecture, such as 12.1a; the lock's by default."),
-)
-
-
-def _choice(function: Any) -> Any:
-    for option in reversed(_CHOICE):
-        function = option(function)
-    return function
-
+from sparkwright.publish.evidence import attach_audit
 
 _OPEN = " (not compiled ahead: its arguments are not known)"
 
 
-@click.group("companion", cls=Group)
-def command() -> None:
-    """Compile FlashInfer's kernels ahead of time, so that no request waits for a compiler."""
-
-
-@command.command("build")
-@_choice
+@click.command("companion", cls=Command)
+@click.option(
+    "--list",
+    "listing",
+    is_flag=True,
+    help="Show the kernels, what calls them and which recipes need them.",
+)
+@click.option("--recipe", "recipes", multiple=True, help="Only the kernels of this recipe; may be repeated.")
+@click.option("--module", "modules", multiple=True, help="This module besides; may be repeated.")
+@click.option("--arch", default="", help="The card's architecture, such as 12.1a; the lock's by default.")
 @click.option(
     "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
 )
@@ -67,9 +54,10 @@ def command() -> None:
 @out_option
 @taking("series")
 @run_in_session
-def build(
+def command(
     session: Session,
     *,
+    listing: bool,
     recipes: tuple[str, ...],
     modules: tuple[str, ...],
     arch: str,
@@ -80,10 +68,14 @@ def build(
     cuda: Path | None,
     out: Path | None,
 ) -> None:
-    """Compile the kernels that recipes need into a wheel, audit it, and list it in the index.
+    """Compile FlashInfer's kernels ahead of time into a wheel, so that no request waits for a compiler.
 
     Without --recipe or --module: those of every recipe. Units that were compiled before come from the store.
+    The wheel is audited and listed in the index.
     """
+    if listing:
+        _list(session, arch, recipes, modules)
+        return
     from sparkwright.companion.build import CompanionJob
     from sparkwright.companion.make import make_companion
 
@@ -104,13 +96,15 @@ def build(
     )
     folder = dist_folder(session.checkout.folder, out).absolute()
     made = make_companion(job, folder)
-    _attach(folder, made.audit)
+    attach_audit(folder, made.audit)
     index = publish(wheels_in(folder), folder)
     left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
     if session.as_json:
-        print_json(_summary(made) | {"index": index.url, "not_ahead": left})
+        wheel, audit = made.wheel, made.audit.to_json()
+        described = {"path": str(wheel.path), "version": wheel.version, "sha256": wheel.sha256}
+        print_json({**described, "size": wheel.size, "audit": audit, "index": index.url, "not_ahead": left})
         return
-    _show_audit(made.audit)
+    show_companion(made.audit)
     click.echo(f"wheel    {made.wheel.path}")
     click.echo(f"index    {index.url}")
     for name in left:
@@ -118,12 +112,7 @@ def build(
     click.echo("next     sparkwright serve RECIPE, which installs it with the locked runtime")
 
 
-@command.command("list")
-@_choice
-@taking("series")
-@run_read_only
-def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str) -> None:
-    """Show the kernels of the series, what calls them, and the recipes that need them."""
+def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> None:
     spec = _spec(session)
     target = _target(session, DEFAULT_PLATFORM, arch)
     chosen = _chosen(spec, target.arch, recipes, modules, stated=False)
@@ -144,26 +133,25 @@ def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...
     show_table(("module", "recipes", "called by"), rows)
 
 
-@command.command("audit")
-@click.argument("wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@taking("series")
-@run_in_session
-def audit(session: Session, *, wheel: Path) -> None:
-    """Check that WHEEL is whole, for one machine and one card, and without an undefined symbol.
+def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
+    """Return the audit of a companion by the list, and the lock, of the series that has its FlashInfer.
 
-    What passed is attached to its digest, as evidence for 'sparkwright channel promote'.
+    Raises:
+        ArchiveError, WheelError: see `read_companion`.
+        CompanionError: no list of this checkout has that FlashInfer.
     """
     from sparkwright.companion.make import audited
+    from sparkwright.companion.wheel import read_companion
 
-    spec = _spec(session)
-    _require_series(session, spec, wheel)
-    report = audited(session.access, session.checkout.lock, spec, wheel)
-    if session.as_json:
-        print_json(_audit_summary(report))
-    else:
-        _show_audit(report)
-    report.require()
-    _attach(dist_folder(session.checkout.folder).absolute(), report)
+    version = str(read_companion(wheel)["flashinfer"].get("version"))
+    for path in sorted((session.checkout.patchsets / LISTS).glob("*.toml")):
+        if (spec := load_companion(path)).version == version:
+            return audited(session.access, session.checkout.of(path.stem).lock, spec, wheel)
+    raise CompanionError(
+        f"{wheel.name} cannot be audited",
+        because=f"it is for FlashInfer {version}, and no series of this checkout has that",
+        next_step="audit it with a checkout whose list has that FlashInfer",
+    )
 
 
 def _chosen(
@@ -178,36 +166,6 @@ def _chosen(
 
     names = [load_recipe(recipe).name for recipe in recipes]
     return spec.chosen(arch, recipes=names, modules=modules, stated=stated)
-
-
-def _require_series(session: Session, spec: CompanionSpec, wheel: Path) -> None:
-    """Refuse a companion of another series: it would be compared with libraries that it is not used with.
-
-    Raises:
-        ArchiveError, WheelError: see `read_companion`.
-        CompanionError: it is for another FlashInfer than that of the list.
-    """
-    from sparkwright.companion.wheel import read_companion
-
-    version = str(read_companion(wheel)["flashinfer"].get("version"))
-    if version == spec.version:
-        return
-    lists = sorted((session.checkout.patchsets / LISTS).glob("*.toml"))
-    own = next((path.stem for path in lists if load_companion(path).version == version), "")
-    raise CompanionError(
-        f"{wheel.name} is not a companion of series {session.checkout.series}",
-        because=f"it is for FlashInfer {version}, and the series has {spec.version}",
-        next_step=f"sparkwright companion audit {wheel} --series {own}"
-        if own
-        else "audit it with a checkout whose list has that FlashInfer",
-    )
-
-
-def _attach(dist: Path, report: CompanionAudit) -> None:
-    from sparkwright.publish.evidence import attach
-
-    detail = {"checks": {one.name: one.verdict for one in report.checks}, "unchecked": []}
-    attach(dist, "audit", report.sha256, detail)
 
 
 def _spec(session: Session) -> CompanionSpec:
@@ -227,28 +185,8 @@ def _generators(session: Session) -> Path:
     return prepare_environment(session.store, offline=session.offline)
 
 
-def _summary(made: MadeCompanion) -> dict[str, Any]:
-    return {
-        "path": str(made.wheel.path),
-        "version": made.wheel.version,
-        "sha256": made.wheel.sha256,
-        "size": made.wheel.size,
-        "audit": _audit_summary(made.audit),
-    }
-
-
-def _audit_summary(report: CompanionAudit) -> dict[str, Any]:
-    return {
-        "machine": report.target.machine,
-        "arch": report.target.arch,
-        "modules": {
-            name: {"size": size, "cubins": report.cubins[name]} for name, size in report.modules.items()
-        },
-        "checks": {one.name: [one.verdict, one.detail] for one in report.checks},
-    }
-
-
-def _show_audit(report: CompanionAudit) -> None:
+def show_companion(report: CompanionAudit) -> None:
+    """Print the audit of a companion."""
     rows = [(name, human_size(size), str(report.cubins[name])) for name, size in report.modules.items()]
     show_table(("module", "size", "cubins"), rows)
     show_table(("check", "verdict", "found"), [(one.name, one.verdict, one.detail) for one in report.checks])

@@ -18,18 +18,16 @@ from sparkwright.cli.globals import Group
 from sparkwright.cli.output import colour, expect_json, report, unforeseen
 
 COMMANDS = {
-    "plan": "Show the steps to a wheel, and which results the store already holds.",
     "merge": "Merge the patchset onto the pin, or onto another release, and report each carry.",
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
-    "audit": "Compare a wheel with upstream's and with the merge.",
-    "provenance": "Show what a wheel was made from, as an in-toto statement (SLSA v1).",
+    "audit": "Compare a wheel with upstream's and with the merge, or show what it was made from.",
     "nightly": "Follow upstream: merge and judge every carry on what is new, build, and name what broke it.",
     "companion": "Compile FlashInfer's kernels ahead of time into a wheel that it finds.",
     "publish": "Write a static package index over the wheels in a folder.",
     "channel": "Promote wheels to signed channels, take them back, and verify channels.",
     "serve": "Serve a recipe in the foreground: install, start, warm up, announce, report, stop.",
     "service": "Install a recipe as a service, upgrade it or take it back, or remove it.",
-    "recipe": "List, show, check, write and export recipes of servers.",
+    "recipe": "List, show, check and write recipes of servers.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
     "bisect": "Name the change between a good and a bad build spec that makes the difference.",
@@ -37,7 +35,7 @@ COMMANDS = {
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
-    "store": "List, verify and prune the store, and share it with other machines.",
+    "store": "Show what the store holds, verify and prune it.",
     "triton": "Compile vLLM's Triton kernels for a GB10, without one, and show what they take.",
     "doctor": "Check that this machine has what is needed, or that a recipe would start on it.",
 }

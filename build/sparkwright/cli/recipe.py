@@ -1,4 +1,4 @@
-"""``sparkwright recipe``: list, show, check, write and export recipes of servers."""
+"""``sparkwright recipe``: list, show, check and write recipes of servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use
 
 @click.group("recipe", cls=Group)
 def command() -> None:
-    """List, show, check, write and export recipes of servers."""
+    """List, show, check and write recipes of servers."""
 
 
 @command.command("list")
@@ -64,19 +64,29 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 @command.command("show")
 @click.argument("name")
 @_USE
-@click.option("--command", "as_command", is_flag=True, help="Print the command that serves it, and no more.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["command", "sparkrun"]),
+    help="Print it in this form alone: as the command that serves it, or as YAML of sparkrun.",
+)
+@click.option("--container", default="", help="For sparkrun: the image that holds the wheel.")
 @takes("as_json")
-def show(*, name: str, use: str | None, as_command: bool, as_json: bool) -> None:
+def show(*, name: str, use: str | None, form: str | None, container: str, as_json: bool) -> None:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
     from sparkwright.recipes import served_recipe
+    from sparkwright.recipes.export import export
 
     recipe = served_recipe(name, use or "")
     if as_json:
         told = {"notes": recipe.limits, "standing": recipe.standing, "command": _commands(recipe)}
         print_json({**to_builtins(recipe), **told})
         return
-    if as_command:
+    if form == "command":
         click.echo(printable("\n".join(_commands(recipe))))
+        return
+    if form == "sparkrun":
+        click.echo(export(recipe, container=container), nl=False)
         return
     click.echo(f"{printable(recipe.name)}: {printable(recipe.title)}")
     pairs = [("model", recipe.model), ("drafter", recipe.drafter), ("nodes", str(recipe.nodes))]
@@ -305,16 +315,3 @@ def _text_of(source: str) -> str:
         return Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{printable(source)} cannot be read", because=str(error)) from error
-
-
-@command.command("export")
-@click.argument("name")
-@click.option("--format", "_to", type=click.Choice(["sparkrun"]), default="sparkrun", show_default=True)
-@_USE
-@click.option("--container", default="", help="The image that holds the wheel.")
-def export(*, name: str, _to: str, use: str | None, container: str) -> None:
-    """Print the recipe NAME as YAML of sparkrun."""
-    from sparkwright.recipes import served_recipe
-    from sparkwright.recipes.export import export as exported
-
-    click.echo(exported(served_recipe(name, use or ""), container=container), nl=False)

@@ -224,7 +224,7 @@ def _crashes_kept(folder: Path) -> Iterator[None]:
 
 
 def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
-    """Call *function* with a `Session`, which is made by the global options."""
+    """Call *function* with a `Session`, made by the global options; with ``--plan``, it only reads."""
     return _in_session(function, read_only=False)
 
 
@@ -241,8 +241,9 @@ def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
 def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = False) -> Callable[..., R]:
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> R:
-        with _open_session(read_only=read_only, clone=clone, **global_options()) as session:
-            if read_only:
+        reading = read_only or arguments.get("only_plan", False)
+        with _open_session(read_only=reading, clone=clone, **global_options()) as session:
+            if reading:
                 return function(session, **arguments)
             opened = _inode(session.repository)
             try:

@@ -1,4 +1,4 @@
-"""``sparkwright store``: list, verify and prune the store, and look after its remote tier."""
+"""``sparkwright store``: show, verify and prune the store."""
 
 from __future__ import annotations
 
@@ -18,23 +18,7 @@ from sparkwright.store.survey import KindTotal
 
 @click.group("store", cls=Group)
 def command() -> None:
-    """List, verify and prune the store, and share it with other machines."""
-
-
-@command.command("list")
-@run_read_only
-def list_command(session: Session) -> None:
-    """Show the number and size of entries, by kind."""
-    from sparkwright.store.survey import survey, totals
-
-    found = totals(survey(session.store, session.logs))
-    if session.as_json:
-        print_json({"store": str(session.store.home), "kinds": _described(found)})
-        return
-    rows = [(total.kind, str(total.count), human_size(total.size), _day(total.used)) for total in found]
-    rows.append(("all", str(sum(t.count for t in found)), human_size(sum(t.size for t in found)), ""))
-    show_table(("kind", "count", "size", "last used"), rows)
-    click.echo(f"store    {session.store.home}")
+    """Show, verify and prune the store."""
 
 
 @command.command("verify")
@@ -122,30 +106,33 @@ def prune_command(
 @command.command("status")
 @run_read_only
 def status_command(session: Session) -> None:
-    """Show where the store is, its remote tier, and if that can be read and written.
+    """Show where the store is, what takes how much, and if its remote tier can be read and written.
 
-    A small object is written and read back. The key is this machine's public one, made on first use, for the
-    store.toml of other machines.
+    A small object is written there and read back. The key is this machine's public one, made on first use,
+    for the store.toml of other machines.
     """
     import os
 
     from sparkwright.store.remote import RemoteTier
     from sparkwright.store.remote.keys import require_key
     from sparkwright.store.remote.settings import key_file
+    from sparkwright.store.survey import survey, totals
 
     settings = session.remote_settings()
+    kinds = totals(survey(session.store, session.logs))
     described: dict[str, object] = {
         "store": str(session.store.home),
+        "kinds": _described(kinds),
         "key": require_key(key_file(os.environ)).public.text,
         "remote": None,
     }
     if settings is None:
-        _show_described(session, described)
+        _show_described(session, described, kinds)
         return
     session.require_network("the remote store's state")
     found = RemoteTier(settings).examine()
     described["remote"] = found
-    _show_described(session, described)
+    _show_described(session, described, kinds)
     faults = [state for state in (found["read"], found["write"]) if state not in {"yes", "off"}]
     if faults:
         raise FetchError(
@@ -155,10 +142,13 @@ def status_command(session: Session) -> None:
         )
 
 
-def _show_described(session: Session, described: dict[str, object]) -> None:
+def _show_described(session: Session, described: dict[str, object], kinds: list[KindTotal]) -> None:
     if session.as_json:
         print_json(described)
         return
+    sizes = [(total.kind, str(total.count), human_size(total.size), _day(total.used)) for total in kinds]
+    sizes.append(("all", str(sum(t.count for t in kinds)), human_size(sum(t.size for t in kinds)), ""))
+    show_table(("kind", "count", "size", "last used"), sizes)
     remote = described["remote"]
     rows = [
         ("store", described["store"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,24 @@ from sparkwright.cli.machines import counting_machines, machines_summary, show_m
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
-from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.remote import remote_report, remote_summary, show_remote
 from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
-from sparkwright.pipeline import Job, apply
+from sparkwright.pipeline import Job, apply, plan
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.device_code import foreign_extensions
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
+from sparkwright.pipeline.run import unforeseen
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.version import version_of
 from sparkwright.publish import require_plain, wheels_in
 
 
 @click.command("wheel", cls=Command)
+@click.option("--plan", "only_plan", is_flag=True, help="Show the steps, and which the store holds; do none.")
 @click.option(
     "--allow-unproved",
     multiple=True,
@@ -49,6 +51,7 @@ from sparkwright.publish import require_plain, wheels_in
 def command(
     session: Session,
     *,
+    only_plan: bool,
     out: Path | None,
     allow_unproved: tuple[str, ...],
     released: bool,
@@ -60,6 +63,7 @@ def command(
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
     A step whose result the store holds is not run again, so an interrupted build continues where it stopped.
+    With --plan nothing is fetched, made or written; a waiting step gets its key when those before have run.
     """
     job = session.job(
         target,
@@ -69,6 +73,9 @@ def command(
         full=full,
         compiling=compiling,
     )
+    if only_plan:
+        _plan(session, job)
+        return
     _require_out(job.out)
     if released and not job.spec.revision:
         raise UnreleasedError(
@@ -85,6 +92,41 @@ def command(
         _show(job, state)
         show_machines(machines)
         show_remote(remote)
+
+
+def _plan(session: Session, job: Job) -> None:
+    steps = plan(job)
+    notice = unforeseen(job, steps)
+    if session.as_json:
+        print_json(
+            {
+                "point": job.spec.digest,
+                "revision": job.spec.revision,
+                "version": job.version,
+                "platform": job.options.platform,
+                **_pin(job),
+                "kernels": job.kernels,
+                "arch": job.spec.arch,
+                "left-out": job.spec.left_out,
+                "notice": notice,
+                "steps": [asdict(step) for step in steps],
+            }
+        )
+        return
+    kernels = "upstream's kernels" if job.spec.arch is None else f"kernels for {job.spec.arch}"
+    place = job.options.platform
+    click.echo(f"build spec {job.spec.digest[:16]}  →  vllm {job.version} for {place}, {kernels}")
+    click.echo(f"revision {told_revision(job.spec)}")
+    _show_pin(job)
+    rows = [(step.name, step.state, step.evidence, (step.key or "")[:16]) for step in steps]
+    show_table(("step", "state", "evidence", "key"), rows)
+    for step in steps:
+        for told in filter(None, (step.detail, step.warning)):
+            click.echo(f"{step.name}: {told}")
+    if notice:
+        click.echo(f"notice: {notice}")
+    for name, why in job.spec.left_out.items():
+        click.echo(f"left out {name}: {why}")
 
 
 def _require_out(out: Path) -> None:
@@ -116,7 +158,7 @@ def _summary(job: Job, state: BuildState) -> dict[str, Any]:
         "revision": job.spec.revision,
         "version": version_of(job, state),
         "platform": job.options.platform,
-        **pin_summary(job),
+        **_pin(job),
         "point": job.spec.digest,
         "kernels": job.kernels,
         **_kernels(job, state),
@@ -152,7 +194,7 @@ def _show(job: Job, state: BuildState) -> None:
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
     click.echo(f"revision {told_revision(job.spec)}")
-    show_pin(job)
+    _show_pin(job)
     if job.spec.arch is None:
         click.echo(f"kernels  upstream's, from {job.stock_wheel.filename} (no native input changed)")
         if hint := native_hint(job.checkout):
@@ -161,6 +203,22 @@ def _show(job: Job, state: BuildState) -> None:
         _show_kernels(job, state)
     click.echo(f"index    {job.out / 'simple'}")
     click.echo(f"next     {install_command(require(state.placed))}")
+
+
+def _pin(job: Job) -> dict[str, Any]:
+    """Return the commit and the wheel that *job* starts from, and the origin of the wheel's digest."""
+    commit, wheel = job.spec.lock.release.commit, job.stock_wheel
+    of = wheel.commit or commit
+    return {"pin": {"commit": commit, "wheel": wheel.filename, "wheel-of": of, "trust": wheel.trust}}
+
+
+def _show_pin(job: Job) -> None:
+    """Print the pin, if the digest of upstream's wheel is that of a first download."""
+    commit, wheel = job.spec.lock.release.commit, job.stock_wheel
+    if wheel.commit is None:
+        return
+    of = "" if wheel.commit == commit else f" of commit {wheel.commit[:12]}, with equal native inputs,"
+    click.echo(f"pin      commit {commit[:12]}; upstream's wheel{of} is known by its first download alone")
 
 
 def native_hint(checkout: Checkout) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,27 @@ class CompanionAudit:
     modules: Mapping[str, int]
     cubins: Mapping[str, int]
     checks: tuple[AuditCheck, ...]
+    kind = "companion"
+
+    @property
+    def passed(self) -> bool:
+        """Tell if no check failed or was left open."""
+        return all(check.verdict == "pass" for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready data."""
+        modules = {name: {"size": size, "cubins": self.cubins[name]} for name, size in self.modules.items()}
+        return {
+            "filename": self.filename,
+            "sha256": self.sha256,
+            "size": self.size,
+            "machine": self.target.machine,
+            "arch": self.target.arch,
+            "modules": modules,
+            "passed": self.passed,
+            "unchecked": [],
+            "checks": [asdict(check) for check in self.checks],
+        }
 
     def require(self) -> None:
         """Raise if a check failed or was left open.

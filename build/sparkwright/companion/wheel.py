@@ -129,7 +129,7 @@ def read_companion(wheel: Path) -> dict[str, Any]:
         raise WheelError(
             f"{wheel.name} has no complete record",
             because=f"it lacks {', '.join(lost)}" if isinstance(record, dict) else "it is no table",
-            next_step="build it again: sparkwright companion build",
+            next_step="build it again: sparkwright companion",
         )
     return record
 

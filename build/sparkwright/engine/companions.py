@@ -106,7 +106,7 @@ def build_command(version: str, machine: str, capability: str, recipe: str) -> s
     """
     series = f"--series {series_of(version)} " if version else ""
     target = f"--platform {machine} --arch {arch_of(capability)}"
-    return f"sparkwright companion build {series}{target} --recipe {recipe}"
+    return f"sparkwright companion {series}{target} --recipe {recipe}"
 
 
 def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:

@@ -88,7 +88,7 @@ def described(member: str, found: Inspection, why: str, sm: str) -> tuple[Binary
             f"native.binaries.{member}.why",
             f"it holds code for {', '.join(others)}, such as {example or 'a kernel without a name'}: the "
             "audit fails until the entry says why",
-            "sparkwright plan --kernels native --json",
+            "sparkwright wheel --plan --kernels native --json",
         )
     ]
 

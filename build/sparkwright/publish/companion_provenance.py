@@ -11,14 +11,13 @@ from sparkwright.publish.provenance import BUILDER, slsa_statement, statement
 BUILD_TYPE = "urn:sparkwright:companion:v1"
 
 
-def companion_statement(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes:
+def companion_statement(wheel: Path, *, sha256: str = "") -> bytes:
     """Return the provenance of a companion as canonical JSON: in-toto Statement v1, SLSA's predicate v1.
 
-    It repeats the wheel's record, which `sparkwright companion audit` checks.
+    It repeats the wheel's record, which `sparkwright audit` checks.
 
     Args:
         wheel: the file.
-        builder: URI of the machine or service that built it, and is trusted for what the statement says.
         sha256: digest of *wheel*, if the caller has it; the file is read otherwise.
 
     Raises:
@@ -41,10 +40,10 @@ def companion_statement(wheel: Path, *, builder: str = BUILDER, sha256: str = ""
             {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(inputs.items())
         ],
     }
-    return slsa_statement(wheel, sha256, definition, {"builder": {"id": builder}})
+    return slsa_statement(wheel, sha256, definition, {"builder": {"id": BUILDER}})
 
 
-def provenance_of(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes:
+def provenance_of(wheel: Path, *, sha256: str = "") -> bytes:
     """Return the provenance of *wheel*, a companion or a wheel of vLLM; see `companion_statement`.
 
     Raises:
@@ -52,4 +51,4 @@ def provenance_of(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> b
         WheelError: it has no record of what it was made from, or a malformed one.
     """
     made = companion_statement if is_companion(wheel.name) else statement
-    return made(wheel, builder=builder, sha256=sha256)
+    return made(wheel, sha256=sha256)

@@ -21,6 +21,7 @@ from sparkwright import __version__
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelError
+from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.package import is_companion
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.index import wheels_in
@@ -42,7 +43,6 @@ _COMMANDS: dict[EvidenceKind, str] = {
     "verify": "sparkwright verify {wheel} --profile full",
 }
 _REHEARSALS = ("rehearsal", "rehearsal-older")
-_COMPANION_AUDIT = "sparkwright companion audit {wheel}"
 
 
 class AttachedEvidence(Model, frozen=True):
@@ -125,13 +125,13 @@ def attach(
     return path
 
 
-def attach_audit(dist: Path, report: AuditReport) -> None:
+def attach_audit(dist: Path, report: AuditReport | CompanionAudit) -> None:
     """Attach an audit to its wheel's digest if it passed; what it skipped is stated.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    if report.passed and report.kind == "sparkwright":
+    if report.passed and report.kind != "upstream":
         attach(dist, "audit", report.sha256, audit_detail(report.to_json()))
 
 
@@ -210,8 +210,7 @@ def require_evidence(
             where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
             if kind == "rehearsal" and "rehearsal-older" in reason:
                 where = ", once its release has a wheel for the CPU; a policy may ask for rehearsal-older"
-            command = _COMPANION_AUDIT if companion and kind == "audit" else _COMMANDS[kind]
-            missing.append((f"{kind}: {reason}", command.format(wheel=wheel, series=series) + where))
+            missing.append((f"{kind}: {reason}", _COMMANDS[kind].format(wheel=wheel, series=series) + where))
     if missing:
         raise MissingEvidenceError(
             f"{wheel.name} cannot go to {channel}",

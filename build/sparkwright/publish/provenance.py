@@ -22,7 +22,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _INPUTS = ("release", "upstream-wheel", "source:", "package:")
 
 
-def statement(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes:
+def statement(wheel: Path, *, sha256: str = "") -> bytes:
     """Return the provenance of *wheel* as canonical JSON: an in-toto Statement v1 with SLSA's predicate v1.
 
     It repeats the wheel's record and bill of materials, which `sparkwright audit` checks. There is no time
@@ -30,7 +30,6 @@ def statement(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes
 
     Args:
         wheel: the file.
-        builder: URI of the machine or service that built it, and is trusted for what the statement says.
         sha256: digest of *wheel*, 64 hex digits, if the caller has it; the file is read otherwise.
 
     Raises:
@@ -56,7 +55,7 @@ def statement(wheel: Path, *, builder: str = BUILDER, sha256: str = "") -> bytes
         "resolvedDependencies": [*_inputs(read_bill(wheel)), *_carries(record)],
     }
     details = {
-        "builder": {"id": builder, "version": {name: version}},
+        "builder": {"id": BUILDER, "version": {name: version}},
         "metadata": {"invocationId": point.digest},
     }
     return slsa_statement(wheel, sha256, definition, details)

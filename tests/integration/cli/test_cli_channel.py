@@ -103,7 +103,7 @@ def test_a_companion_is_promoted_by_its_audit_alone(built: World) -> None:
     companion = write_companion(built.store, companion_kit.content([module]), built.dist).path
     refused = built.call("channel", "promote", companion, "--to", "stable")
     assert refused.status == 63
-    assert "sparkwright companion audit" in refused.err
+    assert "sparkwright audit" in refused.err
     assert "sparkwright verify" not in refused.err
     attach(built.dist, "audit", wheelkit.sha256(companion), {"checks": {}, "unchecked": []})
     built.good("channel", "promote", companion, "--to", "stable")

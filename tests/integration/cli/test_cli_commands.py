@@ -353,15 +353,15 @@ def test_another_patchset(world: World) -> None:
 
 class TestPatchset:
     def test_a_working_state_says_so_and_one_command_counts_it(self, world: World) -> None:
-        plan = world.good("plan", "--json").json
+        plan = world.good("wheel", "--plan", "--json").json
         assert plan["revision"] == 0
         assert "+spark.0." in plan["version"]
-        assert "sparkwright patchset bump --patchset spark" in world.good("plan").out
+        assert "sparkwright patchset bump --patchset spark" in world.good("wheel", "--plan").out
         assert world.good("patchset", "bump", "--json").json["revision"] == 1
-        plan = world.good("plan", "--json").json
+        plan = world.good("wheel", "--plan", "--json").json
         assert plan["revision"] == 1
         assert "+spark.1." in plan["version"]
-        assert "sparkwright patchset bump" not in world.good("plan").out
+        assert "sparkwright patchset bump" not in world.good("wheel", "--plan").out
         assert world.good("status", "--json").json["version"] == plan["version"]
 
     def test_a_working_state_is_built_and_not_released(self, world: World) -> None:

@@ -64,7 +64,7 @@ def compiling(world: World) -> World:
 
 def planned(world: World, arch: str) -> dict[str, Any]:
     """Return the plan for *arch*, with its steps by name."""
-    told = world.good("plan", "--json", "--arch", arch, "--platform", HERE).json
+    told = world.good("wheel", "--plan", "--json", "--arch", arch, "--platform", HERE).json
     return {**told, "steps": {step["name"]: step for step in told["steps"]}}
 
 
@@ -79,14 +79,14 @@ def test_code_for_another_architecture_is_told(compiling: World) -> None:
     before = planned(compiling, "9.0a")
     assert before["notice"].startswith(UNKNOWN)
     assert before["steps"][STEP]["warning"] == ""
-    assert f"notice: {UNKNOWN}" in compiling.good("plan", "--arch", "9.0a", "--platform", HERE).out
+    assert f"notice: {UNKNOWN}" in compiling.good("wheel", "--plan", "--arch", "9.0a", "--platform", HERE).out
 
     assert f"_C: {PTX}" in built(compiling, "9.0a")
     after = planned(compiling, "9.0a")
     assert after["notice"] == ""
     assert after["steps"][STEP]["code"] == {"compute_80": 1, "sm_80": 1}
     assert after["steps"][STEP]["warning"].startswith(PTX)
-    assert f"{STEP}: {PTX}" in compiling.good("plan", "--arch", "9.0a", "--platform", HERE).out
+    assert f"{STEP}: {PTX}" in compiling.good("wheel", "--plan", "--arch", "9.0a", "--platform", HERE).out
 
 
 def test_code_for_the_card_is_not_remarked(compiling: World) -> None:

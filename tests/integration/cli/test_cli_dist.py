@@ -21,7 +21,7 @@ def test_every_command_follows_the_variable(world: World) -> None:
     assert (channel / "simple" / "vllm" / "index.html").is_file()
     assert [entry["path"] for entry in world.good("status", "--json").json["wheels"]] == [str(placed)]
     assert world.good("publish", "--json").json["index"] == (channel / "simple").as_uri()
-    assert {step["state"] for step in world.good("plan", "--json").json["steps"]} == {"in store"}
+    assert {step["state"] for step in world.good("wheel", "--plan", "--json").json["steps"]} == {"in store"}
     assert not world.dist.exists()
 
 
@@ -41,7 +41,7 @@ def test_a_job_opened_by_a_script_has_the_same_folder(world: World, monkeypatch:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SPARKWRIGHT_DIST", raising=False)
     with open_job(world.root) as job:
-        assert (job.out, job.version) == (world.dist, world.good("plan", "--json").json["version"])
+        assert (job.out, job.version) == (world.dist, world.good("wheel", "--plan", "--json").json["version"])
     monkeypatch.setenv("SPARKWRIGHT_DIST", "/srv/wheels")
     with open_job(world.root / "carries") as job:
         assert job.out == Path("/srv/wheels")

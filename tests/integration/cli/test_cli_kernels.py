@@ -85,7 +85,7 @@ class TestUpstream:
         assert found["card"] == found["feed"] == ("left-out", NOT_COMPILED)
         assert found["clamp"][0] == "applied"
         assert NOT_COMPILED in compiling.good("merge").out
-        planned = compiling.good("plan")
+        planned = compiling.good("wheel", "--plan")
         assert f"left out card: {NOT_COMPILED}" in planned.out
         assert "upstream's kernels" in planned.out.splitlines()[0]
         rows = {row["name"]: row for row in compiling.good("status", "--json").json["carries"]}
@@ -162,7 +162,7 @@ class TestNative:
 
     def test_another_point(self, compiling: World, monkeypatch: pytest.MonkeyPatch) -> None:
         def planned(*words: str) -> dict[str, object]:
-            found: dict[str, object] = compiling.good("plan", "--json", *words).json
+            found: dict[str, object] = compiling.good("wheel", "--plan", "--json", *words).json
             return found
 
         upstream, native = planned("--kernels", "upstream"), planned("--kernels", "native")
@@ -177,7 +177,7 @@ class TestNative:
 
     def test_a_plan_says_what_there_is_to_compile(self, compiling: World) -> None:
         def planned(*words: str) -> dict[str, dict[str, str]]:
-            steps = compiling.good("plan", "--kernels", "native", "--json", *words).json["steps"]
+            steps = compiling.good("wheel", "--plan", "--kernels", "native", "--json", *words).json["steps"]
             return {step["name"]: step for step in steps}
 
         unproved = ("--allow-unproved", "card", "--allow-unproved", "feed")
@@ -187,7 +187,7 @@ class TestNative:
         assert step["state"] == "in store"
         assert step["detail"].startswith("upstream's own: ")
         assert "VLLM_CUTLASS_SRC_DIR names no local copy" in step["detail"]
-        assert f"compile _C: {step['detail']}" in compiling.good("plan", "--kernels", "native").out
+        assert f"compile _C: {step['detail']}" in compiling.good("wheel", "--plan", "--kernels", "native").out
         assert planned("--require-native")["compile _C"]["state"] == "waits"
 
     def test_a_source_that_the_lock_has_no_tree_of(self, compiling: World) -> None:
@@ -234,7 +234,8 @@ class TestNative:
             compiling.good("merge")
             compiling.call("wheel", "--kernels", "native", "--offline", *unproved)  # as far as it goes
             planned = [
-                compiling.good("plan", "--kernels", one, "--json").json for one in ("upstream", "native")
+                compiling.good("wheel", "--plan", "--kernels", one, "--json").json
+                for one in ("upstream", "native")
             ]
             points.append([found["point"] for found in planned])
         (step,) = [step for step in planned[1]["steps"] if step["name"] == "compile _C"]
@@ -245,7 +246,7 @@ class TestNative:
 
     def test_a_plan_is_of_the_wheel_that_is_asked_for(self, compiling: World, tmp_path: Path) -> None:
         def key(*words: str) -> str:
-            steps = compiling.good("plan", "--kernels", "native", "--json", *words).json["steps"]
+            steps = compiling.good("wheel", "--plan", "--kernels", "native", "--json", *words).json["steps"]
             found: str = next(step["key"] for step in steps if step["name"] == "toolchain")
             return found
 
@@ -254,7 +255,9 @@ class TestNative:
 
     def test_binaries_that_only_say_that_they_were_compiled(self, compiling, tmp_path, monkeypatch):
         stock = compiling.release.lock.wheels["aarch64"].filename
-        planned = compiling.good("plan", "--kernels", "native", "--json", "--platform", "aarch64").json
+        planned = compiling.good(
+            "wheel", "--plan", "--kernels", "native", "--json", "--platform", "aarch64"
+        ).json
         name, key = parse_name(stock).with_version(planned["version"]), "0123" * 16
         ours = Extension(target="_C", key=key, sha256="0" * 64, size=1, arches={})
         because = "sparkwright compiles no such extension"
@@ -308,11 +311,11 @@ class TestNative:
         program.chmod(0o755)
         compiling.environment["PATH"] = f"{program.parent}:/usr/bin:/bin"
         here = ("--platform", platform.machine())
-        assert compiling.good("plan", "--json", *here).json["kernels"] == "native"
+        assert compiling.good("wheel", "--plan", "--json", *here).json["kernels"] == "native"
         other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
-        assert compiling.good("plan", "--json", "--platform", other).json["kernels"] == "upstream"
+        assert compiling.good("wheel", "--plan", "--json", "--platform", other).json["kernels"] == "upstream"
         program.write_text("#!/bin/sh\necho 12.0\n")
-        assert compiling.good("plan", "--json", *here).json["kernels"] == "upstream"
+        assert compiling.good("wheel", "--plan", "--json", *here).json["kernels"] == "upstream"
 
     def test_a_toolchain_that_cannot_be_had_breaks_the_proof_and_says_why(self, compiling: World) -> None:
         probe = "def probe():\n    raise SystemExit\n"
@@ -338,14 +341,14 @@ class TestNative:
     ],
 )
 def test_what_cannot_be_chosen(compiling: World, words: tuple[str, ...], status: int, says: str) -> None:
-    ran = compiling.call("plan", *words)
+    ran = compiling.call("wheel", "--plan", *words)
     assert ran.status == status, ran.said
     assert says in ran.said
 
 
 def test_a_lock_that_does_not_say_with_what(world: World) -> None:
     for words in (("--kernels", "native"), ("--arch", "12.1a")):
-        ran = world.call("plan", *words)
+        ran = world.call("wheel", "--plan", *words)
         assert ran.status == 10, ran.said
         assert "no [native]" in ran.said
         assert "--kernels upstream" in ran.said

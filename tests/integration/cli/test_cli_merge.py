@@ -1,4 +1,4 @@
-"""``sparkwright merge`` and ``sparkwright plan``."""
+"""``sparkwright merge`` and ``sparkwright wheel --plan``."""
 
 import json
 from pathlib import Path
@@ -196,7 +196,10 @@ class TestFolder:
 
 class TestPlan:
     def states(self, world: World, *words: str) -> dict[str, str]:
-        return {step["name"]: step["state"] for step in world.good("plan", "--json", *words).json["steps"]}
+        return {
+            step["name"]: step["state"]
+            for step in world.good("wheel", "--plan", "--json", *words).json["steps"]
+        }
 
     @pytest.mark.parametrize("source", ["index", "folder", "file"])
     def test_nothing_is_written_or_fetched(self, world: World, source: str) -> None:
@@ -240,7 +243,7 @@ class TestPlan:
         assert set(self.states(world).values()) == {"in store"}
 
     def test_the_table_for_people(self, world: World) -> None:
-        out = world.good("plan", "--platform", "x86_64").out
+        out = world.good("wheel", "--plan", "--platform", "x86_64").out
         assert "vllm 1.2.0+spark.0." in out.splitlines()[0]
         assert out.splitlines()[0].endswith("for x86_64, upstream's kernels")
         assert "pristine tree" in out
@@ -260,7 +263,7 @@ class TestPlan:
         keys = []
         for source in (f"file://{repository}", str(repository)):
             world.good("wheel", "--source", source)
-            steps = world.good("plan", "--json", "--source", source).json["steps"]
+            steps = world.good("wheel", "--plan", "--json", "--source", source).json["steps"]
             assert {step["state"] for step in steps} == {"in store"}, source
             keys.append(next(step["key"] for step in steps if step["name"] == "merge"))
         assert keys[0] != keys[1]

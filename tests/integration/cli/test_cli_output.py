@@ -81,7 +81,7 @@ class TestJson:
         ("words", "kind", "code"),
         [
             (["wheel", "--platform", "vax"], "UnknownNameError", 12),
-            (["plan", "--patchset", "spork"], "UnknownNameError", 12),
+            (["wheel", "--plan", "--patchset", "spork"], "UnknownNameError", 12),
             (["merge", "--onto", "7.7.7"], "FetchError", 20),
             (["publish"], "PublishError", 61),
             (["carry", "show", "nobody"], "UnknownNameError", 12),
@@ -110,7 +110,7 @@ class TestJson:
             assert ran.err.startswith("error: ")
 
     def test_a_later_command_owes_one_again(self, world: World) -> None:
-        world.good("plan", "--json")
+        world.good("wheel", "--plan", "--json")
         assert "error: " in world.call("publish").err
         assert world.call("publish", "--json").json["error"]
 
@@ -125,7 +125,7 @@ class TestUnforeseen:
         return world
 
     def test_one_clear_line_and_a_traceback_in_a_file(self, broken: World) -> None:
-        ran = broken.call("plan")
+        ran = broken.call("wheel", "--plan")
         assert ran.status == 1
         assert "because  ZeroDivisionError: division by zero" in ran.err
         assert "Traceback" not in ran.err
@@ -135,13 +135,13 @@ class TestUnforeseen:
 
     def test_on_the_spot_for_those_who_debug(self, broken: World) -> None:
         broken.environment["SPARKWRIGHT_DEBUG"] = "1"
-        ran = broken.call("plan")
+        ran = broken.call("wheel", "--plan")
         assert "raise ZeroDivisionError" in ran.err
         assert "the traceback above" in ran.err
         assert list((broken.root / ".sparkwright").glob("crash-*.txt")) == []
 
     def test_in_json(self, broken: World) -> None:
-        ran = broken.call("plan", "--json")
+        ran = broken.call("wheel", "--plan", "--json")
         assert (ran.status, ran.json["error"]["exit-code"]) == (1, 1)
 
     def test_before_there_is_a_checkout(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ class TestUnforeseen:
             raise ZeroDivisionError
 
         monkeypatch.setattr(entry.group, "main", explode)
-        ran = world.call("plan")
+        ran = world.call("wheel", "--plan")
         assert ran.status == 1
         assert "raise ZeroDivisionError" in ran.err
 
@@ -235,14 +235,14 @@ class TestTerminal:
         assert status == 0, shown
         assert self.COLOUR in shown
         assert "✓ assemble" in shown
-        status, shown = on_a_terminal(world, "plan", "--patchset", "spork")
+        status, shown = on_a_terminal(world, "wheel", "--plan", "--patchset", "spork")
         assert (status, self.COLOUR in shown) == (12, True)
 
     def test_no_colours_when_nobody_wants_them(self, world: World) -> None:
         for words, expected in (
             (["wheel"], 0),
             (["carry", "show", "clamp"], 0),
-            (["plan", "--patchset", "x"], 12),
+            (["wheel", "--plan", "--patchset", "x"], 12),
         ):
             status, shown = on_a_terminal(world, *words, NO_COLOR="1")
             assert status == expected, shown
@@ -296,7 +296,7 @@ def test_sizes_and_times_read_well() -> None:
 
 
 def test_a_reader_that_went_away(world: World) -> None:
-    child = world.start("plan")
+    child = world.start("wheel", "--plan")
     child.stdout.close()
     child.wait(timeout=30)
     err = child.stderr.read()

@@ -105,7 +105,7 @@ def test_a_release_is_pinned_again_as_it_was(world: World, upstream: SmallUpstre
 
 def test_a_wheel_for_a_commit_has_its_python_and_the_carries(world, upstream, commit):
     assert pin(world, upstream, commit, "--write").status == 0
-    planned = world.good("plan", "--source", str(upstream.folder), "--json").json
+    planned = world.good("wheel", "--plan", "--source", str(upstream.folder), "--json").json
     ran = build(world, upstream, "--json")
     assert ran.status == 0, ran.said
     assert ran.json["pin"] == planned["pin"] == {
@@ -150,7 +150,7 @@ def test_a_clone_by_its_address(world: World, upstream: SmallUpstream, commit: s
     path = world.root / "upstream.lock"
     lock = lock_of(world)
     path.write_text(path.read_text().replace(lock["release"]["git"], upstream.address))
-    assert world.call("plan").status == 0, "without --source, the lock's own remote has the commit"
+    assert world.call("wheel", "--plan").status == 0, "without --source, the lock's own remote has the commit"
     assert world.call("wheel", "--offline").status == 0
 
 
@@ -268,7 +268,7 @@ def test_a_lock_that_names_its_files_twice_or_not_at_all(world, upstream, commit
     path = world.root / "upstream.lock"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    assert world.call("plan").status == ConfigError.exit_code
+    assert world.call("wheel", "--plan").status == ConfigError.exit_code
 
 
 def test_a_carry_is_written_against_a_release(world: World, upstream: SmallUpstream, commit: str) -> None:

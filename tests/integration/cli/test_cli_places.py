@@ -78,7 +78,7 @@ def test_what_killed_writes_of_git_left_is_pruned(world: World) -> None:
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x" * 1000)
-    sizes = {kind["kind"]: kind["size"] for kind in world.good("store", "list", "--json").json["kinds"]}
+    sizes = {kind["kind"]: kind["size"] for kind in world.good("store", "status", "--json").json["kinds"]}
     assert sizes["git-left-overs"] == 5000
     objects_before = {path for path in objects.rglob("*") if path.is_file()} - set(left)
     (world.store.runs / "1-dead").touch()

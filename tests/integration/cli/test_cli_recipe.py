@@ -38,9 +38,9 @@ def test_show_gives_the_reason_of_each_flag(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_show_command_is_one_for_each_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "show", NAME, "--command"]) == 0
+    assert main(["recipe", "show", NAME, "--format", "command"]) == 0
     assert capsys.readouterr().out.count("vllm serve") == 1
-    assert main(["recipe", "show", "qwen3.8-27b-dflash2-2x", "--command"]) == 0
+    assert main(["recipe", "show", "qwen3.8-27b-dflash2-2x", "--format", "command"]) == 0
     said = capsys.readouterr().out
     assert [said.count(word) for word in ("vllm serve", "--node-rank 1", "--headless")] == [2, 1, 1]
 
@@ -76,7 +76,7 @@ def test_new_writes_what_the_release_takes(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_export_is_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "export", NAME, "--format", "sparkrun", "--container", "my/image"]) == 0
+    assert main(["recipe", "show", NAME, "--format", "sparkrun", "--container", "my/image"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["container"] == "my/image"
 
 
@@ -131,7 +131,7 @@ def test_import_leaves_out_what_the_release_lacks_and_says_so(
 def test_a_strangers_recipe_cannot_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "odd.toml"
     path.write_text('format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n')
-    for words in ((), ("--command",)):
+    for words in ((), ("--format", "command")):
         main(["recipe", "show", str(path), *words])
         said = capsys.readouterr()
         assert "\x1b" not in said.out + said.err

@@ -127,10 +127,10 @@ class TestTwoSeries:
         assert [one["passed"] for one in json.loads(ran.out)] == [True, False]
 
     def test_each_command_takes_the_series_its_patchset_or_the_environment(self, two: World) -> None:
-        assert two.good("plan", "--json").json["version"].startswith("1.2.0+spark.0.")
+        assert two.good("wheel", "--plan", "--json").json["version"].startswith("1.2.0+spark.0.")
         for words in (["--series", "1.3"], ["--patchset", "1.3"]):
-            for command in ("plan", "status", "merge"):
-                found = two.good(command, *words, "--json").json
+            for command in (["wheel", "--plan"], ["status"], ["merge"]):
+                found = two.good(*command, *words, "--json").json
                 assert found["version"].startswith("1.3.0")
         two.environment["SPARKWRIGHT_SERIES"] = "1.3"
         found = two.good("status", "--json").json
@@ -141,13 +141,16 @@ class TestTwoSeries:
         tables = {"format": 1, "name": "mine", "summary": "Mine", "carries": ["clamp"]}
         (two.root / "patchsets" / "mine.toml").write_text(tomlkit.dumps(tables))
         versions = [
-            two.good("plan", "--patchset", "mine", *words, "--json").json["version"]
+            two.good("wheel", "--plan", "--patchset", "mine", *words, "--json").json["version"]
             for words in ([], ["--series", "1.3"])
         ]
         assert [version.split("+")[0] for version in versions] == ["1.2.0", "1.3.0"]
         two.good("patchset", "bump", "--patchset", "mine", "--series", "1.3")
-        assert two.good("plan", "--patchset", "mine", "--series", "1.3", "--json").json["revision"] == 1
-        assert two.good("plan", "--patchset", "mine", "--json").json["revision"] == 0
+        assert (
+            two.good("wheel", "--plan", "--patchset", "mine", "--series", "1.3", "--json").json["revision"]
+            == 1
+        )
+        assert two.good("wheel", "--plan", "--patchset", "mine", "--json").json["revision"] == 0
 
     def test_only_the_series_own_files_are_written(self, two: World) -> None:
         before = {path: path.read_bytes() for path in sorted(two.root.glob("**/*.toml"))}
@@ -179,13 +182,13 @@ class TestTwoSeries:
         later = '\n[[probe.later]]\nrelease = "{}"\nfile = "probe.py"\n'
         path.write_text(text + later.format("1.4.0"))
         for series in ("1.2", "1.3"):
-            ran = two.call("plan", "--series", series)
+            ran = two.call("wheel", "--plan", "--series", series)
             assert ran.status == ConfigError.exit_code
             assert "clamp" in ran.err
             assert "1.4.0" in ran.err
         path.write_text(text + later.format("1.3.0"))  # which a series pins
-        two.good("plan")
-        two.good("plan", "--series", "1.3")
+        two.good("wheel", "--plan")
+        two.good("wheel", "--plan", "--series", "1.3")
 
     def test_ends_of_a_bisection_may_be_of_either_series(self, two: World) -> None:
         write_patchset(two, "1.3", ["clamp"])
@@ -316,7 +319,7 @@ class TestProveOnto:
         assert (ran.status, "dated" in ran.err) == (AbsorptionError.exit_code, True)
         assert varied.wheels == []
         path.write_text(healthy)
-        steps = varied.good("plan", "--series", "1.3", "--json").json["steps"]
+        steps = varied.good("wheel", "--plan", "--series", "1.3", "--json").json["steps"]
         told = {step["name"]: (step["state"], step["evidence"]) for step in steps}
         assert told["prove dated"] == ("to do", "declared")
         assert told["assemble"][0] == "waits"
@@ -324,7 +327,7 @@ class TestProveOnto:
         assert {one["name"]: one["proof"] for one in made["carries"]} == {
             "clamp": "proved", "dated": "not needed here"
         }  # fmt: skip
-        steps = varied.good("plan", "--series", "1.3", "--json").json["steps"]
+        steps = varied.good("wheel", "--plan", "--series", "1.3", "--json").json["steps"]
         assert {step["name"]: step["evidence"] for step in steps}["prove dated"] == "proved"
 
     def test_a_carry_without_a_probe_is_no_proof(self, varied: World) -> None:

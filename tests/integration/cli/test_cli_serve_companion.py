@@ -73,7 +73,7 @@ def test_kernels_that_would_be_compiled_are_named_with_the_command_that_builds_t
 ) -> None:
     found = plan("qwen3.6-27b-dflash")
     assert (found["companion"], found["compiled"]) == ("", ["sampling", "gemm-fp4"])
-    command = f"companion build --series 0.33 --platform {this_machine()} --arch 12.1a --recipe qwen3.6-27b"
+    command = f"companion --series 0.33 --platform {this_machine()} --arch 12.1a --recipe qwen3.6-27b"
     assert command in found["next_step"]
     partly = add_companion(tmp_path / "dist", "sampling")
     found = plan("qwen3.6-27b-dflash")

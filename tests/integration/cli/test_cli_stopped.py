@@ -242,7 +242,7 @@ class TestFullDisk:
         assert last.status == 0, last
 
     def test_the_checkout_is_read_only(self, world: World) -> None:
-        ran = finish(world.start("plan", prefix=read_only(world.root)))
+        ran = finish(world.start("wheel", "--plan", prefix=read_only(world.root)))
         assert ran.status == StorageError.exit_code, ran.said
         assert "Traceback" not in ran.err
         assert str(world.root) in ran.err

@@ -1,4 +1,4 @@
-"""``store list``, ``verify`` and ``prune`` through the command line, and builds that go on meanwhile."""
+"""``store status``, ``verify`` and ``prune`` through the command line, and builds that go on meanwhile."""
 
 import os
 import time
@@ -23,13 +23,13 @@ def age(paths: list[Path], days: float) -> None:
 class TestList:
     def test_every_kind_with_what_it_takes(self, world: World) -> None:
         world.good("wheel")
-        report = world.good("store", "list", "--json").json
+        report = world.good("store", "status", "--json").json
         kinds = {kind["kind"]: kind for kind in report["kinds"]}
         assert {"downloads", "wheels", "trees", "environments", "records", "git", "logs"} <= kinds.keys()
         assert kinds["wheels"]["count"] == 1
         assert kinds["wheels"]["size"] == world.wheels[0].stat().st_size
         assert kinds["wheels"]["used"].startswith("20")
-        ran = world.good("store", "list")
+        ran = world.good("store", "status")
         for name, kind in kinds.items():
             if name not in {"logs", "records"}:  # which every command adds to
                 assert f"{name} " in ran.out
@@ -38,7 +38,7 @@ class TestList:
 
     def test_of_an_empty_store(self, world: World) -> None:
         world.new_store("empty", probes=False)
-        kinds = world.good("store", "list", "--json").json["kinds"]
+        kinds = world.good("store", "status", "--json").json["kinds"]
         assert [kind["kind"] for kind in kinds] == ["logs"]
 
 

@@ -80,7 +80,7 @@ class TestTwoMachines:
         assert world.steps()["prove clamp"] == "found"
 
     def test_plan_and_offline_ask_nobody(self, world: World, server: HostileStore) -> None:
-        world.good("plan", "--store", server.url)
+        world.good("wheel", "--plan", "--store", server.url)
         world.good("carry", "prove")
         world.call("wheel", "--offline", "--store", server.url)
         assert server.requests == []

@@ -253,8 +253,8 @@ class TestOffline:
         asked = len(world.index.requests)
         (wheel,) = world.wheels
         for words in (
-            ["wheel"], ["plan"], ["merge"], ["merge", "--onto", "1.3.0"], ["audit", wheel], ["status"],
-            ["carry", "show", "clamp"], ["carry", "prove"], ["publish"], ["doctor"],
+            ["wheel"], ["wheel", "--plan"], ["merge"], ["merge", "--onto", "1.3.0"], ["audit", wheel],
+            ["status"], ["carry", "show", "clamp"], ["carry", "prove"], ["publish"], ["doctor"],
         ):  # fmt: skip
             world.good(*words, "--offline")
         assert len(world.index.requests) == asked
