@@ -139,7 +139,7 @@ NIGHTLY = "1.3.1.dev7+gc0ffee111"
 
 
 def propose_commit(project, *carries):
-    """Propose an untagged commit, pinned as ``sparkwright lock pin`` does: without an sdist."""
+    """Propose an untagged commit, pinned as ``sparkwright lock bump`` does: without an sdist."""
     from msgspec.structs import replace
 
     release = replace(NEXT.lock.release, version=NIGHTLY, commit=COMMIT, tree=project.trees["1.3.0"])

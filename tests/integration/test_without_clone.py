@@ -24,8 +24,6 @@ WRITERS = (
     ("carry", "refresh", "uma-clamp"),
     ("carry", "test-upstream"),
     ("lock", "bump", "0.99.0"),
-    ("lock", "learn"),
-    ("lock", "pin", "0.99.0", "--write"),
     ("lock", "runtime"),
     ("nightly",),
     ("patchset", "bump"),

@@ -54,7 +54,7 @@ def test_each_command_with_a_series_is_listed() -> None:
         ("make wheel PLATFORM=x86_64 SERIES=1.2", "make wheel PLATFORM=x86_64 SERIES=1.2"),
         ("make wheels", "make wheels"),
         ("sparkwright audit WHEEL", "sparkwright audit WHEEL"),
-        ("sparkwright lock pin 2 --new-series 2", "sparkwright lock pin --series 9.9 2 --new-series 2"),
+        ("sparkwright lock bump 2 --new-series 2", "sparkwright lock bump --series 9.9 2 --new-series 2"),
     ],
 )  # fmt: skip
 def test_a_command_without_a_series_gets_the_present_one(text: str, told: str | None) -> None:

@@ -11,7 +11,7 @@ from sparkwright.pipeline.checkout import Checkout
 
 TAKE_SERIES = (
     "bisect", "carry edit", "carry new", "carry prove", "carry refresh", "carry show",
-    "carry test-upstream", "companion", "doctor", "lock bump", "lock check", "lock learn", "lock pin",
+    "carry test-upstream", "companion", "doctor", "lock bump", "lock check",
     "lock runtime", "merge", "nightly", "patchset bump", "recipe check", "recipe import", "rehearse",
     "serve", "service install", "service upgrade", "status", "triton", "wheel",
 )  # fmt: skip

@@ -181,7 +181,7 @@ def _remedy(night: Night) -> str:
     proposed = "sparkwright nightly --propose-last" if release and not one.failed else ""
     if proposed and carry.standing == "drop":
         return f"{proposed}: on its branch {carry.name} is superseded"
-    move = f"lock bump {one.target.version}" if release else f"lock pin {one.target.commit} --write"
+    move = f"lock bump {one.target.version if release else one.target.commit}"
     mend = _MENDS.get(carry.judgement, "sparkwright carry edit FOLDER --carry {}").format(carry.name)
     place = f"{proposed}, and on its branch" if proposed else "on a branch"
     return f"{place}: sparkwright {move}, then {mend}"

@@ -140,7 +140,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
             raise ConfigError(
                 "the pin has no sdist",
                 because=f"the lock pins commit {self.release.commit[:12]}, and only releases have one",
-                next_step="pin a release: sparkwright lock pin VERSION --write",
+                next_step="pin a release: sparkwright lock bump VERSION",
             )
         return self.sdist
 

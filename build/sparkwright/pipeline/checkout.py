@@ -232,7 +232,7 @@ def _of_series(root: Path, series: str) -> Checkout:
             raise ConfigError(
                 f"series {series} has no lock",
                 because=f"{lock_name(series)} does not exist, and {LOCK_NAME} is of series {first}",
-                next_step=f"sparkwright lock pin {series}.0 --new-series {series} --write",
+                next_step=f"sparkwright lock bump {series}.0 --new-series {series}",
             )
         raise unknown_name("series", series, [first, *(name for name in locks if name != first)])
     name = lock_name(series)
@@ -259,7 +259,7 @@ def new_checkout(checkout: Checkout, series: str) -> Checkout:
         raise ConfigError(
             f"series {series} is not new",
             because="it has a lock",
-            next_step=f"move that one: sparkwright lock pin VERSION --series {series} --write",
+            next_step=f"move that one: sparkwright lock bump VERSION --series {series}",
         )
     lock = replace(checkout.lock, series=series)
     return Checkout(checkout.root, lock, lock_name(series))

@@ -25,7 +25,13 @@ from sparkwright.upstream.archive import read_sdist
 
 
 def move_lock(
-    access: Access, text: str, version: str, *, copies: Mapping[str, Path] | None = None, series: str = ""
+    access: Access,
+    text: str,
+    version: str,
+    *,
+    copies: Mapping[str, Path] | None = None,
+    series: str = "",
+    machines: Sequence[str] = (),
 ) -> Bumped:
     """Return the lock *text* moved to the release *version*; nothing is written but the store.
 
@@ -35,6 +41,7 @@ def move_lock(
         version: the release.
         copies: the user's folders with dependencies' sources, by the lock's names.
         series: the series of the result, if another than that of *text*.
+        machines: the machines whose wheels are pinned; those of *text* by default.
 
     Raises:
         FetchError, NotInStoreError: a file of the release, or a package, could not be had.
@@ -42,7 +49,7 @@ def move_lock(
         ConfigError: *text* is no lock, or a copy is of no source.
     """
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
-    new = propose_lock(access, old, version)
+    new = propose_lock(access, old, version, machines)
     if series:
         new = structs.replace(new, series=series)
     if old.native is None:

@@ -41,6 +41,11 @@ _ALSO_NATIVE = frozenset({"vllm/_custom_ops.py"})
 _SHOWN = 3
 
 
+def is_release(target: str) -> bool:
+    """Tell if *target* is a release's version, and neither a commit's id nor ``nightly``."""
+    return target != NIGHTLY and not _COMMIT.fullmatch(target)
+
+
 def pin_of(
     checkout: Checkout, access: Access, target: str, *, source: str = "git", machines: Sequence[str] = ()
 ) -> Lock:
@@ -66,7 +71,7 @@ def pin_of(
     key = digest_of([_RULES, commit, wanted, old.release.git, access.settings.upstream_variant])
     if (known := access.store.find_record_as(Lock, _KIND, key)) is not None:
         return replace(known, series=old.series, native=old.native, rehearsal=old.rehearsal)
-    if _COMMIT.fullmatch(commit):
+    if not is_release(commit):
         found = _pin_commit(checkout, access, commit, source=source, machines=wanted)
     else:
         found = propose_lock(access, old, commit, wanted)

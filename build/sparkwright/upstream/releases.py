@@ -73,7 +73,7 @@ def require_tree(lock: Lock, pristine: Pristine) -> Pristine:
         raise LockMismatchError(
             "the lock contradicts itself",
             because=f"commit {lock.release.commit} has the tree {pristine.tree}, not {lock.release.tree}",
-            next_step=f"write the pin again: sparkwright lock pin {lock.release.commit} --write",
+            next_step=f"write the pin again: sparkwright lock bump {lock.release.commit}",
         )
     return pristine
 
@@ -185,7 +185,7 @@ def _for_commits(name: str) -> str:
     """Return what takes *name*, if it may be a commit's; empty if it is not."""
     if not re.fullmatch(r"[0-9a-f]{7,40}", name):
         return ""
-    return f"for a commit: 'sparkwright lock pin {name}', or 'sparkwright nightly --onto {name}'"
+    return f"for a commit: 'sparkwright lock bump {name}', or 'sparkwright nightly --onto {name}'"
 
 
 def _release_sdist(access: Access, version: str) -> Artifact:

@@ -72,7 +72,7 @@ class TestOnto:
             assert ran.status == 20, ran.said
             assert version in ran.said
             of_a_commit = len(version) > 6 and version.isalnum()
-            assert (f"sparkwright lock pin {version}" in ran.err) is of_a_commit
+            assert (f"sparkwright lock bump {version}" in ran.err) is of_a_commit
 
 
 class TestAbsorbed:

@@ -1,4 +1,4 @@
-"""``sparkwright lock pin``, and wheels for a commit: from git and upstream's wheel, without a compiler."""
+"""``sparkwright lock bump`` to commits, and wheels for a commit: from git and upstream's wheel, without a compiler."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def commit(upstream: SmallUpstream, wheels: CommitIndex) -> str:
 
 
 def pin(world: World, upstream: SmallUpstream, target: str, *words: str) -> Ran:
-    return world.call("lock", "pin", target, "--source", str(upstream.folder), *words)
+    return world.call("lock", "bump", target, "--source", str(upstream.folder), *words)
 
 
 def build(world: World, upstream: SmallUpstream, *words: str) -> Ran:
@@ -69,12 +69,12 @@ def point(files: dict[str, bytes]) -> Any:
     return json.loads(next(data for name, data in files.items() if name.endswith("/point.json")))
 
 
-def test_a_commit_is_shown_first_and_written_on_request(world, upstream, commit):
+def test_a_dry_run_shows_a_commit_and_a_bump_writes_it(world, upstream, commit):
     before = (world.root / "upstream.lock").read_bytes()
-    shown = pin(world, upstream, commit)
+    shown = pin(world, upstream, commit, "--dry-run")
     assert shown.status == 0, shown.said
     assert (world.root / "upstream.lock").read_bytes() == before
-    written = pin(world, upstream, commit, "--write", "--json")
+    written = pin(world, upstream, commit, "--json")
     assert written.status == 0, written.said
     lock = lock_of(world)
     tree = upstream.git("rev-parse", f"{commit}^{{tree}}")
@@ -91,8 +91,8 @@ def test_a_commit_is_shown_first_and_written_on_request(world, upstream, commit)
 
 def test_a_release_is_pinned_again_as_it_was(world: World, upstream: SmallUpstream, commit: str) -> None:
     before = lock_of(world)
-    assert pin(world, upstream, commit, "--write").status == 0
-    ran = pin(world, upstream, "1.2.0", "--write")
+    assert pin(world, upstream, commit).status == 0
+    ran = pin(world, upstream, "1.2.0")
     assert ran.status == 0, ran.said
     after = lock_of(world)
     after["release"]["requires-python"] = before["release"]["requires-python"]  # spelled in another order
@@ -104,7 +104,7 @@ def test_a_release_is_pinned_again_as_it_was(world: World, upstream: SmallUpstre
 
 
 def test_a_wheel_for_a_commit_has_its_python_and_the_carries(world, upstream, commit):
-    assert pin(world, upstream, commit, "--write").status == 0
+    assert pin(world, upstream, commit).status == 0
     planned = world.good("wheel", "--plan", "--source", str(upstream.folder), "--json").json
     ran = build(world, upstream, "--json")
     assert ran.status == 0, ran.said
@@ -134,7 +134,7 @@ def test_a_wheel_for_a_commit_has_its_python_and_the_carries(world, upstream, co
 
 
 def test_what_is_pinned_needs_no_network_again(world, upstream, wheels, commit):
-    assert pin(world, upstream, commit, "--write").status == 0
+    assert pin(world, upstream, commit).status == 0
     first = build(world, upstream, "--json").json
     asked = len(wheels.requests)
     again = build(world, upstream, "--offline", "--json")
@@ -145,7 +145,7 @@ def test_what_is_pinned_needs_no_network_again(world, upstream, wheels, commit):
 
 
 def test_a_clone_by_its_address(world: World, upstream: SmallUpstream, commit: str) -> None:
-    assert world.call("lock", "pin", commit, "--source", upstream.address, "--write").status == 0
+    assert world.call("lock", "bump", commit, "--source", upstream.address).status == 0
     assert world.call("wheel", "--source", upstream.address).status == 0, "a remote gives it with its history"
     path = world.root / "upstream.lock"
     lock = lock_of(world)
@@ -156,7 +156,7 @@ def test_a_clone_by_its_address(world: World, upstream: SmallUpstream, commit: s
 
 def test_nightly_is_the_newest_commit_with_a_wheel(world, upstream, commit):
     upstream.commit("Not built yet (#3)", {"vllm/words.py": "WORDS = (1,)\n"})
-    ran = pin(world, upstream, "nightly", "--write", *ONE)
+    ran = pin(world, upstream, "nightly", *ONE)
     assert ran.status == 0, ran.said
     assert lock_of(world)["release"]["commit"] == commit
     assert list(lock_of(world)["wheels"]) == ["aarch64"]
@@ -166,7 +166,7 @@ def test_a_commit_without_a_wheel_takes_an_ancestors_binaries_and_its_own_python
     world, upstream, wheels, commit
 ):
     newest = upstream.commit("Python (#3)", {"vllm/words.py": "WORDS = (3,)\n", "vllm/pad.py": "PAD = 1\n"})
-    assert pin(world, upstream, newest, "--write", *ONE).status == 0
+    assert pin(world, upstream, newest, *ONE).status == 0
     lock = lock_of(world)
     assert lock["release"]["version"] == version_of(newest, 2)
     assert lock["wheels"]["aarch64"]["commit"] == commit
@@ -185,7 +185,7 @@ def test_a_commit_without_a_wheel_takes_an_ancestors_binaries_and_its_own_python
 def test_a_native_change_in_between_refuses_it(world: World, upstream: SmallUpstream, commit: str) -> None:
     newest = upstream.commit("Kernels (#3)", {"csrc/kernel.cu": "// another\n"})
     before = (world.root / "upstream.lock").read_bytes()
-    ran = pin(world, upstream, newest, "--write", *ONE)
+    ran = pin(world, upstream, newest, *ONE)
     assert ran.status == NativeInputsError.exit_code
     assert "csrc/kernel.cu" in ran.err
     assert (world.root / "upstream.lock").read_bytes() == before
@@ -195,9 +195,9 @@ def test_a_lock_that_names_a_wheel_with_other_native_inputs_is_refused(world, up
     """The rule holds at the build too, whatever was written into the lock."""
     newest = upstream.commit("Kernels (#3)", {"csrc/kernel.cu": "// another\n"})
     wheels.offer(upstream, newest, version_of(newest, 2))
-    assert pin(world, upstream, commit, "--write", *ONE).status == 0
+    assert pin(world, upstream, commit, *ONE).status == 0
     borrowed = lock_of(world)["wheels"]
-    assert pin(world, upstream, newest, "--write", *ONE).status == 0
+    assert pin(world, upstream, newest, *ONE).status == 0
     path = world.root / "upstream.lock"
     document = tomlkit.parse(path.read_text())
     document["wheels"] = borrowed
@@ -211,7 +211,7 @@ def test_a_lock_that_names_a_wheel_with_other_native_inputs_is_refused(world, up
 def test_a_wheel_whose_python_is_not_its_commits_fails_the_audit(world, upstream, wheels):
     commit = upstream.commit("Words (#2)", LATER)
     wheels.offer(upstream, commit, version_of(commit), changes={"vllm/words.py": b"WORDS = 'planted'\n"})
-    assert pin(world, upstream, commit, "--write", *ONE).status == 0
+    assert pin(world, upstream, commit, *ONE).status == 0
     ran = build(world, upstream)
     assert ran.status == AuditError.exit_code
     assert "vllm/words.py" in ran.err
@@ -227,7 +227,7 @@ def test_the_commits_history_tells_what_upstream_took(world, upstream, wheels):
     text = ALIGN.replace("return count + 1", "one = 2\n    return one + count")
     commit = upstream.commit("Pad by two (#77)", {"vllm/align.py": text})
     wheels.offer(upstream, commit, version_of(commit))
-    assert pin(world, upstream, commit, "--write", *ONE).status == 0
+    assert pin(world, upstream, commit, *ONE).status == 0
     ran = world.call("merge", "--source", str(upstream.folder), "--json")
     assert ran.status == 0, ran.said
     outcomes = {one["carry"]: one for one in ran.json["outcomes"]}
@@ -242,7 +242,7 @@ def test_a_commit_that_nothing_has(world: World, upstream: SmallUpstream, commit
 
 
 def test_a_lock_with_another_tree_is_refused(world: World, upstream: SmallUpstream, commit: str) -> None:
-    assert pin(world, upstream, commit, "--write", *ONE).status == 0
+    assert pin(world, upstream, commit, *ONE).status == 0
     path = world.root / "upstream.lock"
     tree = lock_of(world)["release"]["tree"]
     path.write_text(path.read_text().replace(tree, "0" * 40))
@@ -264,7 +264,7 @@ def test_a_lock_with_another_tree_is_refused(world: World, upstream: SmallUpstre
     ],
 )
 def test_a_lock_that_names_its_files_twice_or_not_at_all(world, upstream, commit, old, new):
-    assert pin(world, upstream, commit, "--write", *ONE).status == 0
+    assert pin(world, upstream, commit, *ONE).status == 0
     path = world.root / "upstream.lock"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
@@ -272,7 +272,7 @@ def test_a_lock_that_names_its_files_twice_or_not_at_all(world, upstream, commit
 
 
 def test_a_carry_is_written_against_a_release(world: World, upstream: SmallUpstream, commit: str) -> None:
-    assert pin(world, upstream, commit, "--write", *ONE).status == 0
+    assert pin(world, upstream, commit, *ONE).status == 0
     (world.folder / "a.patch").write_text("")
     ran = world.call("carry", "refresh", "clamp", "--source", str(upstream.folder))
     assert ran.status == ConfigError.exit_code, ran.said

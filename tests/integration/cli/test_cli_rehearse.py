@@ -104,7 +104,7 @@ class TestReleases:
         assert rehearse(staged, *QUICK)[0] == VerdictError.exit_code
         staged.release = rehearsed("1.3.0")
         staged.offer(staged.release)
-        staged.good("lock", "pin", "1.3.0", "--write")
+        staged.good("lock", "bump", "1.3.0")
         healthy = staged.carry("healthy", {"vllm/fault.py": "FAULT = ''\n"}, listed=False)
         own, other = (tomlkit.parse((one / "carry.toml").read_text()) for one in (written, healthy))
         own["revision"].append(other["revision"][0])
@@ -239,7 +239,7 @@ class TestEvidence:
     def test_on_an_older_release_it_is_evidence_of_another_kind(self, staged: World) -> None:
         later = rehearsed("1.3.0")
         staged.offer(later)
-        staged.good("lock", "pin", "1.3.0", "--write")
+        staged.good("lock", "bump", "1.3.0")
         staged.good("wheel", "--allow-unproved", "words")
         ran = staged.good("rehearse", *QUICK, staged.wheels[0])
         assert f"evidence rehearsal-older, attached to {staged.wheels[0].name}" in ran.out

@@ -62,7 +62,7 @@ def two(world: World) -> World:
     write_patchset(world, "1.2", ["clamp", "align"])
     write_patchset(world, "1.3", ["clamp", "align"])
     world.offer(NEXT)
-    world.good("lock", "pin", "1.3.0", "--new-series", "1.3", "--write")
+    world.good("lock", "bump", "1.3.0", "--new-series", "1.3")
     return world
 
 
@@ -81,7 +81,7 @@ class TestTwoSeries:
         }
         assert "patchsets/1.3.lock" in two.good("lock", "check", "--series", "1.3").out
         assert "upstream.lock" in two.good("lock", "check").out
-        ran = two.call("lock", "pin", "1.3.0", "--new-series", "1.3", "--write")
+        ran = two.call("lock", "bump", "1.3.0", "--new-series", "1.3")
         assert (ran.status, "1.3" in ran.err) == (ConfigError.exit_code, True)
 
     def test_a_bump_makes_a_new_series_as_well(self, world: World) -> None:
@@ -166,8 +166,8 @@ class TestTwoSeries:
 
     def test_a_lock_is_not_moved_before_its_series(self, two: World) -> None:
         before = (two.root / "patchsets" / "1.3.lock").read_bytes()
-        for words in (["bump", "1.2.0"], ["pin", "1.2.0", "--write"]):
-            ran = two.call("lock", *words, "--series", "1.3")
+        for words in (["1.2.0"], ["1.2.0", "--keep-native"]):
+            ran = two.call("lock", "bump", *words, "--series", "1.3")
             assert (ran.status, "patchsets/1.3.lock" in ran.err) == (LockMismatchError.exit_code, True)
         assert (two.root / "patchsets" / "1.3.lock").read_bytes() == before
 

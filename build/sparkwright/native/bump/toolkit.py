@@ -69,7 +69,7 @@ class PackageShelf:
             raise FetchError(
                 f"there is no {project} {wanted} for {machine}",
                 because="the package index lists no such wheel with the tags of the present one",
-                next_step="pin the release without its toolkit: sparkwright lock pin VERSION --write",
+                next_step="pin the release without its toolkit: sparkwright lock bump VERSION --keep-native",
             )
         best = max(version for version, _ in usable)
         files = sorted(
@@ -168,7 +168,7 @@ def _cuda_pin(torches: dict[str, bytes]) -> str:
             because="; ".join(
                 f"torch for {machine} pins {CUDA_RELEASE} {pin or 'nowhere'}" for machine, pin in pins.items()
             ),
-            next_step="pin the release without its toolkit: sparkwright lock pin VERSION --write",
+            next_step="pin the release without its toolkit: sparkwright lock bump VERSION --keep-native",
         )
     return str(found.pop())
 
