@@ -113,7 +113,7 @@ def searched(root: Path) -> Taken:
     """Search with ``sparkwright bisect``; both ends are judged as well."""
     look = f"import sys; sys.exit({MARK!r} in open(sys.argv[1]).read())"
     judge = f"run {shlex.join((sys.executable, '-c', look))} {{tree}}/{FILE}"
-    words = ("bisect", f"--good={START}", "--bad=HEAD", f"--judge={judge}", "--deterministic", "--json")
+    words = ("bisect", START, "HEAD", f"--judge={judge}", "--deterministic", "--json")
     said, wall, cpu = timed((*SPARKWRIGHT, *words), root)
     found = json.loads(said)
     if found["changes"] != [f"{PLANTED}:added"]:

@@ -70,7 +70,7 @@ def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) ->
             "days_red": 3,
             "holds": "1.2.0",
             "culprit": culprit(after=OUTCOMES[judgement]),
-            "bisect_command": f"sparkwright bisect --good 1.2.0 --bad 1.3.0 --judge 'probe {name}'",
+            "bisect_command": f"sparkwright bisect 1.2.0 1.3.0 --judge 'probe {name}'",
         }
     return CarryNight(**{**told, **changes})
 

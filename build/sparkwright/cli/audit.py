@@ -138,8 +138,7 @@ def _job(session: Session, target: TargetOptions, wheel: Path) -> tuple[Job, str
     if record is None:
         job = session.job(replace(target, kernels="upstream", arch=""))
         return job, job.version, None
-    full = parse_name(wheel.name).version.endswith(".full")
-    job = session.job(replace(target, kernels="native", arch=target.arch or record.arch), full=full)
+    job = session.job(replace(target, kernels="native", arch=target.arch or record.arch))
     extensions = require(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
     attested = {name for name, spec in extensions.items() if spec.member in record.attested}

@@ -37,8 +37,6 @@ _OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing", "replay"})
 
 @click.command("bisect", cls=Command)
 @click.argument("words", nargs=-1, metavar="[GOOD BAD | status [ID]]")
-@click.option("--good", metavar="SPEC", help="The end that works.")
-@click.option("--bad", metavar="SPEC", help="The end that fails.")
 @click.option(
     "--judge", metavar="JUDGE", help="The judge, such as 'probe FILE', 'verify CHECK', 'run COMMAND'."
 )
@@ -57,9 +55,6 @@ _OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing", "replay"})
 )
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=MOST_RUNS, help="The most repetitions of a candidate."
-)
-@click.option(
-    "--confidence", type=click.FloatRange(0.5, 0.9999), default=CONFIDENCE, help="When to end the search."
 )
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, help="Seconds of a command."
@@ -132,18 +127,17 @@ def command(
 
 
 def _options(words: tuple[str, ...], arguments: dict[str, Any], *, listing: bool) -> SearchOptions:
-    if words and (len(words) != _ENDS or arguments["good"] or arguments["bad"]):
-        raise click.UsageError("Give two SPECs, GOOD and BAD, as words or with --good and --bad.")
-    if words:
-        arguments["good"], arguments["bad"] = words
-    if not arguments["good"] or not arguments["bad"]:
-        raise click.UsageError("A bisection needs two ends: --good SPEC and --bad SPEC.")
+    if len(words) != _ENDS:
+        raise click.UsageError("A bisection needs two SPECs: GOOD and BAD.")
     if not arguments["judge"] and not listing:
         raise click.UsageError("A bisection needs a judge: --judge 'probe FILE', for example.")
     if arguments["recipe"]:
         require_libraries()
     arguments["judge"] = arguments["judge"] or "merge"
-    return SearchOptions(**arguments, command=tuple(_repeated(arguments)))
+    good, bad = words
+    return SearchOptions(
+        **arguments, good=good, bad=bad, confidence=CONFIDENCE, command=(*words, *_repeated(arguments))
+    )
 
 
 def _repeated(arguments: dict[str, Any]) -> Iterator[str]:

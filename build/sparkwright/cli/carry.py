@@ -16,7 +16,7 @@ from sparkwright.carries.pull import ResolvedPull
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.carry_test_upstream import test_upstream
 from sparkwright.cli.globals import Group
-from sparkwright.cli.options import tree_options
+from sparkwright.cli.options import source_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.merge.absorb import CarryChange
@@ -25,6 +25,7 @@ from sparkwright.pipeline import Job, TargetOptions
 from sparkwright.store import write_atomically
 
 _SHOWN = 30
+_CONTEXT = 3
 
 
 @click.group("carry", cls=Group)
@@ -66,7 +67,7 @@ def _find(session: Session, name: str) -> Carry:
 @click.option("--title", default="", help="One line about the change.")
 @click.option("--why", default="", help="The defect that it repairs.")
 @click.option("--add", is_flag=True, help="Add it to the patchset, before those that change kernels.")
-@tree_options
+@source_options
 @run_in_clone
 def new(
     session: Session,
@@ -218,15 +219,14 @@ def _repository(session: Session, named: str) -> str:
 
 @command.command("show")
 @click.argument("name")
-@click.option("--context", "-U", default=3, show_default=True, help="Lines of context around each change.")
-@tree_options
+@source_options
 @run_in_session
-def show(session: Session, *, name: str, context: int, target: TargetOptions) -> None:
+def show(session: Session, *, name: str, target: TargetOptions) -> None:
     """Show a carry: its reason, its evidence, and its change with context."""
     carry = _find(session, name)
     job = session.job(target)
     change = _change(job, carry)
-    diff = job.repository.diff(change.base, change.theirs, context=context)
+    diff = job.repository.diff(change.base, change.theirs, context=_CONTEXT)
     text = diff.decode(errors="replace")
     if session.as_json:
         print_json({**to_builtins(carry.spec), "diff": text})
@@ -287,7 +287,7 @@ def _show_spec(carry: Carry) -> None:
 @command.command("edit")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--carry", "name", help="Start from the pinned tree with this carry's change in it.")
-@tree_options
+@source_options
 @run_in_clone
 def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
@@ -332,7 +332,7 @@ def _editor(job: Job) -> CarryEditor:
 @click.option(
     "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
 )
-@tree_options
+@source_options
 @run_in_clone
 def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> None:
     """Update a carry: a pull request to its present head, another one to the pin."""

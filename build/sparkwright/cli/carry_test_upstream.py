@@ -9,7 +9,7 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import tree_options
+from sparkwright.cli.options import source_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.cli.tables import show_table
@@ -19,10 +19,9 @@ from sparkwright.probe.upstream_tests import UpstreamTests
 
 @click.command("test-upstream", cls=Command)
 @click.argument("files", nargs=-1)
-@click.option("--again", is_flag=True, help="Run the tests, whatever is recorded.")
-@tree_options
+@source_options
 @run_in_clone
-def test_upstream(session: Session, *, files: tuple[str, ...], again: bool, target: TargetOptions) -> None:
+def test_upstream(session: Session, *, files: tuple[str, ...], target: TargetOptions) -> None:
     """Run upstream's own tests on the pristine and on the merged tree, and name what the patchset breaks.
 
     Those that touch what the patchset changes are run, or FILES alone, off the network. A test that passes
@@ -32,7 +31,7 @@ def test_upstream(session: Session, *, files: tuple[str, ...], again: bool, targ
     The result is recorded in patchsets/upstream-tests. While it holds without a regression, nothing is run.
     """
     job = session.job(target)
-    found = _find(job, files, again=again)
+    found = _find(job, files)
     if session.as_json:
         print_json(to_builtins(found))
     else:
@@ -46,7 +45,7 @@ def test_upstream(session: Session, *, files: tuple[str, ...], again: bool, targ
         )
 
 
-def _find(job: Job, files: tuple[str, ...], *, again: bool) -> UpstreamTests:
+def _find(job: Job, files: tuple[str, ...]) -> UpstreamTests:
     """Return the recorded result while it holds, or make and record it; of FILES, make it."""
     from sparkwright.merge import merge_patchset
     from sparkwright.native.isolation import require_isolation
@@ -57,8 +56,8 @@ def _find(job: Job, files: tuple[str, ...], *, again: bool) -> UpstreamTests:
     report.require_merged()
     path = record_path(job.checkout.patchsets, job.spec.file)
     with ProbePool(job.store) as pool:
-        gate = job.upstream_gate(report, pool, again=again)
-        known = None if files or again else read_record(path)
+        gate = job.upstream_gate(report, pool)
+        known = None if files else read_record(path)
         if known is not None and known.key == gate.key() and not known.regressions:
             return known
         require_isolation()

@@ -12,8 +12,8 @@ from sparkwright.pipeline.checkout import Checkout
 TAKE_SERIES = (
     "bisect", "carry edit", "carry new", "carry prove", "carry refresh", "carry show",
     "carry test-upstream", "companion", "doctor", "lock bump", "lock check",
-    "lock runtime", "merge", "nightly", "patchset bump", "recipe check", "recipe import", "rehearse",
-    "serve", "service install", "service upgrade", "status", "triton", "wheel",
+    "lock runtime", "merge", "nightly", "patchset bump", "recipe check", "recipe import", "recipe new",
+    "rehearse", "serve", "service install", "service upgrade", "status", "triton", "wheel",
 )  # fmt: skip
 """The commands with ``--series``."""
 _END = r"(?![\w-])(?![^,;:'`\n]*{})"  # the option may stand anywhere up to the end of the command

@@ -38,17 +38,12 @@ _MENDS = {
     metavar="TARGET",
     help="A release or commit of upstream's, instead of the newest; may be repeated.",
 )
-@click.option("--since", default="", metavar="TARGET", help="Compare with this, instead of last night's.")
 @click.option(
     "--history",
     metavar="REPOSITORY",
     help="Address or folder with upstream's history, to name commits by; 'none' for none. By default the "
     "address that the lock names.",
 )
-@click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="The file of earlier nights, SQLite; "
-    ".sparkwright/nightly.sqlite in the checkout by default.",
-)  # fmt: skip
 @click.option("--no-build", is_flag=True, help="Merge and judge only.")
 @click.option("--no-rehearsal", is_flag=True, help="Do not serve what was built.")
 @click.option("--triton", is_flag=True, help="Compile the merged tree's Triton kernels for a GB10 too.")
@@ -71,9 +66,7 @@ def command(
     session: Session,
     *,
     onto: tuple[str, ...],
-    since: str,
     history: str | None,
-    state: Path | None,
     no_build: bool,
     no_rehearsal: bool,
     triton: bool,
@@ -111,13 +104,12 @@ def command(
         verifier = VERIFIER
     job = session.job(target)
     work = session.checkout.folder / WORK
-    path = state or work / "nightly.sqlite"
+    path = work / "nightly.sqlite"
     address = job.spec.lock.release.git if history is None else history
     options = NightOptions(
         folder=work / "nightly" / ("" if session.checkout.is_default else job.spec.line),
         history="" if address == "none" else address,
         onto=onto,
-        since=since,
         build=not no_build,
         verifier=verifier,
         kernels=triton,

@@ -63,16 +63,17 @@ class Rates(Names):
         return rates
 
 
+_SOURCE = click.option(
+    "--source",
+    default="index",
+    show_default=True,
+    help="Origin of upstream's tree: index, git, a repository's address, or a folder.",
+)
 _TREE = (
     click.option(
         "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
     ),
-    click.option(
-        "--source",
-        default="index",
-        show_default=True,
-        help="Origin of upstream's tree: index, git, a repository's address, or a folder.",
-    ),
+    _SOURCE,
 )
 _KERNELS = (
     click.option(
@@ -92,9 +93,6 @@ _RESULT = (
         "--require-native",
         is_flag=True,
         help="With native kernels: refuse an extension that cannot be compiled; do not take upstream's.",
-    ),
-    click.option(
-        "--full", is_flag=True, help="With native kernels: keep binaries without code for the card."
     ),
 )
 _CLUSTER = click.option(
@@ -159,9 +157,15 @@ def machines_option(function: Callable[..., R]) -> Callable[..., R]:
 def compile_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add the options of compiling kernels.
 
-    *function* gets them as `CompileOptions`, and ``require_native`` and ``full`` as they are.
+    *function* gets them as `CompileOptions`, and ``require_native`` as it is.
     """
     return _bundled(function, (*_RESULT, *_COMPILING), CompileOptions, "compiling")
+
+
+def source_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Take ``--series`` and ``--patchset``, and add ``--source``, for what is the same on every machine."""
+    bundled = _bundled(function, (_SOURCE,), TargetOptions, "target", platform="")
+    return takes("series", "patchset")(bundled)
 
 
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:
@@ -175,15 +179,19 @@ def job_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _bundled(
-    function: Callable[..., R], options: tuple[Callable[[Any], Any], ...], bundle: type[Any], name: str
+    function: Callable[..., R],
+    options: tuple[Callable[[Any], Any], ...],
+    bundle: type[Any],
+    name: str,
+    **fixed: str,
 ) -> Callable[..., R]:
     """Add *options* to *function*, which gets the fields of *bundle* as one argument called *name*."""
     fields = [field.name for field in dataclasses.fields(bundle)]
 
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> R:
-        chosen = bundle(**{field: arguments.pop(field) for field in fields if field in arguments})
-        return function(**{name: chosen}, **arguments)
+        chosen = {field: arguments.pop(field) for field in fields if field in arguments}
+        return function(**{name: bundle(**chosen, **fixed)}, **arguments)
 
     decorated: Callable[..., R] = wrapper
     for option in reversed(options):

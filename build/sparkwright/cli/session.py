@@ -34,7 +34,7 @@ from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, discard, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, open_checkout, require_clone
 from sparkwright.pipeline.job import Job, make_job
-from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOptions
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.store.remote import RemoteSettings, RemoteTier
@@ -132,17 +132,18 @@ class Session:
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
         require_native: bool = False,
-        full: bool = False,
         compiling: CompileOptions | None = None,
     ) -> Job:
         """Return the job of building the *target* with these options."""
+        if not target.platform:  # it is the same on every machine
+            wheels = self.checkout.lock.wheels
+            target = replace(target, platform=DEFAULT_PLATFORM if DEFAULT_PLATFORM in wheels else min(wheels))
         options = BuildOptions(
             **vars(target),
             out=out,
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
             require_native=require_native,
-            full=full,
             compiling=compiling or CompileOptions(),
         )
         job = make_job(self.checkout, self.store, self.repository, options)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import job_options, out_option
+from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, run_read_only
@@ -23,15 +22,14 @@ from sparkwright.pipeline.trees import Merge, PristineTree
 
 
 @click.command("status", cls=Command)
-@out_option
 @job_options
 @run_read_only
-def command(session: Session, *, out: Path | None, target: TargetOptions) -> None:
+def command(session: Session, *, target: TargetOptions) -> None:
     """Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.
 
     Only results in the store are shown; 'sparkwright merge' makes the others.
     """
-    job = session.job(target, out=out)
+    job = session.job(target)
     carries = _carries(job)
     wheels = sorted(job.out.glob("*.whl"))
     release = job.spec.lock.release

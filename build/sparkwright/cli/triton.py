@@ -7,7 +7,7 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import job_options
+from sparkwright.cli.options import source_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.tables import show_table
@@ -19,7 +19,7 @@ from sparkwright.probe.launches import HEAD, KernelReport, KernelSurvey, rows
 @click.command("triton", cls=Command)
 @click.option("--pristine", is_flag=True, help="Upstream's own tree, without the carries.")
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
-@job_options
+@source_options
 @run_in_session
 def command(session: Session, *, pristine: bool, onto: str | None, target: TargetOptions) -> None:
     """Compile the Triton kernels of the merged tree for a GB10, without one, and show what they take.

@@ -56,7 +56,6 @@ def command(
     allow_unproved: tuple[str, ...],
     released: bool,
     require_native: bool,
-    full: bool,
     compiling: CompileOptions,
     target: TargetOptions,
 ) -> None:
@@ -70,7 +69,6 @@ def command(
         out=out,
         allow_unproved=allow_unproved,
         require_native=require_native,
-        full=full,
         compiling=compiling,
     )
     if only_plan:

@@ -60,7 +60,6 @@ class NightOptions:
         folder: where wheels, locks and reports are written.
         history: repository with upstream's history: an address or a folder; empty for none.
         onto: names of targets; the newest release and commit by default.
-        since: name of the target to compare with; by default last night's, or the pin.
         build: whether to build wheels.
         verifier: runs the checks of a rehearsal of what was built; `None` for no rehearsal.
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
@@ -72,7 +71,6 @@ class NightOptions:
     folder: Path
     history: str = ""
     onto: tuple[str, ...] = ()
-    since: str = ""
     build: bool = True
     verifier: Verifier | None = None
     kernels: bool = False
@@ -184,7 +182,6 @@ class _Run:
                 "wanted": [
                     self.options.build,
                     self.options.verifier is not None,
-                    self.options.since,
                     self.options.kernels,
                     self.options.tests,
                 ],
@@ -238,9 +235,7 @@ class _Run:
         return NightCheck(status=status, reason=reason, passed=found.passed, flaky=found.flaky)
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
-        """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""
-        if self.options.since:
-            return self.upstream.named(self.options.since)
+        """Return what *target* is compared with: last night's of its kind, or the pin."""
         last = self.state.last_target(self.patchset, target.kind)
         if last is not None and self.job.repository.has(last.target.tree):
             return last.target
@@ -362,7 +357,7 @@ def _bisect(carry: Carry, spec: BuildSpec, good: str, target: UpstreamTarget) ->
     start = f"{spec.file}@{good}"
     probe = f"carries/{carry.name}/{carry.probe_path.name}"
     series = "" if spec.lock.series in {"", spec.file} else f"--series {spec.lock.series} "
-    return f"sparkwright bisect {series}--axis upstream --good {start} --bad {bad} --judge 'probe {probe}'"
+    return f"sparkwright bisect {series}--axis upstream {start} {bad} --judge 'probe {probe}'"
 
 
 def _reasons(night: TargetNight) -> list[str]:

@@ -41,7 +41,6 @@ class ChooseBinaries:
                 "stock": sorted(state.stock_extensions.items()),
                 "attested": sorted(state.attested.items()),
                 "arch": job.spec.arch,
-                "full": job.options.full,
             }
         )
 
@@ -65,7 +64,6 @@ def _all_there(job: Job, state: BuildState) -> bool:
 def _choose(job: Job, state: BuildState) -> Binaries:
     from sparkwright.native.inspection import honest_platform
     from sparkwright.wheel.kernels import kernels_record
-    from sparkwright.wheel.slim import SlimPlan
     from sparkwright.wheel.source import open_source
 
     members = {spec.member: name for name, spec in require(job.native).extensions.items()}
@@ -74,7 +72,7 @@ def _choose(job: Job, state: BuildState) -> Binaries:
     }
     with open_source(job.fetch_stock_wheel()) as upstream:
         inspected = _inspect(job, upstream, {member: one.sha256 for member, one in compiled.items()})
-        slim = SlimPlan((), {}) if job.options.full else _slim(job, state, upstream, inspected)
+        slim = _slim(job, state, upstream, inspected)
         left_out = {one.member: one.because for one in slim.left_out}
         stock = {
             member: state.stock_extensions.get(members.get(member, ""), _NOT_OURS)

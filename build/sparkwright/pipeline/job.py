@@ -184,7 +184,7 @@ class Job:
             pool=self.pool,
         )
 
-    def upstream_gate(self, report: MergeReport, pool: ProbePool, *, again: bool = False) -> UpstreamGate:
+    def upstream_gate(self, report: MergeReport, pool: ProbePool) -> UpstreamGate:
         """Return what runs upstream's tests on the trees of *report*, off the network, by *pool*."""
         return UpstreamGate(
             self.store,
@@ -195,7 +195,6 @@ class Job:
             pool,
             isolated(()),
             offline=self.options.offline,
-            again=again,
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:

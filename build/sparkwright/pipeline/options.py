@@ -61,7 +61,6 @@ class BuildOptions(TargetOptions):
         offline: use no network.
         require_native: with native kernels, refuse an extension that cannot be compiled instead of taking
             upstream's.
-        full: with native kernels, keep binaries that hold no code for the card.
         compiling: options of the compilation.
     """
 
@@ -69,5 +68,4 @@ class BuildOptions(TargetOptions):
     allow_unproved: frozenset[str] = frozenset()
     offline: bool = False
     require_native: bool = False
-    full: bool = False
     compiling: CompileOptions = field(default_factory=CompileOptions)

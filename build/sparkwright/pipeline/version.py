@@ -40,7 +40,6 @@ def native_version(
     marks = [
         *(["attested", *stock_marks(attested)] if attested else []),
         *(["stock", *stock_marks(stock)] if stock else []),
-        *(["full"] if job.options.full else []),
     ]
     return ".".join([job.mixed_version(compiled if stock or attested else None), *marks])
 

@@ -220,7 +220,6 @@ class UpstreamGate:
         pool: makes the runs.
         isolate: start of a command that keeps a process off the network.
         offline: whether no package may be fetched.
-        again: whether to run what the store has results of.
     """
 
     store: Store
@@ -231,7 +230,6 @@ class UpstreamGate:
     pool: ProbePool
     isolate: Sequence[str] = ()
     offline: bool = False
-    again: bool = False
     _folders: dict[str, Path] = field(default_factory=dict)
 
     def key(self) -> str:
@@ -328,7 +326,7 @@ class UpstreamGate:
     def _results(self, tree: str, file: str, only: Sequence[str] | None = None) -> dict[str, UpstreamTest]:
         """Return what becomes of the tests of *file*, or of *only* those, on *tree*: recorded, or run."""
         key = digest_of([self._how, environment_key(), tree, file, only])
-        known = None if self.again else self.store.find_record_as(_Results, _KIND, key)
+        known = self.store.find_record_as(_Results, _KIND, key)
         if known is None:
             known = _Results(tests=self._run(tree, file, only, alone=False))
             self.store.put_record(_KIND, key, to_builtins(known), share=False)

@@ -58,9 +58,7 @@ def changed_record(world: World, change: Callable[[list[dict[str, Any]]], object
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_carry_between_two_commits_is_named(patched: World, jobs: int) -> None:
     before = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
-    ran = patched.good(
-        "bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", judge(patched), "--json", f"-j{jobs}"
-    )
+    ran = patched.good("bisect", "HEAD~1", "HEAD", "--judge", judge(patched), "--json", f"-j{jobs}")
     assert ran.json["kind"] == "culprit"
     assert culprits(ran) == ["doubled:added"]
     after = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
@@ -70,7 +68,7 @@ def test_a_carry_between_two_commits_is_named(patched: World, jobs: int) -> None
 
 
 def test_the_same_command_again_judges_nothing(patched: World) -> None:
-    words = ("bisect", "--good", "HEAD~1", "--bad", ".", "--judge", judge(patched), "--json")
+    words = ("bisect", "HEAD~1", ".", "--judge", judge(patched), "--json")
     first = patched.good(*words)
     (patched.folder / "judge.py").write_text("raise SystemExit(99)\n")
     assert patched.good(*words).json["steps"] == first.json["steps"]
@@ -80,18 +78,18 @@ def test_the_same_command_again_judges_nothing(patched: World) -> None:
 
 
 def test_a_search_is_repeated_with_all_options_that_it_was_given(patched: World) -> None:
-    given = {"--confidence=0.9", "--repeat=16", "--timeout=50.0", "--any-failure", "--axis=carries"}
+    given = {"--repeat=16", "--timeout=50.0", "--any-failure", "--axis=carries"}
     words = ("bisect", "HEAD~1", "HEAD", "--judge", judge(patched), "--json")
     bad, good = patched.good(*words, *given).json["check"]
     assert given <= set(shlex.split(bad))
     assert [patched.call(*shlex.split(check)[1:]).status for check in (bad, good)] == [1, 0]
     (plain, _) = patched.good(*words).json["check"]
     named = {word.partition("=")[0] for word in shlex.split(plain)}
-    assert named == {"sparkwright", "bisect", "--good", "--bad", "--judge", "--try"}
+    assert named == {"sparkwright", "bisect", "HEAD~1", "HEAD", "--judge", "--try"}
 
 
 def test_another_text_of_the_work_tree_is_another_search(patched: World) -> None:
-    words = ("bisect", "--good", "HEAD~1", "--bad", ".", "--judge", judge(patched), "--json")
+    words = ("bisect", "HEAD~1", ".", "--judge", judge(patched), "--json")
     first = patched.good(*words)
     patched.carry("doubled", {"vllm/clamp.py": DOUBLED + "# again\n"}, listed=False)
     assert patched.good(*words).json["id"] != first.json["id"]
@@ -115,7 +113,7 @@ def test_a_content_that_nothing_here_has_is_named(patched: World) -> None:
     shutil.rmtree(patched.root / ".git")
     patched.carry("doubled", {"vllm/clamp.py": CLAMP + "# other\n"}, listed=False)
     commit(patched, "without the content")
-    ran = patched.call("bisect", "--good", "HEAD", "--bad", bad, "--judge", "merge", "--json")
+    ran = patched.call("bisect", "HEAD", bad, "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
     assert "doubled" in ran.json["error"]["what"]
     (record,) = (json.loads(data) for path, data in unpack(bad).items() if path.endswith("point.json"))
@@ -125,7 +123,7 @@ def test_a_content_that_nothing_here_has_is_named(patched: World) -> None:
 
 def test_a_wheel_whose_record_was_changed_is_refused(patched: World) -> None:
     changed = changed_record(patched, list.pop)
-    ran = patched.call("bisect", "--good", "HEAD~1", "--bad", changed, "--judge", "merge", "--json")
+    ran = patched.call("bisect", "HEAD~1", changed, "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
     assert changed.name in ran.json["error"]["what"]
 
@@ -140,7 +138,7 @@ def test_a_wheel_cannot_name_a_carry_elsewhere(patched: World, name: str) -> Non
         carry["name"] = name.format(outside=outside.parent)
 
     changed = changed_record(patched, rename)
-    ran = patched.call("bisect", "--good", "HEAD~1", "--bad", changed, "--judge", "merge", "--json")
+    ran = patched.call("bisect", "HEAD~1", changed, "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
     assert "cannot be read" in ran.json["error"]["what"]
     assert "carries[" in ran.json["error"]["because"]
@@ -148,39 +146,28 @@ def test_a_wheel_cannot_name_a_carry_elsewhere(patched: World, name: str) -> Non
 
 @pytest.mark.parametrize("spec", ["nonsense", "1.2.0-x.whl", "spark@later", "--", "0123456789"])
 def test_what_names_no_build_spec_is_refused(patched: World, spec: str) -> None:
-    ran = patched.call("bisect", f"--good={spec}", "--bad", "HEAD", "--judge", "merge", "--json")
+    ran = patched.call("bisect", f"{spec}", "HEAD", "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
     assert spec in ran.json["error"]["what"]
 
 
 def test_nothing_between_the_ends_is_refused(patched: World) -> None:
-    ran = patched.call("bisect", "--good", "HEAD", "--bad", ".", "--judge", "merge", "--json")
+    ran = patched.call("bisect", "HEAD", ".", "--judge", "merge", "--json")
     assert ran.status == BisectionError.exit_code
-    ran = patched.call("bisect", "--good=HEAD~1", "--bad=.", "--judge=merge", "--axis=kernels", "--json")
+    ran = patched.call("bisect", "HEAD~1", ".", "--judge=merge", "--axis=kernels", "--json")
     assert ran.status == BisectionError.exit_code
     assert "carries" in ran.json["error"]["because"]
 
 
 def test_swapped_ends_are_refused(patched: World) -> None:
-    ran = patched.call(
-        "bisect", "--good", "HEAD", "--bad", "HEAD~1", "--judge", judge(patched), "--deterministic", "--json"
-    )
+    ran = patched.call("bisect", "HEAD", "HEAD~1", "--judge", judge(patched), "--deterministic", "--json")
     assert ran.status == BisectionError.exit_code
 
 
 def test_the_fix_is_found_with_the_bad_end_first(patched: World) -> None:
     patched.list_carries([name for name in patched.listed() if name not in {"doubled", "word-1"}])
     ran = patched.good(
-        "bisect",
-        "--bad",
-        "HEAD",
-        "--good",
-        ".",
-        "--find-fix",
-        "--judge",
-        judge(patched),
-        "--deterministic",
-        "--json",
+        "bisect", ".", "HEAD", "--find-fix", "--judge", judge(patched), "--deterministic", "--json"
     )
     assert culprits(ran) == ["doubled:removed"]
 
@@ -188,12 +175,12 @@ def test_the_fix_is_found_with_the_bad_end_first(patched: World) -> None:
 def test_a_probe_judges_and_its_imports_are_suspected_first(patched: World) -> None:
     probe = patched.folder / "probe.py"
     probe.write_text(PROBE)
-    ran = patched.good("bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", f"probe {probe}", "--json")
+    ran = patched.good("bisect", "HEAD~1", "HEAD", "--judge", f"probe {probe}", "--json")
     assert culprits(ran) == ["doubled:added"]
     assert "clamp(4) is not 4" in ran.json["calibration"]["signature"].replace("#", "4")
     assert len(ran.json["steps"]) <= 6
     probe.write_text(PROBE + "# another text\n")
-    again = patched.good("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", f"probe {probe}", "--json")
+    again = patched.good("bisect", "HEAD~1", "HEAD", "--judge", f"probe {probe}", "--json")
     assert again.json["id"] != ran.json["id"], "another text of the probe is another search"
 
 
@@ -205,7 +192,7 @@ def test_failures_are_told_apart_unless_any_counts(world: World) -> None:
         world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
     probe = world.folder / "probe.py"
     probe.write_text(LIMIT_PROBE)
-    words = ("bisect", "--good=spark@1.2.0", "--bad=spark@1.8.0", "--judge", f"probe {probe}", "--json")
+    words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", f"probe {probe}", "--json")
     ran = world.call(*words)
     assert ran.status == NoCulpritError.exit_code
     assert ran.json["changes"] == ["1.4.0", "1.5.0", "1.6.0"]
@@ -221,9 +208,7 @@ def test_an_end_whose_probe_cannot_run_is_refused_with_the_reason(world: World, 
     breaks = {"good": "LIMIT == 10", "bad": "LIMIT == 11"}[end]
     broken = f"    if {breaks}:\n        raise AttributeError('moved')\n"
     probe.write_text(LIMIT_PROBE.replace("    expect(", f"{broken}    expect("))
-    ran = world.call(
-        "bisect", "--good=spark@1.2.0", "--bad=spark@1.6.0", "--judge", f"probe {probe}", "--json"
-    )
+    ran = world.call("bisect", "spark@1.2.0", "spark@1.6.0", "--judge", f"probe {probe}", "--json")
     assert ran.status == BisectionError.exit_code
     assert f"cannot be used as the {end} end" in ran.json["error"]["what"]
     assert "AttributeError: moved" in ran.json["error"]["because"]
@@ -235,7 +220,7 @@ def test_an_end_whose_probe_cannot_run_is_refused_with_the_reason(world: World, 
 
 
 def test_one_candidate_is_judged_by_hand(patched: World) -> None:
-    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge(patched))
+    words = ("bisect", "HEAD~1", "HEAD", "--judge", judge(patched))
     assert patched.call(*words, "--try=").status == 0
     assert patched.call(*words, "--try=doubled:added").status == 1
     ran = patched.call(*words, "--try=word-5:added,doubled:added", "--json")
@@ -252,14 +237,14 @@ def test_a_command_says_125_where_it_cannot_judge(patched: World) -> None:
     text = CLAMP.replace("return value", "return value  # UNTESTABLE")
     patched.carry("aside", {"vllm/clamp.py": text}, listed=False)
     patched.carry("doubled", {"vllm/clamp.py": CLAMP.replace("# Always.", "# value * 2")}, listed=False)
-    words = ("bisect", "--good=HEAD~1", "--bad=.", "--judge", judge(patched))
+    words = ("bisect", "HEAD~1", ".", "--judge", judge(patched))
     patched.list_carries([*patched.listed(), "aside"])
     assert patched.call(*words, "--try=aside:added").status == 125
 
 
 @pytest.mark.parametrize("status", [126, 127, 128, 200])
 def test_a_command_that_breaks_gives_no_verdict(patched: World, status: int) -> None:
-    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge")
+    words = ("bisect", "HEAD~1", "HEAD", "--judge")
     ran = patched.call(*words, judge(patched, f"raise SystemExit({status})\n"), "--try=", "--json")
     assert ran.status == ProcessError.exit_code
     assert str(status) in ran.json["error"]["because"]
@@ -267,7 +252,7 @@ def test_a_command_that_breaks_gives_no_verdict(patched: World, status: int) -> 
 
 def test_a_command_runs_without_a_shell_and_within_its_time(patched: World) -> None:
     marker = patched.folder / "marker"
-    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--try=", "--json", "--judge")
+    words = ("bisect", "HEAD~1", "HEAD", "--try=", "--json", "--judge")
     ran = patched.call(*words, f"run {sys.executable} -c 'raise SystemExit(3)' ; touch {marker}")
     assert ran.json["verdict"] == "bad"
     assert not marker.exists()
@@ -278,7 +263,7 @@ def test_a_command_runs_without_a_shell_and_within_its_time(patched: World) -> N
 
 def test_a_wheel_is_built_only_where_a_command_mentions_it(patched: World) -> None:
     show = "import os,sys; print(os.environ.get('SPARKWRIGHT_WHEEL', 'none'), *sys.argv[1:])"
-    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--json")
+    words = ("bisect", "HEAD~1", "HEAD", "--json")
     ran = patched.good(*words, "--try=", "--judge", f'run {sys.executable} -c "{show}"')
     assert ran.json["detail"] == "none"
     ran = patched.good(
@@ -296,7 +281,7 @@ def test_a_wheel_is_built_only_where_a_command_mentions_it(patched: World) -> No
 
 def test_a_pair_that_does_not_merge_is_untestable_and_the_conflict_is_told(patched: World) -> None:
     patched.carry("other", {"vllm/clamp.py": CLAMP.replace("return value", "return value - 1")})
-    words = ("bisect", "--good=HEAD~1", "--bad=.", "--judge", judge(patched), "--json")
+    words = ("bisect", "HEAD~1", ".", "--judge", judge(patched), "--json")
     ran = patched.call(*words, "--try=doubled:added,other:added")
     assert (ran.status, ran.json["verdict"]) == (125, "untestable")
     assert "other" in ran.json["detail"]
@@ -308,7 +293,7 @@ def test_a_pair_that_does_not_merge_is_untestable_and_the_conflict_is_told(patch
     "judge", ["", "probe", "probe nowhere.py", "verify nonsense", "metric x", "metric x --worse-by 5%", "'"]
 )
 def test_what_is_no_judge_is_refused(patched: World, judge: str) -> None:
-    ran = patched.call("bisect", "--good=HEAD~1", "--bad=HEAD", "--json", f"--judge={judge or 'no such'}")
+    ran = patched.call("bisect", "HEAD~1", "HEAD", "--json", f"--judge={judge or 'no such'}")
     assert ran.status == ConfigError.exit_code
 
 
@@ -322,10 +307,8 @@ def test_a_metric_that_a_command_prints_is_compared(patched: World) -> None:
         "print('speed:', speed * random.gauss(1, 0.01))\n"
     )
     text = f"metric speed --worse-by 10% -- {sys.executable} {measure}"
-    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--carry=word-0", "--judge", text, "--json")
-    ran = patched.call(
-        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", text, "--try=doubled:added", "--json"
-    )
+    words = ("bisect", "HEAD~1", "HEAD", "--carry=word-0", "--judge", text, "--json")
+    ran = patched.call("bisect", "HEAD~1", "HEAD", "--judge", text, "--try=doubled:added", "--json")
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert ran.json["value"] == pytest.approx(0.8, abs=0.05)
     assert patched.call(*words).status != 0, "and a carry that only one end has cannot be taken of both"
@@ -338,9 +321,7 @@ def test_a_range_is_no_culprit(patched: World) -> None:
         text = changes if number in {4, 5} else (("vllm/clamp.py", DOUBLED),) if number == 6 else ()
         patched.offer(make_tiny(f"1.{number}.0", changes=text))
     patched.list_carries([])
-    ran = patched.call(
-        "bisect", "--good=spark@1.2.0", "--bad=spark@1.6.0", "--judge", judge(patched), "--json"
-    )
+    ran = patched.call("bisect", "spark@1.2.0", "spark@1.6.0", "--judge", judge(patched), "--json")
     assert ran.status == NoCulpritError.exit_code
     assert (ran.json["kind"], ran.json["changes"]) == ("range", ["1.4.0", "1.5.0", "1.6.0"])
 
@@ -351,13 +332,11 @@ def test_the_release_that_broke_a_carry_is_named(world: World) -> None:
     for number in range(3, 12):
         world.offer(make_tiny(f"1.{number}.0", changes=other if number >= 8 else ()))
     probe = world.root / "carries" / "clamp" / "probe.py"
-    ran = world.good(
-        "bisect", "--good=spark@1.2.0", "--bad=spark@1.11.0", "--judge", f"probe {probe}", "--json"
-    )
+    ran = world.good("bisect", "spark@1.2.0", "spark@1.11.0", "--judge", f"probe {probe}", "--json")
     assert culprits(ran) == ["1.8.0"]
     searching = [step for step in ran.json["steps"] if step["role"] == "search"]
     assert len(searching) <= 4
-    world.call("bisect", "--good=spark@1.2.0", "--bad=spark@1.11.0", "--list", "--offline", "--json")
+    world.call("bisect", "spark@1.2.0", "spark@1.11.0", "--list", "--offline", "--json")
 
 
 def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> None:
@@ -370,7 +349,7 @@ def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> Non
             files["vllm/clamp.py"] = CLAMP.replace("return value", "return int(value)")
         ids.append(upstream.commit(f"change {number}", files))
     ran = world.good(
-        "bisect", f"--good=spark@{ids[0]}", f"--bad=spark@{ids[-1]}", "--judge=merge", "--json",
+        "bisect", f"spark@{ids[0]}", f"spark@{ids[-1]}", "--judge=merge", "--json",
         f"--commits={upstream.folder}",
     )  # fmt: skip
     assert culprits(ran) == [ids[14][:12]]

@@ -64,7 +64,7 @@ def words(
 ) -> tuple[str, ...]:
     path = write_recipe(world.folder / "recipe.toml", **recipe)
     return (
-        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge, f"--recipe={path}",
+        "bisect", "HEAD~1", "HEAD", "--judge", judge, f"--recipe={path}",
         f"--platform={MACHINE}", "--deterministic", "--json",
         *([] if host is None else [f"--cluster=ssh://{host.sshd.host}"]),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_figure_of_a_rehearsal_is_compared(world: World) -> None:
     commit(world, "good")
     plant(world, "slow=4")
     ran = world.call(
-        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", "metric tpot-ms@1 --worse-by 50%",
+        "bisect", "HEAD~1", "HEAD", "--judge", "metric tpot-ms@1 --worse-by 50%",
         "--try=culprit:added", "--json",
     )  # fmt: skip
     assert (ran.status, ran.json["verdict"]) == (1, "bad"), ran.said
@@ -183,5 +183,5 @@ def test_what_cannot_be_judged_is_refused(world: World, more: tuple[str, ...]) -
     world.list_carries([])
     commit(world, "good")
     harmless(world, 0)
-    ran = world.call("bisect", "--good=HEAD", "--bad=.", "--json", *more)
+    ran = world.call("bisect", "HEAD", ".", "--json", *more)
     assert ran.status == ConfigError.exit_code, ran.said

@@ -11,7 +11,7 @@ from world import World, finish, wait_until
 
 from sparkwright.base.errors import BusyError, FetchError, NotInStoreError
 
-ENDS = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--json")
+ENDS = ("bisect", "HEAD~1", "HEAD", "--json")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def offer_later_releases(world: World) -> None:
 
 def test_what_the_store_lacks_is_named_without_a_network(world: World) -> None:
     offer_later_releases(world)
-    words = ("bisect", "--good=spark@1.2.0", "--bad=spark@1.8.0", "--judge", judge(world), "--json")
+    words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", judge(world), "--json")
     assert world.call(*words, "--offline").status == NotInStoreError.exit_code
     ran = world.good(*words)
     assert ran.json["changes"] == ["1.6.0"]
@@ -71,7 +71,7 @@ def test_what_the_store_lacks_is_named_without_a_network(world: World) -> None:
 def test_a_network_that_fails_in_the_middle_gives_no_verdict(world, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # between one try and the next
     offer_later_releases(world)
-    words = ("bisect", "--good=spark@1.2.0", "--bad=spark@1.8.0", "--judge", judge(world), "--json")
+    words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", judge(world), "--json")
     words = (*words, "--deterministic")
     world.index.faults += [Fault(), Fault(), *[Fault(status=503)] * 200]
     ran = world.call(*words)

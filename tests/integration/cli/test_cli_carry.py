@@ -151,8 +151,6 @@ class TestShow:
         assert "clamp: Change clamp" in out
         assert "-    return value\n+    return min(value, LIMIT)\n" in out
         assert " def clamp(value):\n" in out
-        bare = world.good("carry", "show", "clamp", "-U", "0").out
-        assert "\n def clamp(value):\n" not in bare
         told = world.good("carry", "show", "clamp", "--json").json
         assert told["title"] == "Change clamp"
         assert "+    return min(value, LIMIT)" in told["diff"]

@@ -251,7 +251,7 @@ class TestNative:
             return found
 
         (tmp_path / "cuda").mkdir()
-        assert key("--cuda", str(tmp_path / "cuda")) != key() == key("--jobs", "3", "--isolate", "--full")
+        assert key("--cuda", str(tmp_path / "cuda")) != key() == key("--jobs", "3", "--isolate")
 
     def test_binaries_that_only_say_that_they_were_compiled(self, compiling, tmp_path, monkeypatch):
         stock = compiling.release.lock.wheels["aarch64"].filename

@@ -121,7 +121,7 @@ class TestUnforeseen:
         def explode(*_: object) -> None:
             raise ZeroDivisionError("division\nby zero")
 
-        monkeypatch.setattr("sparkwright.cli.plan.plan", explode)
+        monkeypatch.setattr("sparkwright.cli.wheel.plan", explode)
         return world
 
     def test_one_clear_line_and_a_traceback_in_a_file(self, broken: World) -> None:

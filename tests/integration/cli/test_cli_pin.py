@@ -1,4 +1,4 @@
-"""``sparkwright lock bump`` to commits, and wheels for a commit: from git and upstream's wheel, without a compiler."""
+"""``lock bump`` to commits, and wheels for a commit: from git and upstream's wheel, without a compiler."""
 
 import contextlib
 import json

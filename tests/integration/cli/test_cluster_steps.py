@@ -30,7 +30,7 @@ def hosts(probing_hosts: list[Host]) -> list[Host]:
 
 def search(judged: str) -> tuple[str, ...]:
     limit = ("--timeout", "3") if "judge.sh" in judged else ()
-    return "bisect", "--good", "HEAD~1", "--bad", "HEAD", *limit, "--judge", judged, "--json"
+    return "bisect", "HEAD~1", "HEAD", *limit, "--judge", judged, "--json"
 
 
 def stable(result: dict[str, Any]) -> dict[str, Any]:
