@@ -31,7 +31,7 @@ MODEL = "org/tiny"
 _MOUNTED = 'mount --bind "$1" /sys/class && shift && exec "$@"'
 _SERVER = """\
 Port 22
-SetEnv HOME={there} XDG_CACHE_HOME={there}/cache HF_HOME={there}/hf PATH={folder}/there:/usr/bin:/bin
+SetEnv HOME={there} XDG_CACHE_HOME={there}/cache HF_HOME={there}/hf PATH={folder}/there:{path} {more}
 """
 _CLIENT = """\
 Host {name}
@@ -116,12 +116,14 @@ class TwoHosts:
         folder: with the homes ``here`` and ``there``, ssh's files and the faults.
         python: the interpreter of an environment with vLLM.
         recipe: for two machines.
+        own_sys: /sys is that of this machine.
     """
 
     folder: Path
     namespaces: tuple[str, str]
     python: Path
     recipe: Path
+    own_sys: bool = False
     sshd: subprocess.Popen[bytes] | None = None
 
     @property
@@ -152,8 +154,10 @@ class TwoHosts:
 
     def inside(self, host: int, *words: str | Path) -> list[str]:
         """Return the command that runs *words* on a machine."""
-        entered = ["ip", "netns", "exec", self.namespaces[host], "sh", "-c", _MOUNTED, "sh"]
-        return [*entered, str(self.folder / f"sys-{host}"), *map(str, words)]
+        entered = ["ip", "netns", "exec", self.namespaces[host]]
+        if not self.own_sys:
+            entered += ["sh", "-c", _MOUNTED, "sh", str(self.folder / f"sys-{host}")]
+        return [*entered, *map(str, words)]
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the second machine, but the sshd that listens."""
@@ -198,19 +202,20 @@ class TwoHosts:
             cwd=self.folder / "here", capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
-    def serve(self, *words: str | Path, **variables: str) -> Serving:
-        """Start ``sparkwright serve --json``."""
+    def serve(self, *words: str | Path, peer: bool = True, **variables: str) -> Serving:
+        """Start ``sparkwright serve --json``, on the first machine alone without *peer*."""
         out = self.folder / f"serve-{time.monotonic_ns()}.jsonl"
+        command = self.inside(0, *self._command("--json", *words, peer=peer))
         with out.open("w") as stream:
             child = subprocess.Popen(
-                self.inside(0, *self._command("--json", *words)), env=self.environment(**variables),
-                cwd=self.folder / "here", stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.PIPE,
-                text=True,
+                command, env=self.environment(**variables), cwd=self.folder / "here",
+                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         return Serving(child, out, patience_s=90.0)
 
-    def _command(self, *words: str | Path) -> list[str]:
-        own = ["--python", str(self.python), "--peer", NAME, "--no-warm-up", "--offline", "--force"]
+    def _command(self, *words: str | Path, peer: bool = True) -> list[str]:
+        own = ["--python", str(self.python), "--no-warm-up", "--offline", "--force"]
+        own += ["--peer", NAME] if peer else []
         port = [] if "--port" in words else ["--port", "0"]
         recipe = [] if any(str(one).endswith(".toml") for one in words) else [str(self.recipe)]
         return [sys.executable, "-m", "sparkwright", "serve", *recipe, *own, *port, *map(str, words)]
@@ -225,14 +230,19 @@ class TwoHosts:
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path) -> Iterator[TwoHosts]:
-    """Yield two machines; skip the test where namespaces or sshd cannot be had."""
+def two_hosts(folder: Path, card: str = "") -> Iterator[TwoHosts]:
+    """Yield two machines; skip the test where namespaces or sshd cannot be had.
+
+    Args:
+        folder: a new folder.
+        card: number of the card that the second machine has; both then have this machine's /sys.
+    """
     if os.getuid() != 0:
         pytest.skip("network namespaces are made by root alone")
     if SSHD is None or not all(map(shutil.which, ("ssh", "ip"))):
         pytest.skip("no OpenSSH server and client, or no iproute2, are installed here")
     names = (f"sw{os.getpid()}a", f"sw{os.getpid()}b")
-    hosts = _made(folder, names)
+    hosts = _made(folder, names, card)
     try:
         try:
             _link(names)
@@ -270,20 +280,24 @@ def _link(names: Sequence[str]) -> None:
             _run("ip", "-n", name, "link", "set", interface, "up")
 
 
-def _made(folder: Path, names: tuple[str, str]) -> TwoHosts:
+def _made(folder: Path, names: tuple[str, str], card: str) -> TwoHosts:
     ssh = folder / "ssh"
     for name in ("here", "there", "faults", "ssh/bin", "ssh/there"):
         (folder / name).mkdir(parents=True)
     for name in ("host", "client"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / name)
-    (ssh / "sshd").write_text((SSHD_CONFIG + _SERVER).format(folder=ssh, there=folder / "there"))
+    path, more = (os.environ["PATH"], f"CUDA_VISIBLE_DEVICES={card}") if card else ("/usr/bin:/bin", "")
+    server = (SSHD_CONFIG + _SERVER).format(folder=ssh, there=folder / "there", path=path, more=more)
+    (ssh / "sshd").write_text(server)
     (ssh / "known").write_text(f"10.77.2.2 {(ssh / 'host.pub').read_text()}")
     (ssh / "config").write_text((_CLIENT + SSH_CONFIG).format(folder=ssh, name=NAME))
     program = ssh / "bin" / "ssh"
     program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh}/config "$@"\n')
     program.chmod(0o755)
     _write_model(folder / "here" / "hf" / "hub")
-    hosts = TwoHosts(folder, names, _write_environment(folder / "environment"), folder / "tiny-2x.toml")
+    hosts = TwoHosts(
+        folder, names, _write_environment(folder / "environment"), folder / "tiny-2x.toml", own_sys=bool(card)
+    )
     write_recipe(hosts)
     for host in (0, 1):
         hosts.sysfs(host, {FAST: 200_000, SLOW: 10_000})
