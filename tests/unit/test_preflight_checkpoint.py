@@ -65,12 +65,6 @@ def too_long(folder):
         stream.write(b"\0")
 
 
-def of_another_revision(folder):
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"]["gone"] = FIRST
-    (folder / INDEX).write_text(json.dumps(index))
-
-
 # What is done to a whole checkpoint, what is found, and a word of what is said of it.
 FAULTS = [
     (text(FIRST, POINTER), {"lfs-pointer": "refuse"}, FIRST),
@@ -81,7 +75,6 @@ FAULTS = [
     (lambda folder: write_shard(folder / SECOND, TWO[1], missing=1), {"shard-size": "refuse"}, "cut off"),
     (lambda folder: write_shard(folder / SECOND, TWO[1], missing=100), {"shard-size": "refuse"}, "cut off"),
     (too_long, {"shard-size": "refuse"}, "longer"),
-    (of_another_revision, {"index": "refuse"}, "gone"),
     (text("config.json", "[1, 2]"), {"unreadable": "refuse"}, "config.json"),
     (text(INDEX, "[1, 2]"), {"unreadable": "refuse"}, INDEX),
     (gone("config.json"), {"no-config": "refuse"}, "holds none"),
@@ -192,26 +185,6 @@ def test_weights_that_the_recipe_has_otherwise_are_found(nvfp4, folder):
 
 
 PACKED = {"l.weight": ("I32", (8, 8)), "l.scales": ("F16", (8,))}
-
-
-@pytest.mark.parametrize(
-    ("has", "asked", "refused"),
-    [
-        ("", "modelopt", True),
-        ("", "compressed-tensors", True),
-        ("", "fp8", False),
-        ("", "bitsandbytes", False),
-        ("awq", "awq_marlin", False),  # of the same format
-        ("awq", "gptq", True),
-        ("compressed-tensors", "fp8", True),
-    ],
-)
-def test_a_quantization_that_the_checkpoint_has_not(folder, tmp_path, has, asked, refused):
-    if has:
-        config = {**DENSE, "quantization_config": {"quant_method": has}}
-        folder = write_checkpoint(tmp_path / "q", config, [PACKED])
-    found = judged(folder, flags={"quantization": asked})
-    assert found == ({"quantization-flag": "refuse"} if refused else {})
 
 
 def test_a_configuration_that_was_left_behind_is_found(nvfp4):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_kit import DENSE, GEMMA_26B, NEMOTRON, QWEN_27B, QWEN_27B_DFLASH, write_checkpoint
+from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, write_checkpoint
 from preflight_kit import GB10, H200, recipe, spark, start
 
 from sparkwright.recipes import load_recipe
@@ -18,60 +18,13 @@ AUX = "eagle_aux_hidden_state_layer_ids"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 
 
-def drafter_of(target, layers, **keys):
-    own = target.get("text_config", target)
-    sizes = {"hidden_size": own["hidden_size"], "vocab_size": own["vocab_size"]}
-    count = own["num_hidden_layers"]
-    dflash = {"mask_token_id": 7, "target_layer_ids": [1, count // 2, count - 2]}
-    return {
-        **QWEN_27B_DFLASH, **sizes, "num_target_layers": count, "num_hidden_layers": layers,
-        "dflash_config": dflash, **keys,
-    }  # fmt: skip
-
-
 def levels(tmp_path, target, drafter, *, method="dflash", version=OLD, carries=WINDOWS, variables=None):
     folder = write_checkpoint(tmp_path / "target", target)
     own = write_checkpoint(tmp_path / "drafter", drafter, tokenizer=False)
     speculative = {"method": method, "num_speculative_tokens": 5}
     served = recipe(folder, drafter=str(own), speculative=speculative, environment=variables or {})
     found = run_preflight(start(served, engine=EngineFacts(version=version, carries=carries)))
-    return {one.check: one for one in found if one.check in {"draft-kv-groups", "draft-aux-layers"}}
-
-
-# KV cache groups ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("target", "layers"),
-    [(GEMMA_26B, 8), (QWEN_27B, 17)],
-    ids=["windows and full layers", "gated delta nets"],
-)
-@pytest.mark.parametrize(("version", "carries"), [(OLD, WINDOWS), ("0.24.0", frozenset())])
-def test_a_drafter_in_several_groups_is_found_before_the_weights_are_read(
-    tmp_path, target, layers, version, carries
-):
-    found = levels(tmp_path, target, drafter_of(target, layers), version=version, carries=carries)
-    assert {name: one.level for name, one in found.items()} == {"draft-kv-groups": "refuse"}
-    assert found["draft-kv-groups"].liftable
-    assert f"its {layers} layers" in found["draft-kv-groups"].because
-    assert "revision 7" in found["draft-kv-groups"].next_step
-
-
-@pytest.mark.parametrize(
-    ("target", "layers", "keys"),
-    [
-        (GEMMA_26B, 8, {"version": NEW}),
-        (GEMMA_26B, 8, {"version": "0.24.0+spark.0.1a2b3c4d"}),
-        (GEMMA_26B, 8, {"version": "0.33.0"}),
-        (GEMMA_26B, 8, {"variables": V2}),
-        (GEMMA_26B, 5, {}),
-        (QWEN_27B, 5, {}),
-        (DENSE, 17, {}),
-    ],
-    ids=["later revision", "no revision", "later release", "V2", "as many", "published", "one kind"],
-)
-def test_a_drafter_in_one_group_is_silent(tmp_path, target, layers, keys):
-    assert levels(tmp_path, target, drafter_of(target, layers), **keys) == {}
+    return {one.check: one for one in found if one.check == "draft-aux-layers"}
 
 
 @pytest.mark.parametrize(

@@ -207,24 +207,6 @@ def test_pages_of_a_drafter_elsewhere():
     assert cached("fp8", "bfloat16", target=wide) == {}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "draft", "refused"),
-    [
-        ("nvfp4", "fp8", True),
-        ("auto", "nvfp4", True),
-        ("fp8", "nvfp4", True),
-        ("nvfp4", "bfloat16", False),
-        ("turboquant_k8v4", "fp8", False),
-        ("fp8", "bfloat16", False),
-    ],
-)
-def test_types_that_do_not_stand_side_by_side(dtype, draft, refused):
-    """The table of docs/nvfp4-kv.md."""
-    expected = {"draft-kv-pair": "refuse"} if refused else {}
-    assert cached(dtype, draft, target=PLAIN) == expected
-    assert cached(dtype, draft, target=PLAIN, version="0.33.0") == {}
-
-
 def test_the_whole_of_a_start(tmp_path):
     target = write_checkpoint(tmp_path / "target", QWEN_27B)
     drafter = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)

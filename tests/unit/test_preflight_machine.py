@@ -18,7 +18,7 @@ from sparkwright.base.errors import ArchiveError, ServerError
 from sparkwright.engine.installed import REGISTRY, files_digest, read_installed, read_wheel, runs_on
 from sparkwright.recipes import load_recipe
 from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
-from sparkwright.serve.preflight.machine import check_room, is_taken, parse_card, writable
+from sparkwright.serve.preflight.machine import check_room, is_taken, parse_card
 
 
 @pytest.fixture
@@ -78,7 +78,6 @@ FAULTS = [
     ({"capability": "12.1"}, {"host": spark(card=H200), "engine": ANY}, {"capability": "warn"}),
     ({"capability": "12.1"}, {"host": spark(card=None), "engine": ANY}, {"card": "refuse"}),
     ({}, {"host": spark(card=None), "engine": ANY}, {}),
-    ({}, {"host": spark(unwritable={"Triton": "/x"})}, {"cache": "warn"}),
     ({}, {"host": spark(glibc=(2, 31))}, {"glibc": "refuse"}),
     ({}, {"host": spark(glibc=(2, 34))}, {}),
     ({}, {"host": spark(lacks=("compiler",))}, {"compiler": "refuse"}),
@@ -155,14 +154,6 @@ def test_a_port_that_is_taken(model, tmp_path):
     assert levels(recipe(model), port=port) == {}
 
 
-def test_caches_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    assert not writable(tmp_path / "file" / "below")
-    assert writable(tmp_path / "new" / "below")
-    facts = read_host({"HOME": str(tmp_path / "file")}, models=tmp_path)
-    assert set(facts.unwritable) == {"FlashInfer", "Triton", "vLLM", "the driver"}
-
-
 def test_what_triton_compiles_with_is_looked_for_as_it_does(tmp_path, monkeypatch):
     def lacks(**environment):
         return read_host({"HOME": str(tmp_path), **environment}, models=tmp_path).lacks
@@ -181,7 +172,7 @@ def test_room_for_the_first_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     (found,) = check_room(tmp_path / "not" / "there")
     assert (found.check, found.level, found.liftable) == ("room", "refuse", True)
-    assert "5.0 are free" in found.because
+    assert "5.0 GiB are free" in found.because
     (tmp_path / "made" / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
     assert not list(check_room(tmp_path)), "one is there, and may be this one's"
     usage = usage._replace(free=9 * GIB)
@@ -282,7 +273,6 @@ def test_this_machine_is_read(tmp_path):
     found = read_host({"HOME": str(tmp_path), "PATH": ""}, models=tmp_path / "hub")
     assert found.meminfo["MemTotal"] > found.meminfo["MemAvailable"] > 0
     assert found.disk_free > 0
-    assert found.unwritable == {}
 
 
 def test_the_generated_pair_of_the_smoke_recipe():

@@ -13,12 +13,9 @@ from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.facts import StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.kv_plan import (
-    ONE_GROUP_SINCE,
     PAGES_CARRY,
     KvOptions,
     UnknownFormatError,
-    deals_out_drafter,
-    keeps_one_group,
     token_bytes,
 )
 from sparkwright.serve.preflight.shape import Attention, ModelShape, is_head, model_shape, whole_number
@@ -29,8 +26,6 @@ _LARGER = 1.001
 _PAGES_SINCE = "0.33"
 _READ_UNTIL = "0.25"
 _FLOATS = {"BF16", "F16", "F32"}
-_SIXTEEN = {"bfloat16", "float16", "auto"}
-_PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
 _AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 # vllm config/vllm.py:68 of 0.24.0
 _V2_BY_DEFAULT = {
@@ -195,11 +190,10 @@ def _first_layer(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[
 def check_draft_cache(
     target: ModelShape, layers: tuple[Attention, ...], options: KvOptions, engine: EngineFacts
 ) -> Iterator[Finding]:
-    """Yield findings about a drafter's type of KV cache that is refused after loading, or costs memory."""
+    """Yield findings about a drafter's type of KV cache that costs memory."""
     if not layers or not target.attention:
         return
     draft, version = options.draft_dtype or options.dtype, engine.version
-    yield from _pair(draft, options.dtype, version)
     try:
         own = token_bytes(target.attention[0], options.dtype, options.model_dtype, options.ranks)
         its = max(token_bytes(one, draft, options.model_dtype, options.ranks) for one in layers)
@@ -221,14 +215,6 @@ def check_draft_cache(
     yield finding(row, factor=its / own, remedy=remedy, **types)
 
 
-def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:
-    """Yield a finding for types that vLLM 0.24 with draft-kv-dtype refuses to hold in one pool."""
-    same = draft == target or {draft, target} <= _SIXTEEN
-    fits = draft in _SIXTEEN or (draft in _PLAIN and (target in _PLAIN or target.startswith("turboquant_")))
-    if not (same or fits) and version and before(version, _READ_UNTIL):
-        yield finding("draft-kv-pair", draft=draft, target=target, version=version)
-
-
 # The model runner ------------------------------------------------------------------------------------------
 
 
@@ -238,9 +224,7 @@ def check_draft_runner(facts: StartFacts) -> Iterator[Finding]:
         return
     method, version = facts.recipe.speculative.get("method"), facts.engine.version
     runner = _runner(facts, facts.target, version)
-    if method == "dflash" and runner == "v1" and before(version, _READ_UNTIL):
-        yield from _groups(facts, facts.target, facts.drafter, facts.engine)
-    elif method == "eagle3" and runner != "v1":
+    if method == "eagle3" and runner != "v1":
         yield from _aux_layers(facts.target, facts.drafter, known=bool(runner))
 
 
@@ -252,28 +236,6 @@ def _runner(facts: StartFacts, target: Checkpoint, version: str) -> str:
     if not before(version, _READ_UNTIL):
         return ""
     return "v2" if _V2_BY_DEFAULT & set(target.architectures) else "v1"
-
-
-def _groups(
-    facts: StartFacts, target: Checkpoint, drafter: Checkpoint, engine: EngineFacts
-) -> Iterator[Finding]:
-    """Yield a finding where model runner V1 would refuse a DFlash drafter that lies in several groups."""
-    layers, shape = drafter_layers(facts.recipe, target, drafter), model_shape(target.text)
-    if keeps_one_group(engine) or not layers or not shape.attention:
-        return
-    try:
-        if not deals_out_drafter(shape, layers, facts.options):
-            return
-    except UnknownFormatError:
-        return
-    yield finding(
-        "draft-kv-groups",
-        drafter=drafter.name,
-        model=target.name,
-        version=engine.version,
-        count=sum(one.layers for one in layers),
-        revision=ONE_GROUP_SINCE,
-    )
 
 
 def _aux_layers(target: Checkpoint, drafter: Checkpoint, *, known: bool) -> Iterator[Finding]:

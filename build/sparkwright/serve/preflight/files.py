@@ -1,14 +1,9 @@
-"""Findings about a model's files: missing, cut off or not fetched, quantized otherwise, and chat templates.
-
-vLLM stops over a template that is named and missing, and no chat works with a broken one.
-"""
+"""Findings about a model's files: missing, cut off or not fetched, and quantized otherwise."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.checkpoint import (
@@ -23,20 +18,6 @@ _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _PACKED = {"U8", "I8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4"}
 _SCALES = re.compile(r"(?:weight_scale(?:_2|_inv)?|weight_global_scale|scales|input_scale|qzeros|_blocks)$")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|embed_vision|multi_modal_projector)\.")
-# A method that the user names, and those of checkpoints that vLLM takes over for it.
-_OVERRIDES = {
-    "awq_marlin": {"awq"},
-    "gptq_marlin": {"gptq"},
-    "modelopt_fp4": {"modelopt"},
-    "modelopt_mixed": {"modelopt"},
-    "modelopt_mxfp8": {"modelopt"},
-    "gpt_oss_mxfp4": {"mxfp4"},
-    "auto_round": {"auto-round"},
-    "inc": {"auto-round", "auto_round"},
-}
-_MOST = 4 << 20
-_LITERAL = frozenset("{}\n")  # what vLLM takes a template itself by, where no file of that name is
-_BUNDLED = "template_"  # names of the templates in vLLM's own folder
 
 
 def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool = True) -> Iterator[Finding]:
@@ -54,7 +35,6 @@ def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool
     yield from _config(checkpoint)
     if weights:
         yield from _shards(checkpoint)
-        yield from _index(checkpoint)
     if tokenizer and not checkpoint.has_vocabulary:
         files = listed(checkpoint.tokenizer) or "no file of one"
         yield finding("tokenizer", model=model, folder=checkpoint.folder, files=files)
@@ -99,16 +79,6 @@ def _shards(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield finding("no-weights", model=model, folder=checkpoint.folder)
 
 
-def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Compare the index with the headers of the files that are there and whole."""
-    readable = {shard.name: shard for shard in checkpoint.shards if not (shard.problem or shard.pointer)}
-    held = {name: {tensor.name for tensor in shard.tensors} for name, shard in readable.items()}
-    index = checkpoint.index
-    if absent := [tensor for tensor, name in index.items() if name in held and tensor not in held[name]]:
-        facts = {"count": len(absent), "all": len(index), "tensors": listed(absent)}
-        yield finding("index", model=checkpoint.name, **facts)
-
-
 # Quantization ----------------------------------------------------------------------------------------------
 
 
@@ -130,11 +100,6 @@ def _by_recipe(recipe: Recipe, model: str, found: Quantization) -> Iterator[Find
     if recipe.weights and _family(recipe.weights) != _family(method):
         facts = {"weights": recipe.weights, "stated": stated, "method": method}
         yield finding("quantization-recipe", model=model, **facts)
-    flag = recipe.flags.get("quantization")
-    allowed = {None, "", method, *(name for name, of in _OVERRIDES.items() if method in of)}
-    online = method == NONE and not str(flag).startswith(("modelopt", "compressed-tensors", "awq", "gptq"))
-    if flag not in allowed and not online:
-        yield finding("quantization-flag", flag=flag, model=model, stated=stated)
 
 
 def _by_tensors(checkpoint: Checkpoint, found: Quantization) -> Iterator[Finding]:
@@ -159,69 +124,3 @@ def _family(method: str) -> str:
     return (
         method.lower().replace("_", "-").removesuffix("-fp4").removesuffix("-mixed").removesuffix("-marlin")
     )
-
-
-# Chat templates --------------------------------------------------------------------------------------------
-
-
-def check_template(recipe: Recipe) -> Iterator[Finding]:
-    """Yield findings about the chat template that *recipe* names, a file or the template itself."""
-    given = recipe.flags.get("chat-template")
-    if not isinstance(given, str) or not given:
-        return
-    text, why = _template(given)
-    if why:
-        yield finding("chat-template", place=given, why=why)
-    elif text and (fault := _fault(text)):
-        place = given if text != given else "the flag chat-template"
-        yield finding("chat-template/broken", place=place, why=fault)
-
-
-def _template(given: str) -> tuple[str, str]:
-    """Return the template that a flag names or is, and why vLLM cannot take it; of vLLM's own neither."""
-    path = Path(given)
-    try:
-        there = path.exists()
-    except (OSError, ValueError):  # such as a whole template, which is too long for a name
-        there = False
-    if _LITERAL & {*given} and not there:
-        return given, ""
-    if there and not path.is_file():
-        return "", "it is no file"
-    if not path.is_absolute():
-        why = "a relative path is looked up in the working folder of the server, which each start makes"
-        return "", "" if given.startswith(_BUNDLED) else why
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST).decode(), ""
-    except FileNotFoundError:
-        return "", "there is no such file"
-    except (OSError, UnicodeDecodeError) as error:
-        return "", f"it cannot be read: {error}"
-
-
-def _fault(text: str) -> str:
-    """Return why the template *text* does not parse as transformers parses it; empty if it does."""
-    from jinja2 import Environment, TemplateSyntaxError, nodes
-    from jinja2.ext import Extension
-
-    class Generation(Extension):
-        """The tag by which transformers marks what an assistant said."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2's own form
-
-        def parse(self, parser: Any) -> list[nodes.Node]:
-            next(parser.stream)
-            body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return body
-
-    environment = Environment(  # noqa: S701 - nothing is rendered
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    try:
-        environment.parse(text)
-    except TemplateSyntaxError as error:
-        return f"line {error.lineno}: {error.message}"
-    except RecursionError:
-        return "it is nested too deep"
-    return ""

@@ -20,7 +20,7 @@ from sparkwright.engine.models import is_offline, is_repository
 from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint, Shard, parse_shard
 from sparkwright.serve.preflight.files import missing_shards
 from sparkwright.serve.preflight.finding import Finding, finding
-from sparkwright.serve.preflight.machine import GIB
+from sparkwright.serve.preflight.machine import GIB, in_gib
 
 if TYPE_CHECKING:
     import requests
@@ -223,7 +223,7 @@ def check_fetched(environment: Mapping[str, str], remote: Mapping[str, RemoteMod
         elif told.refused:
             yield finding("model-refused", model=name, why=told.refused)
         else:
-            size = f"{told.download / GIB:.1f} GiB in {told.files} files, as the hub lists them"
+            size = f"{in_gib(told.download)} in {told.files} files, as the hub lists them"
             known = "; ".join(filter(None, (size if told.files else "", told.unread)))
             yield finding("model-fetched" if known else "model-fetched/unread", model=name, size=known)
 
@@ -241,7 +241,7 @@ def check_disk(
     """
     for name, checkpoint in models.items() if free >= 0 else ():
         missing = remote[name].download if name in remote else _missing_bytes(checkpoint)
-        facts = {"free": f"{free / GIB:.1f}", "folder": folder, "missing": f"{missing / GIB:.1f}"}
+        facts = {"free": in_gib(free), "folder": folder, "missing": in_gib(missing)}
         if missing > 0 and free < missing + _SPARE:
             yield finding("disk", model=name if name in remote else f"the rest of {name}", **facts)
         elif missing < 0 and free < _ROOMY:

@@ -286,17 +286,6 @@ def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptio
     return _pool(whole, options)
 
 
-def deals_out_drafter(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptions) -> bool:
-    """Tell if upstream's planning deals the layers of a DFlash *drafter*, without windows, to several groups.
-
-    Raises:
-        UnknownFormatError: the size of a type of cache is not known here.
-    """
-    groups, drafted, kept = _kinds(target, tuple(replace(layer, window=0) for layer in drafter), options)
-    whole = _merged([*groups, *drafted, *kept])
-    return not _has_one_table(whole) and _is_split(drafted, whole)
-
-
 def _kinds(
     target: ModelShape, drafter: tuple[Attention, ...], options: KvOptions
 ) -> tuple[list[KvGroup], list[KvGroup], list[KvGroup]]:
@@ -313,11 +302,6 @@ def _kinds(
         page = max(own, first.page) if first else own
         kept.append(KvGroup("states", states.layers, page, own, 0, states=held, key=("states", page)))
     return groups, drafted, kept
-
-
-def _has_one_table(groups: list[KvGroup]) -> bool:
-    """Tell if all layers share one block table, so that none has to have the size of another."""
-    return len({group.window for group in groups}) == 1 and not any(group.states for group in groups)
 
 
 def _is_split(drafted: list[KvGroup], groups: list[KvGroup]) -> bool:
@@ -368,7 +352,7 @@ def _pool(groups: list[KvGroup], options: KvOptions, least: int = 0) -> KvPlan:
     batch = options.batch
     if not groups:
         return KvPlan((), 1, batch)
-    if _has_one_table(groups):
+    if len({group.window for group in groups}) == 1 and not any(group.states for group in groups):
         whole = replace(groups[0], layers=sum(group.layers for group in groups))
         return KvPlan((whole,), sum(group.page * group.layers for group in groups), batch)
     page = _page(groups, saves=options.saves)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.base.card import card_fields
-from sparkwright.engine.server.compiling import cache_folders
+from sparkwright.base.text import human_size
 from sparkwright.native.doctor import parse_meminfo
 from sparkwright.recipes import Recipe
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -98,7 +98,6 @@ class HostFacts:
         taken: ports of those asked about that something listens at.
         tools: paths of compilers that just-in-time compilation uses, by name, as far as they are there.
         nvcc: release of nvcc, such as ``(13, 0)``; empty where it is not there or does not say.
-        unwritable: cache folders that cannot be written to, by the cache's name.
         glibc: version of the C library; empty where it is another one.
         lacks: what Triton compiles with on each host and is not there: ``compiler``, ``headers``.
     """
@@ -111,7 +110,6 @@ class HostFacts:
     taken: frozenset[int] = frozenset()
     tools: Mapping[str, str] = field(default_factory=dict)
     nvcc: tuple[int, ...] = ()
-    unwritable: Mapping[str, str] = field(default_factory=dict)
     glibc: tuple[int, ...] = ()
     lacks: tuple[str, ...] = ()
 
@@ -153,9 +151,6 @@ def read_host(
         taken=frozenset(port for port in ports if port and is_taken(address, port)),
         tools=tools,
         nvcc=_nvcc_release(tools.get("nvcc", "")),
-        unwritable={
-            name: str(path) for name, path in cache_folders(environment).items() if not writable(path)
-        },
         glibc=tuple(int(part) for part in platform.libc_ver()[1].split(".") if part.isdecimal()),
         lacks=tuple(_lacks(environment)),
     )
@@ -211,6 +206,11 @@ def _output(program: str, *arguments: str) -> str:
     return ""
 
 
+def in_gib(size: float) -> str:
+    """Return *size* bytes in GiB with one digit, and what would be 0.0 of them in a smaller unit."""
+    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB / 20 else human_size(size)
+
+
 def _nearest(path: Path) -> Path:
     """Return *path*, or the nearest folder above that is there."""
     return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
@@ -235,12 +235,6 @@ def _tools(environment: Mapping[str, str]) -> dict[str, str]:
     search = os.pathsep.join([*(f"{home}/bin" for home in homes if home), search])
     found = {name: shutil.which(name, path=search) for name in _TOOLS}
     return {name: path for name, path in found.items() if path}
-
-
-def writable(path: Path) -> bool:
-    """Tell if a folder can be made at *path* and written to."""
-    nearest = _nearest(path)
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def check_machine(recipe: Recipe, host: HostFacts, address: str, port: int) -> Iterator[Finding]:
@@ -280,11 +274,5 @@ def check_room(environments: Path) -> Iterator[Finding]:
     place = _nearest(environments)
     free = shutil.disk_usage(place).free
     if free < _ENVIRONMENT and not any(environments.glob("*/lib/*/site-packages/torch")):
-        sizes = {"needed": f"{_ENVIRONMENT / GIB:.0f}", "free": f"{free / GIB:.1f}"}
+        sizes = {"needed": f"{_ENVIRONMENT / GIB:.0f}", "free": in_gib(free)}
         yield finding("room", folder=place, **sizes)
-
-
-def check_caches(host: HostFacts) -> Iterator[Finding]:
-    """Yield a finding for each cache that cannot be written."""
-    for name, folder in host.unwritable.items():
-        yield finding("cache", name=name, folder=folder)

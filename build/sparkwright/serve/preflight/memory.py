@@ -22,7 +22,7 @@ from sparkwright.serve.preflight.kv_plan import (
     flag_number,
     plan_kv,
 )
-from sparkwright.serve.preflight.machine import GIB, RESERVE_SHARE, Memory
+from sparkwright.serve.preflight.machine import GIB, RESERVE_SHARE, Memory, in_gib
 from sparkwright.serve.preflight.shape import LoadedWeights, ModelShape, loaded_weights, model_shape
 
 _UTILIZATION = 0.92  # vLLM's own --gpu-memory-utilization (config/cache.py, 0.24.0 and 0.33.0)
@@ -298,21 +298,17 @@ def check_memory(budget: Budget) -> Iterator[Finding]:
     yield from _now(budget)
 
 
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
-
-
 def _weights(budget: Budget) -> Iterator[Finding]:
     memory = budget.memory
     if budget.weights < 0:
         return
-    drafter = f", the drafter {_gib(budget.drafter)}" if budget.drafter > 0 else ""
-    facts = {"weights": f"weights take {_gib(budget.weights)}{drafter}", "total": _gib(memory.total)}
+    drafter = f", the drafter {in_gib(budget.drafter)}" if budget.drafter > 0 else ""
+    facts = {"weights": f"weights take {in_gib(budget.weights)}{drafter}", "total": in_gib(memory.total)}
     if budget.fixed > memory.total:
         yield finding("weights", **facts)
     elif budget.fixed_pool < 0 and budget.pool("low") <= 0:
         most = (memory.total - memory.reserve - memory.sidecars) / memory.total if memory.total else 0.0
-        share, limit = budget.utilization, _gib(budget.limit)
+        share, limit = budget.utilization, in_gib(budget.limit)
         yield finding("weights/alone", utilization=share, limit=limit, most=most, **facts)
 
 
@@ -322,7 +318,7 @@ def _cache(budget: Budget) -> Iterator[Finding]:
     if plan is None or not plan.groups or not budget.length or (budget.weights < 0 and budget.fixed_pool < 0):
         return
     one = plan.request_bytes(budget.length)
-    facts = {"length": budget.length, "one": _gib(one), "best": _gib(best)}
+    facts = {"length": budget.length, "one": in_gib(one), "best": in_gib(best)}
     if best <= 0:
         return
     if one > best:
@@ -331,7 +327,7 @@ def _cache(budget: Budget) -> Iterator[Finding]:
     elif one > likely:
         longest = plan.longest(max(0, least), budget.length)
         row = "kv-cache/unlikely-shorter" if longest else "kv-cache/unlikely"
-        yield finding(row, longest=longest, likely=_gib(likely), least=_gib(least), **facts)
+        yield finding(row, longest=longest, likely=in_gib(likely), least=in_gib(least), **facts)
     else:
         yield from _requests(budget, plan, likely)
 
@@ -344,7 +340,7 @@ def _requests(budget: Budget, plan: KvPlan, pool: int) -> Iterator[Finding]:
         yield finding("kv-states", requests=wanted, states=states, blocks=blocks, most=blocks // states)
     fitting = blocks / plan.request_blocks(length)
     if fitting < wanted:
-        sizes = {"one": _gib(plan.request_bytes(length)), "pool": _gib(pool)}
+        sizes = {"one": in_gib(plan.request_bytes(length)), "pool": in_gib(pool)}
         yield finding("kv-requests", fitting=fitting, requests=wanted, length=length, **sizes)
 
 
@@ -355,25 +351,25 @@ def _host(budget: Budget) -> Iterator[Finding]:
     if memory.kind == "card" or left >= needed:
         return
     most = max(0.0, (memory.total - needed) / memory.total) if memory.total else 0.0
-    other = f" and other programs {_gib(memory.sidecars)}" if memory.sidecars else ""
+    other = f" and other programs {in_gib(memory.sidecars)}" if memory.sidecars else ""
     shared = budget.fixed_pool < 0
     yield finding(
         "host-reserve" if shared else "host-reserve/fixed",
-        taken=f"{budget.utilization:g}" if shared else _gib(budget.asked),
-        total=_gib(memory.total),
-        left=_gib(left),
-        needed=f"{_gib(memory.reserve)}{other}",
+        taken=f"{budget.utilization:g}" if shared else in_gib(budget.asked),
+        total=in_gib(memory.total),
+        left=in_gib(left),
+        needed=f"{in_gib(memory.reserve)}{other}",
         most=int(most * 100) / 100,
     )
 
 
 def _now(budget: Budget) -> Iterator[Finding]:
     """Yield findings about the memory as it is now."""
-    memory, asked = budget.memory, _gib(budget.asked)
+    memory, asked = budget.memory, in_gib(budget.asked)
     if 0 <= memory.available < budget.asked:
-        available, total = _gib(memory.available), _gib(memory.total)
+        available, total = in_gib(memory.available), in_gib(memory.total)
         yield finding("available", asked=asked, available=available, total=total)
     if memory.kind == "unified" and memory.cached >= _MUCH_CACHE and 0 <= memory.free < budget.asked:
-        yield finding("page-cache", cached=_gib(memory.cached), free=_gib(memory.free), asked=asked)
+        yield finding("page-cache", cached=in_gib(memory.cached), free=in_gib(memory.free), asked=asked)
     if memory.kind != "card" and memory.swap_used >= _MUCH_SWAP:
-        yield finding("swap", used=_gib(memory.swap_used))
+        yield finding("swap", used=in_gib(memory.swap_used))

@@ -22,11 +22,11 @@ from sparkwright.serve.preflight.engine_checks import (
     check_options,
 )
 from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts, read_facts
-from sparkwright.serve.preflight.files import check_files, check_quantization, check_template
+from sparkwright.serve.preflight.files import check_files, check_quantization
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.hub import check_disk, check_fetched
 from sparkwright.serve.preflight.link import check_link, read_link
-from sparkwright.serve.preflight.machine import check_caches, check_machine
+from sparkwright.serve.preflight.machine import check_machine
 from sparkwright.serve.preflight.memory import Budget, BudgetRow, budget_rows, check_memory, make_budget
 from sparkwright.serve.preflight.shape import model_shape
 
@@ -67,7 +67,6 @@ def _machine(facts: StartFacts) -> Iterator[Finding]:
     yield from check_machine(facts.recipe, facts.host, facts.request.address, facts.request.port)
     yield from check_engine(facts)
     yield from check_compilers(facts)
-    yield from check_caches(facts.host)
     yield from check_options(facts.request, facts.engine)
 
 
@@ -78,8 +77,6 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
     yield from check_fetched(variables, {name: facts.remote[name] for name in real if name in facts.remote})
     yield from check_disk(facts.host.disk_free, cache_folder(variables), real, facts.remote)
     here = target if facts.here(recipe.model) else None
-    if recipe.model in real:
-        yield from check_template(recipe)
     weights = recipe.flags.get("load-format") != "dummy"
     yield from check_latent(facts)
     if target is not None:
