@@ -200,38 +200,10 @@ def test_a_server_in_trouble() -> None:
     assert "answers with status 503" in refusal(pages={"models": answering("{}", 503)})
 
 
-@pytest.mark.parametrize("body", ['{"models": [{"name": "a"}]}', '[{"id": "a"}]', '{"data": [{"id": "a"}]}'])
-def test_model_lists_of_other_servers(body: str) -> None:
-    assert look(pages={"models": answering(body)}, model="").model == "a"
-
-
-@pytest.mark.parametrize(
-    ("meta", "longest"),
-    [({"n_ctx": 4096, "n_ctx_train": 8192}, 4096), ({"n_ctx_train": 8192}, -1), ("x", -1)],
-)
-def test_the_context_of_llama_cpp(meta: Any, longest: int) -> None:
-    listed = json.dumps({"data": [{"id": "a", "meta": meta}]})
-    pages = {"models": answering(listed), "version": answering("{}", 404), "metrics": answering("{}", 404)}
-    found = look(pages=pages, model="")
-    assert found.max_model_len == longest
-
-
-def test_another_server_than_vllm() -> None:
+def test_another_server_than_vllm_is_refused() -> None:
     pages = {"version": answering("{}", 404), "metrics": answering("{}", 501)}
-    found = look(pages=pages)
-    assert found.version == ""
-    assert set(found.lacks) == {"vllm", "metrics"}
+    assert "is no vLLM" in refusal(pages=pages)
     assert not look(pages={"version": answering("{}", 404)}).lacks  # a proxy before a vLLM
-    assert look(pages=pages, model="unlisted").model == "unlisted"
-
-
-def test_a_list_that_cannot_be_read_is_excused_by_a_name(heard: Recorder) -> None:
-    broken = {"models": answering("no cache", 500)}
-    foreign = broken | {"version": answering("{}", 404), "metrics": answering("{}", 404)}
-    assert "answers with status 500" in refusal(pages=foreign, model="")
-    assert look(pages=foreign, model="named").model == "named"
-    assert "answers with status 500" in " ".join(heard.warnings)
-    assert "answers with status 500" in refusal(pages=broken)  # vLLM lists what it serves
 
 
 def flaky(*statuses: int) -> Handler:

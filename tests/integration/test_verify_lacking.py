@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fault_matrix import REAL_TIME, SMALL
 
-from sparkwright.base.errors import ConfigError, EndpointError
+from sparkwright.base.errors import EndpointError
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
@@ -43,46 +43,15 @@ def told(run: Run) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("server", "lacks"),
-    [
-        (("--k", "0"), {"speculation", "baseline", "log"}),
-        (
-            ("--server", "other", "--k", "0"),
-            {
-                "vllm", "metrics", "speculation", "baseline", "log", "tokenize", "prefix-cache", "tools",
-                "images",
-            },
-        ),
-    ],
-    ids=["vllm", "other"],
-)  # fmt: skip
-def test_a_healthy_server_passes_without_what_it_lacks(tmp_path, server, lacks):
-    run = verified(tmp_path, *server)
+def test_a_healthy_server_passes_without_what_it_lacks(tmp_path: Path) -> None:
+    run = verified(tmp_path, "--k", "0")
     assert run.verdict is Verdict.PASS, told(run)
-    assert set(run.lacks) == lacks
+    assert set(run.lacks) == {"speculation", "baseline", "log"}
     assert {finding.check for finding in run.findings if finding.verdict is Verdict.PASS} >= {
         "coherence", "sweep", "crash",
     }  # fmt: skip
     left_out = {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE}
     assert "acceptance does not depend on concurrency" in left_out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "check", "says"),
-    [
-        ("status", "sweep", "status 500"),
-        ("cut-fin", "sweep", "without [DONE]"),
-        ("word-salad", "coherence", "answers are right"),
-    ],
-)
-def test_faults_of_other_servers_are_found(tmp_path: Path, fault: str, check: str, says: str) -> None:
-    sizes = msgspec.structs.replace(SIZES, checks=(check,))
-    hits = f"{fault}=every:23" if fault != "word-salad" else fault
-    run = verified(tmp_path, "--server", "other", "--k", "0", "--fault", hits, sizes=sizes)
-    assert run.verdict is Verdict.FAIL
-    assert says in told(run)
 
 
 def test_a_required_capability_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -118,14 +87,6 @@ def test_a_tokenizer_that_fails_now_and_then_is_not_lacking(tmp_path: Path) -> N
 
 
 TRAFFIC = msgspec.structs.replace(SIZES, checks=("traffic",), max_tokens=128)
-
-
-def test_other_servers_are_not_checked_for_what_only_vllm_has(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be checked by prefix, soak"):
-        verified(tmp_path, "--server", "other", checks=("sweep", "prefix", "soak"), sizes=None)
-    (tmp_path / "again").mkdir()
-    with pytest.raises(EndpointError, match="lacks what is required: tools"):
-        verified(tmp_path / "again", "--server", "other", require=("tools",))
 
 
 @pytest.mark.parametrize("option", ["--no-tool-parser", "--no-tool-template"])

@@ -13,7 +13,6 @@ from typing import Final
 
 from sparkwright.base.errors import EndpointError, unknown_name
 
-VLLM: Final = "vllm"
 SPECULATION: Final = "speculation"
 METRICS: Final = "metrics"
 TOKENIZE: Final = "tokenize"
@@ -26,7 +25,6 @@ IMAGES: Final = "images"
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
-        VLLM: "is vLLM, by its /version or its counters; others get plain chats, and few checks",
         SPECULATION: "drafts tokens, and counts them at /metrics",
         METRICS: "vLLM's counters at /metrics",
         TOKENIZE: "POST /tokenize, which counts a chat's tokens",

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING
 from sparkwright.engine.capabilities import (
     BASELINE,
     GPU,
-    IMAGES,
     LOG,
     PREFIX_CACHE,
     SPECULATION,
     TOKENIZE,
-    TOOLS,
-    VLLM,
 )
 from sparkwright.engine.client import Endpoint, EndpointFacts
 from sparkwright.engine.client.features import try_features
@@ -39,7 +36,7 @@ async def find_lacking(
 ) -> dict[str, str]:
     """Return reasons by the capability that the server at *endpoint* lacks.
 
-    Of vLLM, everything that it always has is required; other servers are not tried.
+    What vLLM always has is required.
 
     Args:
         session: from `client.open_session`.
@@ -49,8 +46,6 @@ async def find_lacking(
         asked: capabilities of `client.features` to try.
     """
     lacks = dict(known.lacks)
-    if VLLM in lacks:
-        return lacks | dict.fromkeys((TOKENIZE, PREFIX_CACHE, TOOLS, IMAGES), "only vLLM is tried for it")
     if why := await lacks_tokenizer(session, endpoint, deadlines):
         lacks[TOKENIZE] = f"documents are sized by an estimate: {why}"
     return lacks | await try_features(session, endpoint, deadlines, asked)

@@ -18,15 +18,14 @@ from sparkwright import __version__
 from sparkwright.base.card import card_capability
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ConfigError, ServerError
-from sparkwright.engine.capabilities import METRICS, TOOLS, VLLM, refuse_lacking
+from sparkwright.base.errors import ServerError
+from sparkwright.engine.capabilities import METRICS, TOOLS, refuse_lacking
 from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes import Recipe, load_recipe, variant
-from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import recipe_and_use
@@ -40,7 +39,6 @@ Refusals = Callable[[Path, Sequence[Recipe]], Sequence[str]]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
-_ON_ANY_SERVER = frozenset({"arrivals", CAPACITY, "coherence", "crash", "sweep"})
 
 
 async def prepare(
@@ -72,8 +70,6 @@ async def prepare(
     options = plan.options
     if options.url:
         plan, server, identity = await _at_address(plan, keys)
-        if VLLM in plan.context.lacks:
-            plan = _for_any_server(plan)
     elif options.simulator:
         arms, server, identity = simulated(options, plan.profile, folder)
         plan = replace(plan, arms=arms)
@@ -128,33 +124,15 @@ async def _at_address(plan: Plan, keys: tuple[str, str]) -> tuple[Plan, str, dic
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
         else:
-            needed = {VLLM, METRICS} - lacks.keys()
+            needed = {METRICS} - lacks.keys()
             refuse_lacking(lacking, needed, f"{url}, which the other server is compared with,")
         endpoint = replace(endpoint, lacks=frozenset(lacking))
         starters[arm] = partial(_stand, endpoint, known, log if arm == "main" else None)
         identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
     if lacks:
         identity["main-lacks"] = ", ".join(sorted(lacks))
-    what = f"vLLM {version}" if (version := identity["main-vllm"]) else "OpenAI-compatible server"
+    what = f"vLLM {identity['main-vllm']}".rstrip()
     return replace(plan.lacking(lacks), arms=Arms(starters)), f"{what} at {options.url}", identity
-
-
-def _for_any_server(plan: Plan) -> Plan:
-    """Return *plan* with the checks that ask for nothing but OpenAI's chats.
-
-    Raises:
-        ConfigError: others were selected.
-    """
-    kept = [check for check in plan.checks if check.name in _ON_ANY_SERVER]
-    left = [check.name for check in plan.checks if check.name not in _ON_ANY_SERVER]
-    if left and (plan.options.checks or plan.options.reference):
-        raise ConfigError(
-            f"{plan.options.url} cannot be checked by {', '.join(left)}",
-            because="it is no vLLM",
-            next_step=f"give --checks, some of {', '.join(sorted(_ON_ANY_SERVER))}",
-        )
-    profile = msgspec.structs.replace(plan.profile, checks=tuple(check.name for check in kept))
-    return replace(plan, checks=kept, context=replace(plan.context, profile=profile))
 
 
 def _tried(plan: Plan) -> frozenset[str]:

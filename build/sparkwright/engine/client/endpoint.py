@@ -14,7 +14,7 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
-from sparkwright.engine.capabilities import METRICS, VLLM
+from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.client.body import read_body
 from sparkwright.engine.deadlines import Deadlines
 
@@ -66,7 +66,7 @@ class EndpointFacts:
     """Facts that a server reports.
 
     Attributes:
-        version: vLLM's version; empty for another server.
+        version: vLLM's version; empty where something on the way hides it.
         model: the model that will be requested.
         max_model_len: tokens of its longest request, prompt and output; -1 if not reported.
         metrics: the page of vLLM's counters; empty if there is none.
@@ -82,20 +82,11 @@ class EndpointFacts:
 
 class _Model(msgspec.Struct):
     id: str = ""
-    name: str = ""
     max_model_len: int | None = None
-    meta: Any = None
-
-    @property
-    def longest(self) -> int | None:
-        """Tokens of the longest request, as vLLM names them, or llama.cpp for each of its slots."""
-        found = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
-        return self.max_model_len or (found if isinstance(found, int) and found > 0 else None)
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model] | None = None
-    models: list[_Model] | None = None
+    data: list[_Model]
 
 
 class _Version(msgspec.Struct):
@@ -105,10 +96,9 @@ class _Version(msgspec.Struct):
 def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     """Return a session for *endpoint*, an async context manager.
 
-    It opens as many connections as there are requests and drops idle ones before the server does. To a server
-    other than vLLM each request has a connection of its own: llama.cpp's closes one after a stream, although
-    it announces to keep it, and the next request would be lost. Its sockets record arrivals, and its trace
-    tells a request's context when its bytes are written, and that its connection is not new.
+    It opens as many connections as there are requests and drops idle ones before the server does. Its
+    sockets record arrivals, and its trace tells a request's context when its bytes are written, and that its
+    connection is not new.
     """
     import aiohttp
 
@@ -127,9 +117,6 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     trace.on_connection_reuseconn.append(note_reused)
     # Compressed streams would come in other pieces than the server wrote.
     headers = {"Accept-Encoding": "identity"}
-    single: dict[str, Any] = (
-        {"force_close": True} if VLLM in endpoint.lacks else {"keepalive_timeout": _IDLE_S}
-    )
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
     return aiohttp.ClientSession(
@@ -137,7 +124,7 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
             limit=0,
             ttl_dns_cache=None,
             socket_factory=make_socket,
-            **single,
+            keepalive_timeout=_IDLE_S,
         ),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=None),
@@ -154,17 +141,13 @@ async def check_endpoint(
     A page is absent if each of several requests for it gets 404, 405 or 501; any other failure is a defect.
 
     Raises:
-        EndpointError: it is a vLLM that is too old, it refuses the key, or does not serve the model.
+        EndpointError: it is no vLLM or one that is too old, it refuses the key, or does not serve the model.
     """
     check_address(endpoint.url)
-    listing = await _listing(session, endpoint, deadlines)
+    served = _read_json(await _listing(session, endpoint, deadlines), _Models).data
     lacks: dict[str, str] = {}
     version = await _version(session, endpoint, deadlines)
-    named = bool(endpoint.model) and not version
-    if named and listing.status != _OK:
-        warn(f"{listing.url} answers with status {listing.status}: the model is taken to be the named one")
-    served = [] if named and listing.status != _OK else _listed(listing)
-    model = _choose(endpoint, served, foreign=not version)
+    model = _choose(endpoint, served)
     metrics = await _page(session, endpoint, "/metrics", deadlines)
     if metrics is None:
         lacks[METRICS] = "there is no /metrics"
@@ -179,7 +162,11 @@ async def check_endpoint(
     elif "\nvllm:" not in f"\n{metrics.text}":
         lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
     if not version and METRICS in lacks:
-        lacks[VLLM] = "it has neither vLLM's /version nor its counters: another server, or a proxy before it"
+        raise EndpointError(
+            f"{endpoint.url} is no vLLM",
+            because="it has neither vLLM's /version nor its counters: another server, or a proxy before it",
+            next_step="give the address of vLLM's own port",
+        )
     page = metrics.text if metrics is not None and METRICS not in lacks else ""
     return EndpointFacts(version, model.id, model.max_model_len or -1, page, lacks)
 
@@ -316,8 +303,7 @@ def _read_json(answer: _Answer, model: type[T]) -> T:
             because=answer.excerpt,
             next_step=_WAIT
             if answer.status == _LOADING
-            else "give the root of a vLLM server, such as http://localhost:8000; if another server"
-            " cannot list its models, name one by --model",
+            else "give the root of a vLLM server, such as http://localhost:8000",
         )
     try:
         return decode_json(answer.body, model)
@@ -329,29 +315,14 @@ def _read_json(answer: _Answer, model: type[T]) -> T:
         ) from error
 
 
-def _listed(answer: _Answer) -> list[_Model]:
-    """Return the models of a list as OpenAI, Ollama or a bare JSON array have it."""
-    found = _read_json(answer, _Models | list[_Model])  # type: ignore[arg-type]
-    listed = found if isinstance(found, list) else found.data if found.data is not None else found.models
-    if listed is None:
-        raise EndpointError(
-            f"{answer.url} does not answer as vLLM does",
-            because=f"it has neither `data` nor `models`; {answer.excerpt}",
-            next_step="give the root of an OpenAI-compatible server, such as http://localhost:8000",
-        )
-    return [_Model(model.id or model.name, model.name, model.longest) for model in listed]
-
-
-def _choose(endpoint: Endpoint, served: list[_Model], *, foreign: bool) -> _Model:
-    """Return the model to request; servers other than vLLM may serve more than they list."""
+def _choose(endpoint: Endpoint, served: list[_Model]) -> _Model:
+    """Return the model to request."""
     names = ", ".join(model.id for model in served) or "none"
     if not endpoint.model and len(served) == 1:
         return served[0]
     for model in served:
         if model.id == endpoint.model:
             return model
-    if foreign and endpoint.model:
-        return _Model(endpoint.model)
     raise EndpointError(
         f"{endpoint.url} does not serve the model {endpoint.model!r}" if endpoint.model
         else f"{endpoint.url} does not serve exactly one model, and none was named",

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import REQUIRED, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
 
@@ -28,7 +27,7 @@ def salted(prompt: Prompt, salt: str) -> str:
 
 
 def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_tokens: int) -> bytes:
-    """Return the request as JSON, with vLLM's own fields where the server is vLLM.
+    """Return the request as JSON, with vLLM's own fields.
 
     vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
     (``return_token_ids``), so usage in each chunk (``continuous_usage_stats``) would only be more to send.
@@ -38,24 +37,21 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
         "max_tokens": max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,
         **_sampling(load),
     }
-    extended = VLLM not in endpoint.lacks
-    if extended:
-        body["return_token_ids"] = True
-    if extended and not load.natural_stop:
+    if not load.natural_stop:
         body["ignore_eos"] = True
     if load.chat:
         body["messages"] = messages_of(prompt, salt)
-        body |= _features(load)
-        body |= _reasoning(load) if extended else {}
+        body |= _features(load) | _reasoning(load)
         if load.logprobs:
             body |= {"logprobs": True, "top_logprobs": load.logprobs}
     else:
         body["prompt"] = salted(prompt, salt)
         if load.logprobs:
             body["logprobs"] = load.logprobs
-    if extended and load.logprobs:
+    if load.logprobs:
         body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
     return msgspec.json.encode(body)
 

@@ -273,24 +273,17 @@ class Reply:
         arguments.append(function.arguments or "")
         return names[-1] + arguments[-1]
 
-    def problem(self, *, max_tokens: int, natural_stop: bool, plain: bool = False) -> RequestFailure | None:
+    def problem(self, *, max_tokens: int, natural_stop: bool) -> RequestFailure | None:
         """Return the reason for which a stream that has ended does not count, if any.
 
         Args:
             max_tokens: requested tokens.
             natural_stop: the model may stop by itself.
-            plain: the server is no vLLM, and may count no tokens and end a stream by a finish reason alone.
         """
-        found = self._end_problem(plain=plain)
-        if found is None and plain and not self.counted_by:
-            found = None if self.chunks else (FailureKind.NO_COUNT, "the stream ended without any output")
-        elif found is None:
-            found = self._count_problem() or self._length_problem(max_tokens, natural_stop)
+        found = self._end_problem() or self._count_problem() or self._length_problem(max_tokens, natural_stop)
         return None if found is None else RequestFailure(kind=found[0], detail=found[1])
 
-    def _end_problem(self, *, plain: bool) -> _Problem | None:
-        if plain and self.finish_reason:
-            return None
+    def _end_problem(self) -> _Problem | None:
         told = f"; it also said {self.unread}" if self.unread else ""
         if not self.done:
             ended = f"the stream ended without [DONE] after {len(self.chunks)} chunks"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.engine.arrival import ArrivalSocket, arrivals_of
-from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.odd import warn_once
@@ -79,8 +78,6 @@ class Exchange:
     refusable: bool = False
 
     def __post_init__(self) -> None:
-        if VLLM in self.endpoint.lacks:
-            self.load = msgspec.structs.replace(self.load, chat=True, natural_stop=True)
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
         self._begin()
@@ -230,7 +227,6 @@ class Exchange:
         self._failure = reply.problem(
             max_tokens=self.max_tokens,
             natural_stop=self.load.natural_stop,
-            plain=VLLM in self.endpoint.lacks,
         )
         if reply.done:
             await _read_to_end(response, deadline)

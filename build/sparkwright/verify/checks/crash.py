@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparkwright.engine.capabilities import VLLM
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import Observation
@@ -89,8 +88,6 @@ def _wave(context: Context, number: int) -> Cell:
     chance = random.Random(f"crash wave {sizes.seed} {number}")  # noqa: S311 - a choice, not a secret
     level = chance.choice([*sizes.off_grid, *sizes.levels])
     longest = context.main.max_model_len
-    if VLLM in context.lacks:  # where the longest request is unknown, documents might be refused
-        longest = max(0, longest)
     lengths = [tokens for tokens in DOCUMENT_TOKENS if longest < 0 or tokens + RESERVE <= longest]
     name = f"wave {number} c={level}"
     documents = [

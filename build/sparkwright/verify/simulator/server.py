@@ -62,8 +62,6 @@ class SimulatedServer:
                 web.post("/v1/chat/completions", self._chat),
             ]
         )
-        if self._settings.shape == "other":
-            return application
         application.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -109,7 +107,7 @@ class SimulatedServer:
 
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
         accepted_ns = time.perf_counter_ns()
-        body = _of_shape(await self._json(http), self._settings)
+        body = await self._json(http)
         connection = arrivals_of(http.transport)
         received_ns = connection.arrived_ns if connection is not None else accepted_ns
         params = parse_params(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
@@ -190,8 +188,6 @@ class SimulatedServer:
             "max_model_len": self._settings.max_model_len,
             "permission": [],
         }
-        if self._settings.shape == "other":
-            del model["max_model_len"]
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, _http: web.Request) -> web.Response:
@@ -201,28 +197,6 @@ class SimulatedServer:
             raise web.HTTPNotFound
         text = render_metrics(driver.engine, driver.started_s)
         return web.Response(body=text.encode(), headers={"Content-Type": _PLAIN})
-
-
-# OpenAI's fields of a chat; some servers refuse others.
-_FIELDS: Final = frozenset(
-    {
-        "model", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options", "logprobs",
-        "top_logprobs", "top_p", "stop",
-    }
-)  # fmt: skip
-
-
-def _of_shape(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return *body* as the imitated server understands it.
-
-    Raises:
-        ApiError: it has a field that the server refuses.
-    """
-    if settings.shape == "vllm":
-        return body
-    if unexpected := sorted(body.keys() - _FIELDS):
-        raise ApiError(422, "UnprocessableEntity", f"Unexpected keys in the request: {unexpected}")
-    return {name: value for name, value in body.items() if name != "stream_options"}
 
 
 @asynccontextmanager

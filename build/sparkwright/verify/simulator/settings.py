@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
 DIALECT: Final[Dialect] = "0.33"  # of the default series
-ServerShape = Literal["vllm", "other"]
 VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
 # Acceptance of other methods of drafting over that of DFlash; those that are not listed accept as much.
 ACCEPTANCE: Final[dict[str, float]] = {"mtp": 0.95, "eagle3": 0.9, "eagle": 0.85, "ngram": 0.45}
@@ -51,9 +50,6 @@ class Settings:
 
     Attributes:
         utilization: share of the card's memory that may be used.
-        shape: the kind of server. Another one than vLLM, such as llama.cpp's or that of transformers, has
-            chats alone, refuses fields that are not OpenAI's, counts no tokens, sends no ``[DONE]``, and
-            closes a connection after a stream.
     """
 
     host: Annotated[str, "Address to listen on."] = "127.0.0.1"
@@ -81,7 +77,6 @@ class Settings:
     tool_parser: Annotated[bool, "Let chats offer tools."] = True
     tool_template: Annotated[bool, "Describe tools to the model."] = True
     boot_s: Annotated[float, "Simulated time until it is ready.", "--boot-seconds"] = 3.0
-    shape: Annotated[ServerShape, "The server whose endpoints it imitates.", "--server"] = "vllm"
     engine: Annotated[bool, "Start the engine's process."] = True
     utilization: float = 0.5
     total_gib: float = 119.68

@@ -106,10 +106,8 @@ class EventStream:
         transport: asyncio.Transport | None,
         faults: Faults,
         trace: RequestTrace,
-        *,
-        marked: bool = True,
     ) -> None:
-        self._response, self._transport, self._marked = response, transport, marked
+        self._response, self._transport = response, transport
         self._socket = arrivals_of(transport)
         self._faults, self._trace = faults, trace
         self._line = b"\r\n" if "crlf" in faults else b"\n"
@@ -132,9 +130,8 @@ class EventStream:
         await self._send(self._framed(data), tokens)
 
     async def done(self) -> None:
-        """Send ``[DONE]``, if the server marks the end of a stream, and everything held back."""
-        if self._marked:
-            await self._send(self._framed(_DONE), 0)
+        """Send ``[DONE]`` and everything held back."""
+        await self._send(self._framed(_DONE), 0)
         await self._flush()
 
     def _framed(self, data: bytes) -> bytes:
@@ -287,8 +284,7 @@ class Generation:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_STREAM)
         await response.prepare(http)
-        marked = self._settings.shape == "vllm"
-        stream = EventStream(response, http.transport, self._settings.faults, self.trace, marked=marked)
+        stream = EventStream(response, http.transport, self._settings.faults, self.trace)
         try:
             if self._settings.faults.hits("hang", self.request.number):
                 self.trace.fault = "hang"
@@ -298,8 +294,6 @@ class Generation:
         except (StreamCut, ConnectionError):
             return response
         await response.write_eof()
-        if self._settings.shape == "other" and http.transport is not None:
-            http.transport.close()  # though it announced to keep the connection
         return response
 
     async def _events(self, stream: EventStream, queue: asyncio.Queue[StreamDelta | None]) -> None:
