@@ -1,10 +1,8 @@
-"""Channels behind a plain static server: pip and uv install from them, and a reader verifies them."""
+"""Channels behind a plain static server, as a reader verifies them."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,9 +12,11 @@ import pytest
 from channel_kit import POLICY, ChannelWorld, now
 from static_server import Handler, served
 
-from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError, UnknownNameError
+from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError
 from sparkwright.publish import mirror as mirrors
-from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
+from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.mirror import HttpMirror, open_mirror
+from sparkwright.publish.trust import place_of
 from sparkwright.upstream import IndexSettings
 
 SETTINGS = IndexSettings(timeout_s=30.0, attempts=2, backoff_s=0.01)
@@ -30,52 +30,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> ChannelWorld:
         world.promote(version)
     world.promote_file(world.dist / "vllm-0.24.0+spark.9.ffffffff-py3-none-any.whl", "stable")
     world.publisher().rollback("nightly", POLICY, now(), to=None, reason="crashes at 64 requests")
-    world.pin()
     return world
-
-
-def pip(index: str, wanted: str, target: Path) -> tuple[list[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps",
-         "--no-cache-dir", "--index-url", index, "-d", target, wanted],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return [path.name.split("-")[1] for path in target.iterdir()], done.stdout + done.stderr
-
-
-def uv(index: str, folder: Path) -> str:
-    program = Path(sys.executable).with_name("uv")
-    (folder / "wanted.in").write_text("vllm\n")
-    done = subprocess.run(
-        [program, "pip", "compile", "--quiet", "--no-config", "--no-cache", "--no-header", "--no-annotate",
-         "--default-index", index, folder / "wanted.in"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return done.stdout.strip()
-
-
-@pytest.mark.slow
-def test_pip_and_uv_take_the_newest_wheel_that_was_not_taken_back(
-    published: ChannelWorld, tmp_path: Path
-) -> None:
-    with served(published.published) as (address, _):
-        nightly = f"{address}/channels/nightly/simple"
-        assert pip(nightly, "vllm", tmp_path / "a")[0] == ["0.24.0+spark.10.10000001"]
-        assert uv(nightly, tmp_path) == "vllm==0.24.0+spark.10.10000001"
-        assert uv(f"{address}/channels/stable/simple", tmp_path) == "vllm==0.24.0+spark.9.ffffffff"
-        versions, said = pip(nightly, "vllm==0.24.0+spark.11.aaaaaaaa", tmp_path / "b")
-        assert versions == ["0.24.0+spark.11.aaaaaaaa"]
-        assert "crashes at 64 requests" in said
-        # One generation, whatever is promoted later.
-        frozen = next(published.published.glob("channels/nightly/3-*")).name
-        assert uv(f"{address}/channels/nightly/{frozen}", tmp_path) == "vllm==0.24.0+spark.11.aaaaaaaa"
 
 
 def http_mirror(place: str, settings: IndexSettings = SETTINGS) -> tuple[object, str]:
     return open_mirror(place, settings)
 
 
-@pytest.mark.parametrize("tail", ["", "/", "/simple", "/simple/vllm/", "/timestamp.json"])
+@pytest.mark.parametrize("tail", ["", "/", "/timestamp.json", "/states/x.json"])
 def test_a_channel_is_verified_over_http(published: ChannelWorld, tail: str) -> None:
     with served(published.published) as (address, asked):
         mirror, name = http_mirror(f"{address}/channels/nightly{tail}")
@@ -94,25 +56,6 @@ def test_a_changed_byte_is_found_over_http(published: ChannelWorld, tmp_path: Pa
         published.verify(mirror=HttpMirror(address, SETTINGS))
 
 
-@pytest.mark.parametrize("index", ["simple", "simple/series/0.24"])
-def test_a_page_of_a_package_that_a_wheel_needs_is_found_over_http(tmp_path: Path, index: str) -> None:
-    """Such a page is not listed anywhere; pip and uv ask for it by the package's name."""
-    world = ChannelWorld(tmp_path)
-    needs = "".join(f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in ("numpy", "torch"))
-    world.promote_file(world.wheel("0.24.0+spark.9.ffffffff"), requires=needs)
-    page = world.published / f"channels/nightly/{index}/torch/index.html"
-    with served(world.published) as (address, asked):
-        mirror = HttpMirror(address, SETTINGS)
-        world.verify(mirror=mirror)
-        assert f"/channels/nightly/{index}/torch/" in asked
-        assert f"/channels/nightly/{index}/vllm/" not in asked
-        page.parent.mkdir()
-        page.write_text('<a href="torch-2.99.0-py3-none-any.whl">torch</a>')
-        with pytest.raises(TamperedError, match=f"page channels/nightly/{index}/torch/ is of no generation"):
-            world.verify(mirror=mirror)
-        world.verify(mirror=mirror, wheels="none")  # its reader installs by digests
-
-
 class _Bucket(Handler):
     """Answers as S3 does to those who may not list a bucket."""
 
@@ -126,8 +69,7 @@ class _Bucket(Handler):
 def test_a_public_bucket_that_hides_what_is_missing_is_verified(published: ChannelWorld) -> None:
     with served(published.published, _Bucket) as (address, _):
         assert published.verify(mirror=HttpMirror(address, SETTINGS), wheels="none").state.generation == 4
-        with pytest.raises(UnknownNameError, match="or may not be read"):
-            published.verify("other", mirror=HttpMirror(address, SETTINGS))
+        assert HttpMirror(address, SETTINGS).read("channels/other/timestamp.json") is None
 
 
 class _Endless(Handler):
@@ -262,13 +204,17 @@ def test_no_password_of_an_address_is_shown(published: ChannelWorld) -> None:
 
 def test_places_are_recognised(published: ChannelWorld, tmp_path: Path) -> None:
     root = published.published
-    for place in (root / "channels/nightly", root / "channels/nightly/simple"):
-        mirror, name = http_mirror(str(place))
-        assert (mirror, name) == (FolderMirror(root), "nightly")
-    assert http_mirror(str(root)) == (FolderMirror(root), "")
-    assert http_mirror(root.as_uri()) == (FolderMirror(root), "")
-    assert http_mirror("https://example.org/a/channels/stable/simple/")[0].address == "https://example.org/a"
-    for bad in (tmp_path / "none", "ftp://example.org/channels/x", "https://example.org/channels/x?y=1"):
+    for place in (root / "channels/nightly", root / "channels/nightly/states"):
+        assert http_mirror(str(place)) == (FolderTarget(root), "nightly")
+        assert http_mirror(place.as_uri()) == (FolderTarget(root), "nightly")
+    mirror, _ = http_mirror("https://example.org/a/channels/stable/states/")
+    assert place_of(mirror, "stable") == "https://example.org/a/channels/stable"
+    for bad in (
+        root,
+        tmp_path / "none",
+        "ftp://example.org/channels/x",
+        "https://example.org/channels/x?y=1",
+    ):
         with pytest.raises(ConfigError):
             http_mirror(str(bad))
     with pytest.raises(NotInStoreError):

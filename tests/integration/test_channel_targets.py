@@ -1,4 +1,4 @@
-"""Channels on real servers: promoted, rolled back, verified over HTTP, and installed from by pip and uv."""
+"""Channels on real servers: promoted, rolled back, verified over HTTP, and installed by pip and uv."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from channel_kit import POLICY, ChannelWorld, now
 from test_publish_targets import credentials
 
 from sparkwright.base.errors import TamperedError
+from sparkwright.publish.addresses import open_target
 from sparkwright.publish.mirror import open_mirror
-from sparkwright.publish.targets import open_target
+from sparkwright.publish.offer import requirements
 from sparkwright.upstream import IndexSettings
 
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
@@ -36,15 +37,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield target, f"{server}/wheels/p", lambda: target_kit.make_public(server)
 
 
-def installed(client: str, index: str, into: Path) -> str:
-    """Return the version that *client* installs without a pin."""
-    alone = ("--no-deps", "--only-binary", ":all:", "--target", str(into), "--index-url", index)
-    argv = (
-        ("pip", "--isolated", "install")
-        if client == "pip"
-        else ("uv", "pip", "install", "--no-cache", "--no-config")
-    )
-    subprocess.run([sys.executable, "-m", *argv, *alone, "vllm"], check=True, capture_output=True)
+def installed(client: str, wanted: bytes, into: Path) -> str:
+    """Return the version that *client* installs by these requirements."""
+    into.mkdir()
+    (into / "wanted.txt").write_bytes(wanted)
+    argv = ("pip", "--isolated", "install") if client == "pip" else ("uv", "pip", "install", "--no-config")
+    alone = ("--no-index", "--require-hashes", "--target", str(into), "-r", str(into / "wanted.txt"))
+    subprocess.run([sys.executable, "-m", *argv, *alone], check=True, capture_output=True)
     (info,) = into.glob("vllm-*.dist-info")
     return info.name.removeprefix("vllm-").removesuffix(".dist-info")
 
@@ -54,23 +53,21 @@ def test_a_channel_on_a_server(place: tuple, tmp_path: Path) -> None:
     world = ChannelWorld(tmp_path)
     publisher = world.publisher(target)
     for version in (OLD, NEW):
-        world.promote(version, "stable", publisher=publisher)
-    index = f"{address}/channels/stable/simple"
+        world.promote_file(world.wheel(version), "stable", publisher=publisher, requires="")
     settings = IndexSettings(timeout_s=20.0, attempts=2, backoff_s=0.01)
 
-    def verify() -> object:
+    def offered() -> bytes:
         make_public()
         mirror, _ = open_mirror(f"{address}/channels/stable", settings)
-        return world.verify("stable", mirror=mirror)
+        return requirements(mirror, world.verify("stable", mirror=mirror).state.offered[0])
 
-    verify()
-    assert [installed(client, index, tmp_path / f"new-{client}") for client in ("pip", "uv")] == [NEW, NEW]
+    wanted = offered()
+    assert [installed(client, wanted, tmp_path / f"new-{client}") for client in ("pip", "uv")] == [NEW, NEW]
     publisher.rollback("stable", POLICY, now(), to=None, reason="crashes")
-    verify()
-    assert [installed(client, index, tmp_path / f"old-{client}") for client in ("pip", "uv")] == [OLD, OLD]
-    page = "channels/stable/simple/vllm/index.json"
-    found = target.read(page)
-    assert b"crashes" in found.data
-    target.replace(page, found.data.replace(b"crashes", b"harmless"), expected=found.tag)
-    with pytest.raises(TamperedError):
-        verify()
+    wanted = offered()
+    assert [installed(client, wanted, tmp_path / f"old-{client}") for client in ("pip", "uv")] == [OLD, OLD]
+    for path in target.files("wheels"):
+        if path.endswith(".requirements.txt"):
+            target.remove(path)
+    with pytest.raises(TamperedError, match="the runtime of"):
+        offered()

@@ -25,7 +25,7 @@ from sparkwright.engine.runtime import find_runtime, locked_requirements, requir
 from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.index import describe
-from sparkwright.publish.runtimes import promoted_runtime, runtimes_in
+from sparkwright.publish.runtimes import runtime_page, runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune
@@ -147,7 +147,7 @@ def test_verify_measures_what_is_served(store, wheel, patchsets, monkeypatch):
     assert verified == prepare(wheel, RECIPE, offline=True)
     locked = read_runtime(next(patchsets.iterdir())).digest
     assert (identity["wheel-runtime"], identity["wheel"]) == (locked, wheelkit.sha256(wheel))
-    promoted = promoted_runtime(wheel, describe(wheel)[0], patchsets)
+    _, promoted = runtime_page(describe(wheel)[0], runtimes_in(patchsets))
     assert parse_runtime(promoted.decode(), "promoted").digest == locked
     unlocked, other = environment_of(str(wheel), RECIPE, "wheel", locked=False, offline=True)
     assert unlocked.python != verified.python

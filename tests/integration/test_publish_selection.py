@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 import wheelkit
 from test_publish_clients import pip_download, uv
 
-from sparkwright.publish import PublishedFile, publish
-from sparkwright.publish.series import index_pages, series_pages
+from sparkwright.publish import publish
 from sparkwright.wheel import AssemblyPlan, assemble, local_version
 
 
@@ -94,20 +92,3 @@ def test_the_other_platform_takes_its_own(dist: Path) -> None:
     out = uv("pip", "compile", "-", "--no-deps", "--index-url", index, "--python-platform",
              "x86_64-manylinux_2_28", stdin="vllm")  # fmt: skip
     assert f"vllm=={version('0.33.0', 3, 'ffffffff')}\n" in out
-
-
-def test_a_yanked_build_is_passed_over_and_still_there_by_its_version(dist: Path, tmp_path: Path) -> None:
-    def yanked(file: PublishedFile) -> PublishedFile:
-        # Two folders up from simple/vllm/ of the copy, as the wheels lie beside the first index.
-        url = f"../../../dist/{file.filename.replace('+', '%2B')}"
-        return replace(file, url=url, yanked="slower" if file.version == NEWER else None)
-
-    files = [yanked(file) for file in publish(sorted(dist.glob("*.whl")), dist).files]
-    root = dist.parent / "yanked" / "simple"
-    for path, page in (index_pages(files) | series_pages(files)).items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(page)
-    before = version("0.33.0", 1, "ffffffff")
-    assert taken(root.as_uri(), tmp_path / "a") == {before}
-    assert taken((root / "series/0.33").as_uri(), tmp_path / "b") == {before}
-    assert taken(root.as_uri(), tmp_path / "c", f"vllm=={NEWER}") == {NEWER}

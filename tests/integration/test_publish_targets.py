@@ -1,4 +1,4 @@
-"""One contract for every target, against real servers: moto's S3, and a stand-in for gh."""
+"""One contract for every target: a folder, and moto's S3 server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
-import target_kit
 from wheelkit import sha256
 
 from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
-from sparkwright.publish.targets import open_target
+from sparkwright.publish.addresses import open_target
+from sparkwright.publish.target import Target
 
 WHEEL = "files/ab/vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
 PAGE = "stable/simple/vllm/index.json"
-KINDS = ("folder", "s3", "github")
+KINDS = ("folder", "s3")
 _numbers = itertools.count()
 
 
@@ -33,14 +34,9 @@ def empty(kind: str, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     name = f"t{next(_numbers)}"
     if kind == "folder":
         return str(tmp_path / "target")
-    if kind == "s3":
-        credentials(monkeypatch)
-        return f"s3://wheels/{name}?endpoint={servers(kind)}"
-    assert kind == "github"
-    monkeypatch.setenv("PATH", f"{target_kit.install_gh(tmp_path / 'bin')}:{os.environ['PATH']}")
-    monkeypatch.setenv("GH_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("GH_TOKEN", "token-of-the-test")
-    return "github://owner/wheels-of-ours"
+    assert kind == "s3"
+    credentials(monkeypatch)
+    return f"s3://wheels/{name}?endpoint={servers(kind)}"
 
 
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +58,10 @@ def file_of(folder: Path, size: int, seed: int = 1) -> Path:
     return path
 
 
+def sizes(target: Target, prefix: str) -> dict[str, int]:
+    return {path: entry.size for path, entry in target.files(prefix).items()}
+
+
 # Files that never change ----------------------------------------------------------------------------
 
 
@@ -71,7 +71,7 @@ def test_what_is_put_is_there(address: str, wheel: Path) -> None:
     target.put_file(WHEEL, wheel, sha256(wheel))
     assert target.read(WHEEL).data == wheel.read_bytes()
     open_target(address).put_file(WHEEL, wheel, sha256(wheel))  # again, as the next run does
-    assert sorted(target.sizes("")) == [WHEEL]
+    assert sorted(target.files("")) == [WHEEL]
 
 
 def test_a_published_file_never_changes(address: str, wheel: Path, tmp_path: Path) -> None:
@@ -124,32 +124,33 @@ def test_a_pointer_is_replaced_only_from_the_state_that_was_read(address: str) -
 
 def test_files_are_listed_by_folder(address: str, wheel: Path) -> None:
     target = open_target(address)
-    assert sorted(target.sizes("")) == []
+    assert sorted(target.files("")) == []
     target.put_file(WHEEL, wheel, sha256(wheel))
     target.replace(PAGE, b"x", expected=None)
     target.replace("stable/channel.json", b"x", expected=None)
     target.replace("stable-2/a b+c.json", b"x", expected=None)
-    assert sorted(target.sizes("")) == sorted([WHEEL, PAGE, "stable/channel.json", "stable-2/a b+c.json"])
+    assert sorted(target.files("")) == sorted([WHEEL, PAGE, "stable/channel.json", "stable-2/a b+c.json"])
     assert (
-        sorted(target.sizes("stable"))
-        == sorted(target.sizes("stable/"))
+        sorted(target.files("stable"))
+        == sorted(target.files("stable/"))
         == sorted([PAGE, "stable/channel.json"])
     )
-    assert sorted(target.sizes("files/")) == [WHEEL]
-    assert sorted(target.sizes("absent")) == []
+    assert sorted(target.files("files/")) == [WHEEL]
+    assert sorted(target.files("absent")) == []
 
 
 def test_a_file_is_removed_and_can_be_put_again(address: str, tmp_path: Path) -> None:
-    """A wheel of more than 1 MiB has a note beside it on some targets, which goes with it."""
     target, wheel = open_target(address), file_of(tmp_path, (1 << 20) + 5)
+    before = time.time()
     target.put_file(WHEEL, wheel, sha256(wheel))
     target.replace(PAGE, b"page", expected=None)
     target.replace("stable/channel.json", b"x", expected=None)
-    assert target.sizes("") == {WHEEL: (1 << 20) + 5, PAGE: 4, "stable/channel.json": 1}
-    assert target.sizes("stable/simple") == {PAGE: 4}
+    assert sizes(target, "") == {WHEEL: (1 << 20) + 5, PAGE: 4, "stable/channel.json": 1}
+    assert sizes(target, "stable/simple") == {PAGE: 4}
+    assert all(before - 2 < entry.modified < time.time() + 2 for entry in target.files("").values())
     for path in (WHEEL, PAGE, "files/ab/absent.whl", "absent.json"):
         target.remove(path)
-    assert target.sizes("") == {"stable/channel.json": 1}
+    assert sizes(target, "") == {"stable/channel.json": 1}
     assert open_target(address).read(WHEEL) is None
     other = file_of(tmp_path, (1 << 20) + 7, seed=2)
     target.put_file(WHEEL, other, sha256(other))
@@ -176,7 +177,7 @@ def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: 
 _PUBLISHER = """
 import sys
 from sparkwright.base.errors import LostRaceError
-from sparkwright.publish.targets import open_target
+from sparkwright.publish.addresses import open_target
 address, path, who, rounds = sys.argv[1:]
 target, won, lost = open_target(address), 0, 0
 while won < int(rounds):
@@ -221,4 +222,4 @@ def test_two_publishers_of_one_wheel_both_succeed(address: str, wheel: Path) -> 
         thread.join()
     assert [str(failure) for failure in failures] == []
     assert open_target(address).read(WHEEL).data == wheel.read_bytes()
-    assert sorted(open_target(address).sizes("")) == [WHEEL]
+    assert sorted(open_target(address).files("")) == [WHEEL]

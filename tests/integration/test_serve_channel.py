@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from channel_kit import ChannelWorld, now, pinned, small_wheel
+from channel_kit import ChannelWorld, small_wheel
 from static_server import served
 
-from sparkwright.base.errors import DigestError, UnknownNameError, UntrustedKeyError
+from sparkwright.base.errors import ConfigError, DigestError, UnknownNameError, UntrustedKeyError
+from sparkwright.publish.mirror import open_mirror
 from sparkwright.publish.offer import open_channel
-from sparkwright.publish.seen import SeenChannels
 from sparkwright.store import Store
+from sparkwright.upstream import read_settings
 
 MACHINE, OTHER = "aarch64", "x86_64"
 NEWEST = {"0.24": "0.24.0+spark.2", "0.33": "0.33.0+spark.1"}
@@ -25,15 +26,13 @@ def world(tmp_path: Path) -> ChannelWorld:
     for version, machine in [*offered, ("0.33.0+spark.9", OTHER)]:
         wheel = small_wheel(made.dist, version, tag=f"py3-none-manylinux_2_28_{machine}")
         made.promote_file(made.audited(wheel))
-    made.pin()
     return made
 
 
 def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machine: str = MACHINE) -> Path:
-    root = pinned(world.folder / "pinned-nightly.json")
-    memory = SeenChannels(world.folder / "seen.json")
     wanted = (series,) if series else ()
-    return open_channel(store, place, machine, *wanted, roots=[root], memory=memory, now=now()).wheel
+    world.reader.pin(open_mirror(place, read_settings())[0], "nightly", world.digest())
+    return open_channel(store, place, machine, *wanted, trust=world.reader).wheel
 
 
 def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, store: Store) -> None:
@@ -44,7 +43,7 @@ def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, st
     assert MACHINE in fetch(world, store, place).name
     with pytest.raises(UnknownNameError, match=r"has no wheel of series 0\.24 for x86_64"):
         fetch(world, store, place, "0.24", OTHER)
-    with pytest.raises(UnknownNameError, match="names no channel"):
+    with pytest.raises(ConfigError, match="names no channel"):
         fetch(world, store, str(world.published))
 
 
@@ -77,9 +76,5 @@ def test_a_channel_of_an_unknown_publisher_is_refused(
 ) -> None:
     stranger = ChannelWorld(tmp_path / "stranger")
     stranger.promote("0.24.0+spark.1")
-    root = pinned(stranger.pin())
-    memory = SeenChannels(tmp_path / "seen.json")
     with pytest.raises(UntrustedKeyError):
-        open_channel(
-            store, str(world.published / "channels/nightly"), MACHINE, roots=[root], memory=memory, now=now()
-        )
+        open_channel(store, str(world.published / "channels/nightly"), MACHINE, trust=stranger.reader)

@@ -9,19 +9,17 @@ from pathlib import Path
 import companion_kit
 import pytest
 import wheelkit
-from channel_kit import ChannelWorld, now, pinned
+from channel_kit import ChannelWorld, now
 
 from sparkwright.base.errors import ConfigError, DigestError, MissingEvidenceError, TamperedError
 from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.environment import Environment, OfferedWheel, Sources, plan_environment
 from sparkwright.engine.flashinfer import CUBIN
-from sparkwright.publish.companion_provenance import companion_statement
+from sparkwright.publish.candidate import gather
 from sparkwright.publish.evidence import require_evidence
-from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
-from sparkwright.publish.seen import SeenChannels
 from sparkwright.recipes import Recipe
 from sparkwright.store import Store
 
@@ -47,10 +45,8 @@ class Offered:
 
     def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> Environment:
         """What is served with far from any checkout."""
-        root = pinned(self.world.folder / "pinned-nightly.json")
-        memory = SeenChannels(self.world.folder / "seen.json")
         place = str(self.world.published / "channels/nightly")
-        offer = open_channel(self.store, place, MACHINE, "", roots=[root], memory=memory, now=now())
+        offer = open_channel(self.store, place, MACHINE, "", trust=self.world.reader)
         return plan_environment(
             OfferedWheel(offer.wheel, offer),
             Recipe(format=1, name=recipe, title="R", model="m"),
@@ -68,13 +64,10 @@ def offered(tmp_path: Path, store: Store) -> Offered:
     world.promote_file(wheel, requires=f"flashinfer-python==1.2.3 --hash=sha256:{'0' * 64}\n")
     module = companion_kit.module(store, companion_kit.library(tmp_path, "sampling"))
     companion = world.audited(write_companion(store, companion_kit.content([module]), world.dist).path)
-    evidence = require_evidence(
-        companion, wheelkit.sha256(companion), "nightly", STRICT, world.dist / "evidence"
-    )
-    assert [one.evidence.kind for one in evidence] == ["audit"], "no model and no carry is of it"
-    world.publisher().promote(
-        "nightly", companion, evidence, STRICT, now(), provenance=companion_statement(companion)
-    )
+    candidate = gather(companion, "nightly", STRICT, world.dist / "evidence", tmp_path)
+    assert [one.evidence.kind for one in candidate.evidence] == ["audit"], "no model and no carry is of it"
+    assert candidate.provenance
+    world.publisher().promote("nightly", candidate, STRICT, now())
     world.pin()
     world.verify()
     return Offered(world, store, wheel, companion)
@@ -155,9 +148,7 @@ def test_the_command_needs_no_checkout(
         "--dry-run",
     ]
     assert main([*words, "--json"]) == 67, "no root is pinned"
-    root = offered.world.folder / "pinned-nightly.json"
-    publisher = load_publisher(offered.world.home).root.publisher
-    assert main(["channel", "key", "pin", str(root), "--publisher", publisher]) == 0
+    assert main(["channel", "key", "pin", words[3], "--digest", offered.world.digest()]) == 0
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

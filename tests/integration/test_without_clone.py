@@ -116,7 +116,7 @@ def test_a_wheel_here_is_served_with_the_runtime_of_its_series(program: Path, em
 def test_a_channel_is_shown(program: Path, empty: Path, tmp_path: Path) -> None:
     world = ChannelWorld(tmp_path / "channel")
     world.promote("0.24.0+spark.1")
-    shown = good(program, empty, "channel", "status", "nightly", "--target", world.published.as_uri())
+    shown = good(program, empty, "channel", "show", "nightly", "--target", world.published.as_uri())
     assert "0.24.0+spark.1" in shown
 
 

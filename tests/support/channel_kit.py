@@ -1,23 +1,25 @@
 """Small wheels, channels over them, and readers that verify them."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import wheelkit
 
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.publish.candidate import Candidate
 from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.keys import load_publisher, own_root_file, published_root
-from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.index import describe
+from sparkwright.publish.keys import load_publisher, published_root
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
-from sparkwright.publish.roots import PinnedRoot, read_root
-from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.target import Target
-from sparkwright.publish.verification import VerifiedChannel, VerifyChannelOptions, verify_channel
+from sparkwright.publish.target import Mirror, Target
+from sparkwright.publish.trust import Trust, place_of
+from sparkwright.publish.verification import VerifiedChannel, verify_channel
 
 POLICY = ChannelPolicy(requires=("audit",), expires_days=30)
 
@@ -40,11 +42,6 @@ def small_wheel(
         },
     }
     return wheelkit.pack(folder / f"vllm-{version}-{tag}.whl", wheelkit.with_record(files, info))
-
-
-def pinned(path: Path) -> PinnedRoot:
-    """Return the root in the file *path* as one that the reader pinned by its digest."""
-    return read_root(path.read_bytes(), str(path))
 
 
 @dataclass(frozen=True)
@@ -76,19 +73,23 @@ class ChannelWorld:
         """The target."""
         return self.folder / "published"
 
+    @property
+    def publishers(self) -> Trust:
+        """What the publisher trusts: their own keys."""
+        return Trust(self.folder / "seen-by-publisher", self.folder / "publisher")
+
+    @property
+    def reader(self) -> Trust:
+        """What the reader trusts, who has no keys."""
+        return Trust(self.folder / "seen-by-reader", self.folder / "none")
+
     def publisher(self, target: Target | None = None, *, adopt: bool = False) -> ChannelPublisher:
         """Return a publisher of this world."""
         target = target or FolderTarget(self.published)
-        memory = SeenChannels(self.folder / "publisher-seen.json")
         return ChannelPublisher(
-            target, lambda channel: load_publisher(self.home_of(channel)), self.own_roots, memory, adopt,
+            target, lambda channel: load_publisher(self.home_of(channel)), self.publishers, adopt,
             patience_s=5.0,
         )  # fmt: skip
-
-    def own_roots(self) -> list[PinnedRoot]:
-        """Return the newest roots of all channels of the publisher."""
-        homes = sorted((self.folder / "publisher").glob("*"))
-        return [found for home in homes if (found := published_root(home))]
 
     def wheel(self, version: str) -> Path:
         """Return the wheel of *version* with one audit; asking again changes neither."""
@@ -118,37 +119,37 @@ class ChannelWorld:
         """Promote the wheel at *path*; with *requires*, with a runtime of itself and these lines."""
         sha256 = wheelkit.sha256(path)
         found = require_evidence(path, sha256, channel, POLICY, self.dist / "evidence")
-        runtime = None
+        runtime = b""
         if requires is not None:
             runtime = f"vllm=={path.name.split('-')[1]} --hash=sha256:{sha256}\n{requires}".encode()
-        return (publisher or self.publisher()).promote(channel, path, found, POLICY, now(), runtime=runtime)
+        candidate = Candidate(path, describe(path)[0], found, runtime=runtime)
+        return (publisher or self.publisher()).promote(channel, candidate, POLICY, now())
 
-    def pin(self, channel: str = "nightly") -> Path:
-        """Pin the publisher's root of *channel* as it is now."""
-        path = self.folder / f"pinned-{channel}.json"
-        path.write_bytes(own_root_file(self.home_of(channel)).read_bytes())
-        return path
+    def digest(self, channel: str = "nightly") -> str:
+        """Return the digest of the publisher's newest root of *channel*."""
+        root = published_root(self.home_of(channel))
+        assert root is not None
+        return sha256_bytes(root.data)
+
+    def pin(self, channel: str = "nightly", mirror: Mirror | None = None) -> None:
+        """Let the reader pin the publisher's root of *channel* as it is now."""
+        self.reader.pin(mirror or FolderTarget(self.published), channel, self.digest(channel))
 
     def verify(
-        self,
-        channel: str = "nightly",
-        *,
-        at: datetime | None = None,
-        mirror: object = None,
-        **options: object,
+        self, channel: str = "nightly", *, mirror: Mirror | None = None, **options: object
     ) -> VerifiedChannel:
-        """Verify a channel as a reader who pinned the first root of it that the publisher had."""
-        path = self.folder / f"pinned-{channel}.json"
-        if not path.exists() and own_root_file(self.home_of(channel)):
-            self.pin(channel)
-        roots = [pinned(path)] if path.exists() else []
-        return verify_channel(
-            mirror or FolderMirror(self.published), channel, roots,
-            memory=SeenChannels(self.folder / "reader-seen.json"), now=at or now(),
-            options=VerifyChannelOptions(**{"patience_s": 0.0, **options}),
-        )  # fmt: skip
+        """Verify a channel as a reader, who pins the publisher's root where none is pinned yet."""
+        mirror = mirror or FolderTarget(self.published)
+        known = self.reader.seen(place_of(mirror, channel)).exists()
+        if not known and self.home_of(channel).exists() and mirror.read(f"channels/{channel}/1.root.json"):
+            self.pin(channel, mirror)
+        return verify_channel(mirror, channel, self.reader, **options)
 
-    def listed(self, channel: str = "nightly") -> dict[str, object]:
-        """Return what the page at the stable address lists: reasons of yanks, or `None`, by version."""
-        page = json.loads((self.published / f"channels/{channel}/simple/vllm/index.json").read_bytes())
-        return {file["filename"].split("-")[1]: file.get("yanked") for file in page["files"]}
+    def serve(self, folder: Path) -> None:
+        """Put a copy of the target in *folder* in the place of the target."""
+        shutil.rmtree(self.published)
+        shutil.copytree(folder, self.published)
+
+    def listed(self, channel: str = "nightly") -> dict[str, str | None]:
+        """Return what the channel lists: reasons of yanks, or `None`, by version."""
+        return {file.version: file.yanked for file in self.publisher().require(channel).state.files}

@@ -1,13 +1,10 @@
 """Channels with something to prune, and publishers and pruners that are stopped in the middle."""
 
-import json
-import posixpath
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote
 
 from channel_kit import ChannelWorld, now
 
@@ -17,35 +14,34 @@ from sparkwright.publish.channel import metadata_path
 from sparkwright.publish.lease import PATH as LEASE
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.prune import Pruner
-from sparkwright.publish.target import Stored, Target
+from sparkwright.publish.target import Entry, Stored, Target
 
-LIMITED = ChannelPolicy(requires=("audit",), expires_days=3650, keep_generations=2)
+LIMITED = ChannelPolicy(requires=("audit",), expires_days=3650, keep_days=30)
 FOREVER = ChannelPolicy(requires=("audit",), expires_days=3650)
 POLICIES = {"nightly": LIMITED, "stable": FOREVER}
 HOURS = 25
-"""Hours after which what was condemned at the start may be removed."""
+"""Hours after which what nothing names may be removed."""
 SPARE = "0.24.99"
-"""The version of the wheel that is condemned in `world_with_spare`."""
+"""The version of the wheel that nothing names in `world_with_spare`."""
 
 
 def pruner(world: ChannelWorld, target: Target | None = None, *, hours: float = 0) -> Pruner:
-    """Return a pruner that runs *hours* from now, with a day of grace."""
+    """Return a pruner that runs *hours* from now."""
     publisher = replace(world.publisher(target), patience_s=0.0)
-    return Pruner(publisher, POLICIES, now() + timedelta(hours=hours), timedelta(hours=24))
+    return Pruner(publisher, POLICIES, now() + timedelta(hours=hours))
 
 
 def spare_wheel(world: ChannelWorld) -> Path:
-    """Return the file of the wheel that is condemned."""
+    """Return the file of the wheel that nothing names."""
     return world.dist / f"vllm-{SPARE}-py3-none-any.whl"
 
 
 def world_with_spare(world: ChannelWorld, target: Target) -> None:
-    """Publish a channel of one wheel at *target*, and a condemned wheel that no channel has."""
+    """Publish a channel of one wheel at *target*, and a wheel that no channel has."""
     publisher = world.publisher(target)
     world.promote("0.24.1", publisher=publisher)
     world.promote(SPARE, "abandoned", publisher=publisher)
     target.remove(metadata_path("abandoned"))
-    pruner(world, target).prune()
 
 
 @dataclass
@@ -94,9 +90,9 @@ class SteppedTarget:
         self.step()
         self.target.remove(path)
 
-    def sizes(self, prefix: str) -> dict[str, int]:
+    def files(self, prefix: str) -> dict[str, Entry]:
         self.step()
-        return self.target.sizes(prefix)
+        return self.target.files(prefix)
 
     def url(self, path: str) -> str:
         return self.target.url(path)
@@ -131,27 +127,21 @@ class Stopped(threading.Thread):
         return self.gate.reached.is_set()
 
 
-def broken_links(target: Target, channel: str) -> list[str]:
-    """Return what pages of *channel* at its stable address link to and is missing or has other bytes."""
-    top = f"channels/{channel}/simple"
-    broken = []
-    for path in sorted(target.sizes(top)):
-        if path.endswith("vllm/index.json"):
-            stored = target.read(path)
-            for file in json.loads(stored.data)["files"] if stored else ():
-                wheel = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(file["url"])))
-                found = target.read(wheel)
-                if found is None or sha256_bytes(found.data) != file["hashes"]["sha256"]:
-                    broken.append(wheel)
-                if target.read(f"{wheel}.metadata") is None:
-                    broken.append(f"{wheel}.metadata")
-    return broken
+def broken_links(world: ChannelWorld, target: Target, channel: str) -> list[str]:
+    """Return what *channel* names and is missing or has other bytes."""
+    named = {}
+    for file in world.publisher(target).require(channel).state.files:
+        named |= {file.path: file.sha256, **{path: sha256 for path, (sha256, _) in file.beside.items()}}
+    found = {path: target.read(path) for path in named}
+    return [
+        path for path, sha256 in named.items() if not (one := found[path]) or sha256_bytes(one.data) != sha256
+    ]
 
 
 def interleaved(world: ChannelWorld, target: Target, publishing: int, pruning: int) -> tuple[bool, bool]:
     """Stop a publisher after *publishing* steps, a pruner after *pruning*; then let both end, and look.
 
-    *target* is as `world_with_spare` made it; the publisher promotes the condemned wheel.
+    *target* is as `world_with_spare` made it; the publisher promotes the wheel that nothing names.
 
     Returns:
         whether the publisher and the pruner were stopped, and not at their ends already.
@@ -168,9 +158,9 @@ def interleaved(world: ChannelWorld, target: Target, publishing: int, pruning: i
     listed = world.publisher(target).require("nightly").state.files
     if promoting.error is None:
         assert SPARE in {file.version for file in listed}
-    assert broken_links(target, "nightly") == []
+    assert broken_links(world, target, "nightly") == []
     # The one that lost runs the same command again, and everything is there.
     pruner(world, target, hours=HOURS + 1).prune()
     world.promote_file(spare_wheel(world), publisher=world.publisher(target))
-    assert broken_links(target, "nightly") == []
+    assert broken_links(world, target, "nightly") == []
     return stopped

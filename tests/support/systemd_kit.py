@@ -18,7 +18,6 @@ from service_kit import served_wheel
 from world import wait_until
 
 from sparkwright.base.ports import free_port
-from sparkwright.publish.keys import load_publisher
 
 PROGRAM = Path(sys.prefix) / "bin" / "sparkwright"
 NAME, UNIT = "chat", "sparkwright-chat.service"
@@ -39,8 +38,9 @@ class Offers:
 
     def pin(self, service: Service) -> None:
         """Let the one who runs *service* trust the publisher."""
-        root = SHARED / self.world.pin("stable").relative_to(self.shared)
-        done = service.sparkwright("channel", "key", "pin", root, "--publisher", self.publisher)
+        done = service.sparkwright(
+            "channel", "key", "pin", self.place, "--digest", self.world.digest("stable")
+        )
         assert done.returncode == 0, done.stderr
 
     def offer(self, version: str, *faults: str) -> str:
@@ -49,10 +49,6 @@ class Offers:
         wheel = self.world.audited(served_wheel(self.world.dist, version, *faults, tag=tag))
         self.world.promote_file(wheel, "stable", requires="")
         return wheel.name
-
-    @property
-    def publisher(self) -> str:
-        return load_publisher(self.world.home_of("stable")).root.publisher
 
 
 def write_recipe(folder: Path) -> Path:

@@ -21,7 +21,7 @@ from kit import Recorder
 
 from sparkwright.base.errors import UploadError
 from sparkwright.base.ports import free_port
-from sparkwright.publish.targets import open_target
+from sparkwright.publish.addresses import open_target
 from sparkwright.upstream.settings import IndexSettings
 
 SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing
@@ -81,16 +81,6 @@ def make_public(server: str) -> None:
     client.put_bucket_acl(Bucket="wheels", ACL="public-read")
     for item in client.list_objects_v2(Bucket="wheels").get("Contents", ()):
         client.put_object_acl(Bucket="wheels", Key=item["Key"], ACL="public-read")
-
-
-def install_gh(folder: Path) -> Path:
-    """Put the stand-in for ``gh`` into *folder*; return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "gh"
-    code = f"import sys; sys.path.insert(0, {str(_SUPPORT)!r}); from gh_stand_in import main; main()"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "{code}" "$@"\n')
-    program.chmod(0o755)
-    return folder
 
 
 @dataclass

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
-from tuf.api.metadata import TargetFile
 
 from sparkwright.base.errors import (
-    ConfigError,
     ExpiredChannelError,
     FetchError,
     NewerFormatError,
@@ -29,27 +27,23 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
     UploadError,
 )
-from sparkwright.publish import repository
-from sparkwright.publish.mirror import FolderMirror
-from sparkwright.publish.repository import read_unverified, signed_metadata
-from sparkwright.publish.retention import Retained
-from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.repository import signed_metadata
+from sparkwright.publish.trust import place_of
 from sparkwright.publish.verification import require_listed
 
 POINTER = "channels/nightly/timestamp.json"
 NO_SIGNATURE = "0" * 128
 ROOT = "channels/nightly/1.root.json"
-PAGE = "channels/nightly/simple/vllm/index.json"
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> ChannelWorld:
-    """A channel of three generations and two wheels."""
+    """A channel of three generations and two wheels, of which the first has a runtime."""
     world = ChannelWorld(tmp_path_factory.mktemp("healthy"))
-    for version in ("1", "2"):
-        world.promote(version)
+    world.promote_file(world.wheel("1"), requires="")
+    world.promote("2")
     world.publisher().renew("nightly", POLICY, now())
-    world.pin()
     return world
 
 
@@ -69,12 +63,12 @@ def flip(path: Path) -> None:
 
 def forget(world: ChannelWorld) -> None:
     """Let the reader be a new one: what was read and verified before is not read again."""
-    (world.folder / "reader-seen.json").unlink()
+    world.pin()
 
 
 def plant(page: Path) -> None:
     """Put a page of another project there."""
-    page.parent.mkdir(exist_ok=True)
+    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text('<a href="torch-9-py3-none-any.whl">torch</a>')
 
 
@@ -100,8 +94,10 @@ def swap(world: ChannelWorld) -> None:
     other.write_bytes(first)
 
 
-def generation_page(world: ChannelWorld) -> Path:
-    return next(world.published.glob("channels/nightly/3-*/vllm/index.html"))
+def state(world: ChannelWorld) -> Path:
+    """Return the file of the present state."""
+    found = world.publisher().require("nightly").state
+    return world.published / f"channels/nightly/states/{found.digest}.json"
 
 
 FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError], str]] = {
@@ -109,49 +105,37 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
     "wheel cut": (lambda w: cut(wheels(w)[0], 1), TamperedError, "was changed"),
     "wheels swapped": (swap, TamperedError, "was swapped, because vllm-"),
     "wheel missing": (lambda w: wheels(w)[1].unlink(), TamperedError, "vllm-2-py3-none-any.whl is missing"),
-    "metadata changed": (
-        lambda w: flip(next(w.published.rglob("*.metadata"))), TamperedError, "the metadata of vllm-",
-    ),
-    "page changed": (
-        lambda w: flip(w.published / PAGE), TamperedError, "page simple/vllm/index.json of channel nightly",
-    ),
-    "page removed": (lambda w: (w.published / PAGE).unlink(), TamperedError, "it is missing"),
-    "page of the generation changed": (
-        lambda w: flip(generation_page(w)), TamperedError, "page vllm/index.html of generation 3 was changed",
-    ),
     "page added": (
         lambda w: plant(w.published / "channels/nightly/simple/torch/index.html"), TamperedError,
-        "page channels/nightly/simple/torch/index.html is of no generation",
+        "channels/nightly/simple/torch/index.html is of no generation",
     ),
-    "form of a page added": (
-        lambda w: plant(w.published / "channels/nightly/simple/vllm/index.v1_html"), TamperedError,
-        "is of no generation",
+    "page added beside the metadata": (
+        lambda w: plant(w.published / "channels/nightly/index.html"), TamperedError, "is of no generation",
     ),
     "folder of pages linked": (
-        lambda w: (w.published / "channels/nightly/simple/torch").symlink_to("/etc"), TamperedError,
-        "page channels/nightly/simple/torch is of no generation",
+        lambda w: (w.published / "channels/nightly/torch").symlink_to("/etc"), TamperedError,
+        "channels/nightly/torch is of no generation",
     ),
-    "page added to the generation": (
-        lambda w: plant(generation_page(w).with_name("index.v1_html")), TamperedError, "is of no generation",
+    "page added to the states": (
+        lambda w: plant(w.published / f"channels/nightly/states/{'0' * 64}.json"), TamperedError,
+        "is of no generation",
+    ),
+    "runtime changed": (
+        lambda w: flip(next(w.published.rglob("*.requirements.txt"))), TamperedError,
+        "the runtime of vllm-1-py3-none-any.whl was changed",
+    ),
+    "runtime missing": (
+        lambda w: next(w.published.rglob("*.requirements.txt")).unlink(), TamperedError,
+        "the runtime of vllm-1-py3-none-any.whl is missing",
     ),
     "evidence changed": (
-        lambda w: flip(next(w.published.rglob("evidence/*.json"))), TamperedError, "evidence about vllm-",
+        lambda w: flip(next(w.published.rglob("evidence/*.json"))), TamperedError, "the audit of vllm-",
     ),
     "evidence removed": (
-        lambda w: shutil.rmtree(next(w.published.rglob("evidence"))), TamperedError, "evidence about vllm-",
+        lambda w: shutil.rmtree(next(w.published.rglob("evidence"))), TamperedError, "the audit of vllm-",
     ),
-    "promotion changed": (
-        lambda w: [flip(path) for path in w.published.rglob("promotions/*.json")],
-        TamperedError, "the promotion statement of vllm-",
-    ),
-    "state changed": (
-        lambda w: flip(next(w.published.glob("channels/nightly/3-*/channel.json"))),
-        TamperedError, "channel.json was changed",
-    ),
-    "state missing": (
-        lambda w: next(w.published.glob("channels/nightly/3-*/channel.json")).unlink(),
-        TamperedError, "channel.json is missing",
-    ),
+    "state changed": (lambda w: flip(state(w)), TamperedError, ".json was changed"),
+    "state missing": (lambda w: state(w).unlink(), TamperedError, ".json is missing"),
     "targets changed": (
         lambda w: [flip(w.published / "channels/nightly/3.targets.json"), forget(w)],
         TamperedError, "were changed",
@@ -191,7 +175,9 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
         SignatureError, "has a wrong signature",
     ),
     "channel moved": (
-        lambda w: shutil.copytree(w.published / "channels/nightly", w.published / "channels/stable"),
+        lambda w: [w.promote("9", "stable"), w.verify("stable"), shutil.copy(
+            w.published / POINTER, w.published / "channels/stable/timestamp.json",
+        )],
         SignatureError, "it was signed as channel nightly",
     ),
     "root changed": (
@@ -215,6 +201,14 @@ def test_a_fault_has_its_message(world: ChannelWorld, name: str) -> None:
     assert message in str(caught.value)
 
 
+def test_a_moved_channel_is_not_pinned(world: ChannelWorld) -> None:
+    shutil.copytree(world.published / "channels/nightly", world.published / "channels/stable")
+    target = FolderTarget(world.published)
+    with pytest.raises(SignatureError, match="is not of channel stable"):
+        world.reader.pin(target, "stable", world.digest())
+    assert not world.reader.seen(place_of(target, "stable")).exists()
+
+
 @pytest.mark.parametrize("part", ["wheel", "newest", "none"])
 def test_wheels_that_were_not_asked_for_are_not_read(world: ChannelWorld, part: str) -> None:
     flip(wheels(world)[0])
@@ -230,82 +224,34 @@ def test_wheels_that_were_not_asked_for_are_not_read(world: ChannelWorld, part: 
 
 
 def test_an_expired_channel_is_refused(world: ChannelWorld) -> None:
-    world.verify(at=now() + timedelta(days=29))
+    world.publisher(adopt=True).renew("nightly", POLICY, now() - timedelta(days=29))
+    world.verify()
+    world.publisher(adopt=True).renew("nightly", POLICY, now() - timedelta(days=31))
     with pytest.raises(ExpiredChannelError, match="the mirror is frozen"):
-        world.verify(at=now() + timedelta(days=31))
-    world.publisher().renew("nightly", POLICY, now() + timedelta(days=31))
-    world.verify(at=now() + timedelta(days=32))
+        world.verify()
+    world.publisher().renew("nightly", POLICY, now())
+    world.verify()
 
 
 def test_a_channel_from_the_future_is_refused(world: ChannelWorld) -> None:
+    world.publisher().renew("nightly", POLICY, now() + timedelta(days=1))
     with pytest.raises(SignatureError, match="from the future"):
-        world.verify(at=now() - timedelta(days=1))
+        world.verify()
 
 
 # Replays -------------------------------------------------------------------------------------------
 
 
-def test_a_replayed_channel_is_refused_with_its_pages_or_without(world: ChannelWorld) -> None:
+def test_a_replayed_channel_is_refused(world: ChannelWorld) -> None:
     frozen = world.folder / "frozen"
     shutil.copytree(world.published, frozen)
     world.promote("3")
     world.verify()
+    world.serve(frozen)
     with pytest.raises(ReplayedChannelError, match="went back") as caught:
-        world.verify(mirror=FolderMirror(frozen))
+        world.verify()
     assert "must be >= 4" in caught.value.because
-    fresh = ChannelWorld(world.folder / "other-reader")
-    fresh.folder.mkdir()
-    shutil.copy(world.folder / "pinned-nightly.json", fresh.folder)
-    assert fresh.verify(mirror=FolderMirror(frozen)).state.generation == 3
-
-
-def test_a_mirror_whose_pages_are_behind_is_refused(world: ChannelWorld) -> None:
-    old = (world.published / PAGE).read_bytes()
-    world.promote("3")
-    world.verify()
-    (world.published / PAGE).write_bytes(old)
-    with pytest.raises(ReplayedChannelError, match="the mirror is stale"):
-        world.verify()
-
-
-def test_a_page_of_an_earlier_generation_is_known_by_its_bytes(world: ChannelWorld) -> None:
-    """A prune drops the last wheel of a series, and mirrors keep its pages until they are brought up."""
-    world.promote("0.23.1")
-    publisher = world.publisher()
-    current = publisher.require("nightly")
-    files = tuple(file for file in current.state.files if file.version != "0.23.1")
-    dropped = tuple(file for file in current.state.files if file.version == "0.23.1")
-    state = publisher.drop(current, Retained(1, files, dropped), POLICY, now())
-    (former,) = {
-        name for name in current.state.pages.keys() - state.pages.keys() if "vllm/index.html" in name
-    }
-    world.verify()
-    plant(world.published / "channels/nightly/simple" / former)
-    with pytest.raises(TamperedError, match="is of no generation"):
-        world.verify()
-
-
-@pytest.mark.parametrize("custom", [None, [], "1", {}, {"generation": "abc"}, {"generation": [1]}])
-def test_a_target_that_names_no_generation_is_one_clear_error(
-    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch, custom: object
-) -> None:
-    real = repository.TargetFile.from_data
-
-    def from_data(*arguments: object) -> TargetFile:
-        made = real(*arguments)
-        made.unrecognized_fields = Fixed(custom=custom)
-        return made
-
-    class Fixed(dict[str, object]):
-        def __setitem__(self, name: str, value: object) -> None:
-            """Keep what there is."""
-
-    monkeypatch.setattr(repository.TargetFile, "from_data", from_data)
-    with pytest.raises(SignatureError, match="they name no generation"):
-        world.promote("3")  # which reads what it wrote
-    for read in (world.verify, lambda: read_unverified(FolderMirror(world.published).read, "nightly", "it")):
-        with pytest.raises(SignatureError, match="they name no generation"):
-            read()
+    assert world.verify(mirror=FolderTarget(frozen)).state.generation == 3  # it saw nothing newer there
 
 
 def test_two_generations_of_one_number_are_noticed(world: ChannelWorld) -> None:
@@ -313,34 +259,11 @@ def test_two_generations_of_one_number_are_noticed(world: ChannelWorld) -> None:
     shutil.copytree(world.published, copy.published)
     shutil.copytree(world.home, copy.home)
     world.promote("3")
+    world.verify()
     copy.promote("4")
-    world.verify()
+    world.serve(copy.published)
     with pytest.raises(ReplayedChannelError, match="two generations of one version"):
-        world.verify(mirror=FolderMirror(copy.published))
-
-
-def test_another_channel_of_the_same_name_is_not_a_replay(world: ChannelWorld) -> None:
-    """Two targets of one publisher each count for themselves."""
-    world.verify()
-    other = ChannelWorld(world.folder / "other")
-    shutil.copytree(world.home, other.home)
-    other.promote("9")
-    assert world.verify(mirror=FolderMirror(other.published)).state.generation == 1
-
-
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"format": 1, "channels": 3}', b"\xff"])
-def test_a_damaged_memory_is_one_clear_error(world: ChannelWorld, damage: bytes) -> None:
-    (world.folder / "reader-seen.json").write_bytes(damage)
-    with pytest.raises(ConfigError, match=r"reader-seen\.json cannot be read"):
         world.verify()
-
-
-def test_what_was_seen_never_goes_back(world: ChannelWorld) -> None:
-    verified = world.verify()
-    memory, before = SeenChannels(world.folder / "reader-seen.json"), world.folder / "reader-seen.json"
-    seen = before.read_bytes()
-    memory.remember(verified.state.origin, 2, {"timestamp": b"older"}, verified.root)
-    assert before.read_bytes() == seen
 
 
 # Others' statements --------------------------------------------------------------------------------
@@ -349,31 +272,31 @@ def test_what_was_seen_never_goes_back(world: ChannelWorld) -> None:
 def test_an_unknown_key_is_refused_and_so_is_no_pinned_root(world: ChannelWorld, tmp_path: Path) -> None:
     stranger = ChannelWorld(tmp_path / "stranger")
     stranger.promote("1")
+    world.verify()
+    world.serve(stranger.published)
     with pytest.raises(UntrustedKeyError, match="unknown key"):
-        world.verify(mirror=FolderMirror(stranger.published))
-    (world.folder / "pinned-nightly.json").unlink()
-    shutil.rmtree(world.home)
-    with pytest.raises(UntrustedKeyError, match="no root is pinned"):
         world.verify()
+    shutil.rmtree(world.reader.folder)
+    shutil.rmtree(world.home)
+    with pytest.raises(UntrustedKeyError, match="no root is pinned") as caught:
+        world.verify()
+    assert "channel key pin file://" in str(caught.value.next_step)
 
 
 def sign(world: ChannelWorld, change: Callable[[dict[str, object]], object]) -> None:
     """Publish another state of generation 3 by the publisher's own key."""
-    state = world.verify().state
-    payload = json.loads(state.payload)
+    payload = json.loads(world.verify().state.payload)
     change(payload)
 
     class Changed:
-        channel, origin, generation = state.channel, state.origin, 3
+        channel = "nightly"
         payload = b""
 
     Changed.payload = json.dumps(payload).encode()
-    digest = hashlib.sha256(Changed.payload).hexdigest()
     signer = world.publisher().keys("nightly").signer
     metadata = signed_metadata(Changed, now().replace(microsecond=0) + timedelta(days=9), 4, [signer])
     folder = world.published / "channels/nightly"
-    (folder / f"3-{digest[:12]}").mkdir()
-    (folder / f"3-{digest[:12]}/channel.json").write_bytes(Changed.payload)
+    (folder / f"states/{hashlib.sha256(Changed.payload).hexdigest()}.json").write_bytes(Changed.payload)
     for role in ("targets", "snapshot"):
         (folder / f"4.{role}.json").write_bytes(metadata[role])
     (folder / "timestamp.json").write_bytes(metadata["timestamp"])
@@ -387,12 +310,22 @@ def test_a_state_of_a_newer_format_says_so(world: ChannelWorld) -> None:
 
 @pytest.mark.parametrize("escape", ["../../../../etc/passwd", "/etc/passwd", "a\\b", ""])
 def test_a_signed_path_cannot_leave_the_mirror(world: ChannelWorld, escape: str) -> None:
-    sign(world, lambda payload: payload.update(pages={escape: "0" * 64}))
+    sign(world, lambda payload: payload["files"][0].update(filename=escape))
     with pytest.raises(PublishError, match="is not a relative path"):
         world.verify()
 
 
+@pytest.mark.parametrize("channel", ["stable", None, 3])
+def test_a_state_of_another_channel_is_refused(world: ChannelWorld, channel: object) -> None:
+    sign(world, lambda payload: payload.update(channel=channel))
+    with pytest.raises(SignatureError, match=r"is not of channel nightly|cannot be read"):
+        world.verify()
+
+
 def test_there_is_no_such_channel(world: ChannelWorld) -> None:
+    world.promote("1", "stable")
+    world.verify("stable")
+    (world.published / "channels/stable/timestamp.json").unlink()
     with pytest.raises(UnknownNameError, match="no channel stable"):
         world.verify("stable")
 

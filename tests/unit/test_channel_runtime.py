@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, TamperedError
+from sparkwright.publish.candidate import Candidate, gather
 from sparkwright.publish.channel import ChannelState
-from sparkwright.publish.evidence import require_evidence
+from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
-from sparkwright.publish.runtimes import promoted_runtime
+from sparkwright.publish.offer import requirements
 
 VERSION = "0.24.0+spark.1"
 RUNTIME = b"torch==2.11.0 --hash=sha256:" + b"0" * 64 + b"\n"
@@ -27,19 +26,25 @@ def world(tmp_path: Path) -> ChannelWorld:
 
 def promote(world: ChannelWorld, runtime: bytes = RUNTIME) -> ChannelState:
     wheel = world.wheel(VERSION)
-    found = require_evidence(wheel, wheelkit.sha256(wheel), "nightly", POLICY, world.dist / "evidence")
-    return world.publisher().promote("nightly", wheel, found, POLICY, now(), runtime=runtime)
+    candidate = Candidate(wheel, describe(wheel)[0], runtime=runtime)
+    return world.publisher().promote("nightly", candidate, POLICY, now())
 
 
-def test_it_is_beside_the_wheel_by_its_digest_and_in_both_statements(world: ChannelWorld) -> None:
+def test_it_is_beside_the_wheel_by_its_digest(world: ChannelWorld) -> None:
     state = promote(world)
     (file,) = state.files
     assert file.runtime == sha256_bytes(RUNTIME)
     assert (world.published / file.runtime_path).read_bytes() == RUNTIME
     assert file.runtime_path.startswith(f"{file.folder}/runtime/")
-    predicate = json.loads((world.published / file.promotion_path).read_bytes())["predicate"]
-    assert predicate["runtime"] == {"digest": {"sha256": file.runtime}}
     assert world.verify().state == state
+
+
+def test_what_is_installed_by_names_the_wheel_by_its_address(world: ChannelWorld) -> None:
+    own = f"vllm=={VERSION} --hash=sha256:{describe(world.wheel(VERSION))[0].sha256}\n".encode()
+    (file,) = promote(world, own + RUNTIME).files
+    address = (world.published / file.path).as_uri()
+    wanted = requirements(FolderTarget(world.published), file)
+    assert wanted == own.replace(f"vllm=={VERSION}".encode(), f"vllm @ {address}".encode()) + RUNTIME
 
 
 @pytest.mark.parametrize("change", ["other", "missing"])
@@ -50,18 +55,6 @@ def test_a_changed_runtime_is_refused(world: ChannelWorld, change: str) -> None:
     if change == "other":
         path.write_bytes(RUNTIME.replace(b"2.11.0", b"2.11.1"))
     with pytest.raises(TamperedError, match=r"the runtime of vllm-.* (was changed|is missing)"):
-        world.verify()
-
-
-def test_a_runtime_that_the_promotion_does_not_name_is_refused(
-    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from sparkwright.publish import promote as promoting
-
-    real = promoting.promotion_statement
-    monkeypatch.setattr(promoting, "promotion_statement", lambda *given: real(*given[:4]))
-    promote(world)
-    with pytest.raises(TamperedError, match="not the one that it was promoted with"):
         world.verify()
 
 
@@ -82,13 +75,18 @@ def test_a_renewed_channel_keeps_it(world: ChannelWorld) -> None:
 def test_the_file_beside_a_wheel_is_taken_if_it_is_of_it(world: ChannelWorld, tmp_path: Path) -> None:
     wheel = world.wheel(VERSION)
     entry, _ = describe(wheel)
-    patchsets = tmp_path / "patchsets"
-    patchsets.mkdir()
-    assert promoted_runtime(wheel, entry, patchsets) == b""
+    wheel.with_name(f"{wheel.name}.provenance.json").write_text(
+        f'{{"subject": [{{"digest": {{"sha256": "{entry.sha256}"}}}}]}}'
+    )
+
+    def taken() -> bytes:
+        return gather(wheel, "nightly", POLICY, world.dist / "evidence", tmp_path).runtime
+
+    assert taken() == b""
     beside = wheel.with_name(wheel.name.replace(".whl", ".requirements.txt"))
     own = f"vllm=={entry.version} --hash=sha256:{entry.sha256}\n".encode()
     beside.write_bytes(own + RUNTIME)
-    assert promoted_runtime(wheel, entry, patchsets) == own + RUNTIME
+    assert taken() == own + RUNTIME
     beside.write_bytes(own.replace(entry.sha256[:8].encode(), b"0" * 8) + RUNTIME)
     with pytest.raises(PublishError, match="not the runtime of the wheel beside it"):
-        promoted_runtime(wheel, entry, patchsets)
+        taken()

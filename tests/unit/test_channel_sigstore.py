@@ -17,7 +17,7 @@ from securesystemslib.signer import Key, Signature
 from sparkwright.base.errors import SignatureError, ToolError, UntrustedKeyError
 from sparkwright.publish.identities import IdentityKey, IdentitySigner, identity_key, identity_signer
 from sparkwright.publish.keys import ChannelKeys, allow_identity, load_publisher
-from sparkwright.publish.roots import read_root
+from sparkwright.publish.roots import ChannelRoot
 
 IDENTITY, ISSUER = "https://example.org/w@refs/heads/main", "https://issuer.example.org"
 BUNDLE = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial": {}}
@@ -37,7 +37,7 @@ def test_a_damaged_bundle_is_refused(bundle: object) -> None:
 def test_an_identity_in_a_root_is_verified_offline(tmp_path: Path) -> None:
     """securesystemslib's own class asks sigstore's server."""
     root = allow_identity(tmp_path / "nightly", IDENTITY, ISSUER).root
-    again = read_root(root.data, "it").keys("timestamp")[KEY.keyid]
+    again = ChannelRoot(root.data).keys("timestamp")[KEY.keyid]
     assert type(again) is IdentityKey
     assert (again.keyval["identity"], again.keyval["issuer"]) == (IDENTITY, ISSUER)
     assert KEY.keyid not in root.keys("root")
@@ -133,7 +133,6 @@ def test_of_two_identities_the_one_that_signed_is_named(tmp_path: Path) -> None:
     for name in names:
         root = allow_identity(world.home, name, ISSUER).root
     identities = tuple(key for key in root.keys("timestamp").values() if isinstance(key, IdentityKey))
-    world.pin()
     world.promote("1")
     for name in names:
         job = replace(world.publisher(), keys=lambda _, name=name: by_job(world, name, identities))
@@ -151,7 +150,6 @@ def test_a_forged_bundle_is_a_wrong_signature(tmp_path: Path) -> None:
     world = ChannelWorld(tmp_path)
     root = allow_identity(world.home, "ci-a", ISSUER).root
     identities = tuple(key for key in root.keys("timestamp").values() if isinstance(key, IdentityKey))
-    world.pin()
     job = replace(world.publisher(), keys=lambda _: by_job(world, "ci-a", identities))
     world.promote("1", publisher=job)
     world.verify()

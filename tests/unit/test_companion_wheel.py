@@ -24,8 +24,8 @@ from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.companion_provenance import BUILD_TYPE
-from sparkwright.publish.series import series_pages
+from sparkwright.publish.pages import all_pages
+from sparkwright.publish.provenance import COMPANION_TYPE
 from sparkwright.store import Store
 from sparkwright.wheel.names import parse_name
 
@@ -92,7 +92,7 @@ def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> Non
     assert not (wheel.parent / "simple" / "series").exists()
     (listed,) = index.files
     vllm = replace(listed, project="vllm", version="0.33.0", filename="vllm-0.33.0-py3-none-any.whl")
-    pages = series_pages([listed, vllm])
+    pages = [path for path in all_pages([listed, vllm]) if path.startswith("series/")]
     assert {path.split("/")[2] for path in pages if path.count("/") == 3} == {"vllm", "flashinfer-jit-cache"}
     assert {path.split("/")[1] for path in pages} == {"0.33"}
 
@@ -209,7 +209,7 @@ def test_its_provenance_is_shown_by_the_same_command_as_a_wheels(store, tmp_path
     wheel = made(store, tmp_path)
     assert main(["audit", "--provenance", str(wheel)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["predicate"]["buildDefinition"]["buildType"] == BUILD_TYPE
+    assert told["predicate"]["buildDefinition"]["buildType"] == COMPANION_TYPE
     assert told["subject"] == [{"name": wheel.name, "digest": {"sha256": sha256_file(wheel)}}]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import wheelkit
-from channel_kit import small_wheel
 from kit import Recorder
 
 from sparkwright.base.errors import ArchiveError, PublishError, WheelError
@@ -367,23 +366,3 @@ class TestInstallers:
     def test_a_python_that_no_installer_can_read(self, tmp_path: Path) -> None:
         told = self.refused(tagged(tmp_path, TAG, "Requires-Python: >=3.8, <3.13.*\n"), PublishError)
         assert "Requires-Python '>=3.8, <3.13.*'" in told
-
-
-def test_the_index_of_a_folder_is_planned(tmp_path: Path) -> None:
-    wheels = [small_wheel(tmp_path, f"0.24.0+spark.{number}.aaaaaaaa") for number in (1, 2)]
-
-    def content() -> dict[str, bytes]:
-        return {str(at): at.read_bytes() for at in tmp_path.rglob("*") if at.is_file() and at.name[0] != "."}
-
-    before = content()
-    planned = publish(wheels, tmp_path, dry_run=True)
-    assert content() == before
-    assert planned.written == publish(wheels, tmp_path).written
-    assert publish(wheels, tmp_path, dry_run=True).written == ()
-    after = content()
-    fewer = publish(wheels[1:], tmp_path, dry_run=True)
-    assert content() == after
-    real = publish(wheels[1:], tmp_path)
-    assert fewer.written == real.written
-    assert sorted(fewer.removed) == sorted(real.removed)
-    assert fewer.removed

@@ -19,8 +19,7 @@ from test_wheel_sbom import checked_in, pinned
 from sparkwright.base.errors import WheelError
 from sparkwright.cli.main import main
 from sparkwright.lock import Lock
-from sparkwright.publish import statement
-from sparkwright.publish.provenance import BUILDER
+from sparkwright.publish.provenance import BUILDER, provenance_of
 from sparkwright.wheel.recorded import WheelRecord, read_record
 from sparkwright.wheel.sbom import SBOM, sbom
 
@@ -74,7 +73,7 @@ def test_in_totos_classes_read_it_and_it_names_every_input(
 ) -> None:
     wheel = wheel_of(tmp_path, series, platform, kernels)
     record, lock = checked_in(series, platform, kernels)
-    data = statement(wheel)
+    data = provenance_of(wheel)
     _, message = parsed(data)
     (subject,) = json.loads(data)["subject"]
     assert subject == {"name": wheel.name, "digest": {"sha256": wheelkit.sha256(wheel)}}
@@ -102,8 +101,8 @@ def test_in_totos_classes_read_it_and_it_names_every_input(
 
 def test_the_same_wheel_gives_the_same_bytes_without_times(case: Case, tmp_path: Path) -> None:
     spoilt = wheelkit.spoil(case.wheel, tmp_path, patched)
-    assert statement(spoilt) == statement(spoilt)
-    assert json.loads(statement(spoilt))["predicate"]["runDetails"] == {
+    assert provenance_of(spoilt) == provenance_of(spoilt)
+    assert json.loads(provenance_of(spoilt))["predicate"]["runDetails"] == {
         "builder": {"id": BUILDER, "version": {"sparkwright": "0.1.0"}},
         "metadata": {"invocationId": read_record(case.wheel).point.digest},
     }
@@ -111,7 +110,7 @@ def test_the_same_wheel_gives_the_same_bytes_without_times(case: Case, tmp_path:
 
 def test_a_pinned_commit_is_named_by_its_id(tmp_path: Path) -> None:
     record, lock = checked_in("0.24", "aarch64", "upstream")
-    predicate, _ = parsed(statement(packed(tmp_path, record, pinned(lock))))
+    predicate, _ = parsed(provenance_of(packed(tmp_path, record, pinned(lock))))
     found = {one["name"]: one for one in predicate["buildDefinition"]["resolvedDependencies"]}
     assert found["release"]["digest"] == {"gitCommit": lock.release.commit}
     assert "gitCommit" not in found["upstream-wheel"]["digest"]
@@ -128,9 +127,9 @@ def patched(files: dict[str, bytes]) -> None:
 
 def test_a_wheel_that_does_not_name_its_inputs_has_none(case: Case, tmp_path: Path) -> None:
     with pytest.raises(WheelError, match="no statement can be made"):
-        statement(case.wheel)
+        provenance_of(case.wheel)
     with pytest.raises(WheelError, match="no sparkwright record"):
-        statement(case.expectation.upstream_wheel)
+        provenance_of(case.expectation.upstream_wheel)
     for planted, told in ((None, "no bill of materials"), (b"{}", "malformed"), (b"[", "not JSON")):
         spoilt = wheelkit.spoil(
             case.wheel, tmp_path,
@@ -140,13 +139,13 @@ def test_a_wheel_that_does_not_name_its_inputs_has_none(case: Case, tmp_path: Pa
             ),
         )  # fmt: skip
         with pytest.raises(WheelError, match=told):
-            statement(spoilt)
+            provenance_of(spoilt)
 
 
 def test_the_command_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = wheel_of(tmp_path, "0.24", "aarch64", "upstream")
     assert main(["audit", "--provenance", str(wheel)]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(statement(wheel))
+    assert json.loads(capsys.readouterr().out) == json.loads(provenance_of(wheel))
     (tmp_path / "vllm-1-py3-none-any.whl").write_bytes(b"no zip")
     words = ["audit", "--provenance", str(tmp_path / "vllm-1-py3-none-any.whl"), "--json"]
     assert main(words) != 0

@@ -25,8 +25,8 @@ from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import native_version
 from sparkwright.publish import dist_folder
-from sparkwright.publish.companion_provenance import provenance_of
 from sparkwright.publish.evidence import attach_audit
+from sparkwright.publish.provenance import provenance_of
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import AuditReport, Expectation, audit
 from sparkwright.wheel.kernels import KernelsRecord, kernels_of

@@ -7,22 +7,27 @@ from typing import Any
 
 import click
 
-from sparkwright.cli import channel_read
+from sparkwright.base.text import human_size
 from sparkwright.cli.channel_key import key
 from sparkwright.cli.channel_place import (
-    make_publisher,
     now,
     open_place,
     policy_of,
-    promote_wheel,
+    reading_options,
     signing_options,
+    target_option,
 )
-from sparkwright.cli.channel_prune import prune
-from sparkwright.cli.channel_show import described_state, show_change, show_next, show_wheels
 from sparkwright.cli.globals import Group
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.publish.channel import StatusMarker
+from sparkwright.cli.tables import show_table
+from sparkwright.publish import dist_folder
+from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.verification import WheelChoice
+
+_NAME = click.argument("channel", metavar="NAME")
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.group("channel", cls=Group)
@@ -30,87 +35,240 @@ def command() -> None:
     """Promote wheels to signed channels, take them back, and verify channels."""
 
 
-for one in (key, channel_read.list_command, channel_read.log, channel_read.diff, channel_read.verify, prune):
-    command.add_command(one)
+command.add_command(key)
 
 
 @command.command("promote")
-@click.argument("wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("wheels", metavar="WHEEL...", nargs=-1, required=True, type=_FILE)
 @click.option("--to", "channel", required=True, metavar="NAME", help="Such as nightly, candidate or stable.")
 @click.option(
     "--evidence",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of evidence; evidence/ beside the wheels by default.",
 )
-@signing_options
 @run_read_only
-def promote(session: Session, *, wheel: Path, channel: str, evidence: Path | None, **options: Any) -> None:
-    """List WHEEL in a channel, if it has the evidence that the channel's policy requires."""
-    publisher = make_publisher(session.checkout.folder, **options)
-    before = publisher.read(channel)
-    state = promote_wheel(session, publisher, wheel.absolute(), channel, evidence)
+@signing_options
+def promote(
+    session: Session,
+    *,
+    publisher: ChannelPublisher,
+    wheels: tuple[Path, ...],
+    channel: str,
+    evidence: Path | None,
+) -> None:
+    """List each WHEEL in a channel, if it has the evidence that the channel's policy requires."""
+    from sparkwright.publish.candidate import gather
+    from sparkwright.publish.evidence import FOLDER
+
+    policy, before = policy_of(session, channel), publisher.read(channel)
+    folder = evidence or dist_folder(session.checkout.folder).absolute() / FOLDER
+    found = [
+        gather(wheel.absolute(), channel, policy, folder, session.checkout.patchsets) for wheel in wheels
+    ]
+    state = [publisher.promote(channel, candidate, policy, now()) for candidate in found][-1]
     if before and before.state == state and not session.as_json:
-        click.echo(f"{channel} lists {wheel.name} already")
-    show_change(publisher, state, as_json=session.as_json)
+        click.echo(f"{channel} lists {', '.join(wheel.name for wheel in wheels)} already")
+    _show_change(session, publisher, state)
 
 
 @command.command("rollback")
-@click.argument("channel", metavar="NAME")
+@_NAME
 @click.option("--to", type=click.IntRange(min=1), metavar="N", help="The generation to go back to.")
-@click.option("--reason", default="", help="Of the yank; clients show it.")
-@signing_options
+@click.option("--reason", default="", help="Of the yank; readers see it.")
 @run_read_only
-def rollback(session: Session, *, channel: str, to: int | None, reason: str, **options: Any) -> None:
+@signing_options
+def rollback(
+    session: Session, *, publisher: ChannelPublisher, channel: str, to: int | None, reason: str
+) -> None:
     """Take the content of an earlier generation of NAME as a new one, and yank what it lacks."""
-    publisher = make_publisher(session.checkout.folder, **options)
-    policy = policy_of(session, channel)
-    reason = reason or f"taken back from {channel}"
-    show_change(
-        publisher, publisher.rollback(channel, policy, now(), to=to, reason=reason), as_json=session.as_json
-    )
+    policy, reason = policy_of(session, channel), reason or f"taken back from {channel}"
+    _show_change(session, publisher, publisher.rollback(channel, policy, now(), to=to, reason=reason))
 
 
 @command.command("renew")
-@click.argument("channel", metavar="NAME")
-@signing_options
+@_NAME
 @run_read_only
-def renew(session: Session, *, channel: str, **options: Any) -> None:
+@signing_options
+def renew(session: Session, *, publisher: ChannelPublisher, channel: str) -> None:
     """Sign NAME again, with the same wheels, by the present key and with a new expiry."""
-    publisher = make_publisher(session.checkout.folder, **options)
-    show_change(
-        publisher, publisher.renew(channel, policy_of(session, channel), now()), as_json=session.as_json
-    )
+    _show_change(session, publisher, publisher.renew(channel, policy_of(session, channel), now()))
 
 
-@command.command("status")
-@click.argument("channel", metavar="NAME")
-@click.option(
-    "--set",
-    "status",
-    type=click.Choice(["active", "archived", "deprecated", "quarantined"]),
-    help="Set the status of its projects (PEP 792); a quarantined channel offers no file.",
-)
-@click.option("--reason", default="", help="For that status.")
-@signing_options
+@command.command("prune")
 @run_read_only
-def status(
-    session: Session, *, channel: str, status: StatusMarker | None, reason: str, **options: Any
+@signing_options
+def prune(session: Session, *, publisher: ChannelPublisher) -> None:
+    """Remove wheels and generations that channels keep no longer, by patchsets/channels.toml."""
+    from sparkwright.publish.policy import POLICY_FILE, load_policies
+    from sparkwright.publish.prune import Pruner
+
+    report = Pruner(publisher, load_policies(session.checkout.patchsets / POLICY_FILE), now()).prune()
+    if session.as_json:
+        print_json({"dropped": report.dropped, "removed": report.removed, "kept": report.kept})
+        return
+    for channel, dropped in report.dropped.items():
+        for name in dropped:
+            click.echo(f"dropped  {name} from {channel}")
+    for path, size in report.removed.items():
+        click.echo(f"removed  {path} ({human_size(size)})")
+    freed = human_size(sum(report.removed.values()))
+    click.echo(f"pruned   {len(report.removed)} folders removed ({freed}), {report.kept} are kept")
+
+
+@command.command("show")
+@click.argument("channel", metavar="[NAME]", default="")
+@click.option("--history", is_flag=True, help="Every generation of NAME that is kept, the newest first.")
+@target_option
+@reading_options
+def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bool) -> None:
+    """Show the channels of a target, or the wheels of NAME; every digest is checked, and no signature."""
+    from sparkwright.publish.channel import CHANNELS, POINTER, require_channel_name
+    from sparkwright.publish.channel import history as history_of
+    from sparkwright.publish.repository import read_unverified
+    from sparkwright.publish.trust import place_of
+
+    del offline
+    if history and not channel:
+        raise click.UsageError("--history is of one channel: give its NAME.")
+    place = open_place(Path(), target)
+    paths = [path.split("/") for path in place.files(CHANNELS)] if not channel else []
+    names = sorted(parts[1] for parts in paths if parts[2:] == [POINTER]) or [channel] * bool(channel)
+    states = [
+        read_unverified(place.read, require_channel_name(name), place_of(place, name)).state for name in names
+    ]
+    if history:
+
+        def read(path: str) -> bytes | None:
+            return stored.data if (stored := place.read(path)) else None
+
+        states = list(history_of(read, states[0]))
+    if as_json:
+        described = [_described(state) for state in states]
+        print_json(described[0] if channel and not history else described)
+    elif history:
+        rows = [
+            (
+                str(one.generation), one.written, str(one.action.kind),
+                f"to {one.action.to}: {one.action.detail}" if one.action.to else one.action.detail,
+            )
+            for one in states
+        ]  # fmt: skip
+        show_table(("generation", "written", "change", "of"), rows)
+    elif channel:
+        (state,) = states
+        click.echo(f"channel  {state.channel}, generation {state.generation} of {state.written}")
+        click.echo(f"expires  {state.expires}")
+        rows = [
+            (
+                file.filename, human_size(file.size), file.uploaded,
+                "" if file.yanked is None else f"yanked: {file.yanked}",
+            )
+            for file in state.files
+        ]  # fmt: skip
+        show_table(("wheel", "size", "uploaded", ""), rows)
+    else:
+        listed = [
+            (one.channel, str(one.generation), one.written, one.expires, str(len(one.offered)), _newest(one))
+            for one in states
+        ]
+        show_table(("channel", "generation", "written", "expires", "wheels", "newest"), listed)
+
+
+@command.command("verify")
+@click.argument("place", metavar="URL|FOLDER")
+@click.option("--wheel", type=_FILE, help="Verify that this file is a wheel of the channel.")
+@click.option(
+    "--wheels",
+    type=click.Choice(["all", "newest", "none"]),
+    help="Wheels whose bytes are read; all of a folder, the newest of an address by default.",
+)
+@click.option(
+    "--requirements",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the newest for this machine, or that of --wheel, and its runtime to FILE, by digest.",
+)
+@reading_options
+def verify(
+    *,
+    place: str,
+    wheel: Path | None,
+    wheels: WheelChoice | None,
+    requirements: Path | None,
+    offline: bool,
+    as_json: bool,
 ) -> None:
-    """Show the present generation of NAME, or set its status."""
-    if status is not None:
-        publisher = make_publisher(session.checkout.folder, **options)
-        policy = policy_of(session, channel)
-        show_change(
-            publisher, publisher.set_status(channel, status, reason, policy, now()), as_json=session.as_json
+    """Verify the channel at URL or in FOLDER, such as …/channels/stable, with everything that it names.
+
+    Nothing is asked but that place: keys are those of the root that was pinned for it.
+    """
+    from platform import machine
+
+    from sparkwright.base.digests import sha256_file
+    from sparkwright.publish.folder_target import FolderTarget
+    from sparkwright.publish.mirror import open_mirror
+    from sparkwright.publish.offer import newest_fitting
+    from sparkwright.publish.offer import requirements as requirements_of
+    from sparkwright.publish.trust import default_trust
+    from sparkwright.publish.verification import require_listed, verify_channel
+    from sparkwright.store import storing, write_atomically
+    from sparkwright.upstream import read_settings
+
+    mirror, channel = open_mirror(place, read_settings(offline=offline))
+    default: WheelChoice = "none" if wheel else "all" if isinstance(mirror, FolderTarget) else "newest"
+    verified = verify_channel(mirror, channel, default_trust(), wheels=wheels or default)
+    state, root = verified.state, verified.root
+    listed = require_listed(state, wheel.name, sha256_file(wheel)) if wheel else None
+    if requirements is not None:
+        text = requirements_of(mirror, listed or newest_fitting(state, machine()))
+        with storing(f"writing {requirements}", instead="name another file"):
+            write_atomically(requirements, text)
+    if as_json:
+        print_json(
+            {
+                "channel": channel,
+                "generation": state.generation,
+                "digest": state.digest,
+                "expires": state.expires,
+                "signer": verified.signer,
+                "root": root.version,
+                "wheels": [file.filename for file in state.files],
+                "read": [file.filename for file in verified.wheels],
+            }
         )
         return
-    target = open_place(session.checkout.folder, options["target"])
-    state = channel_read.present_state(target, channel)
-    if session.as_json:
-        print_json(described_state(state))
-        return
-    click.echo(f"channel  {state.channel}, generation {state.generation} of {state.written}")
+    click.echo(f"channel  {channel}, generation {state.generation}, signed by {verified.signer[:80]}")
+    click.echo(f"root     version {root.version} of {root.written}")
     click.echo(f"expires  {state.expires}")
-    click.echo(f"status   {state.status}{f': {state.reason}' if state.reason else ''}")
-    show_wheels(state)
-    show_next(target, channel)
+    if listed:
+        click.echo(f"wheel    {listed.filename} is a wheel of {channel}")
+    else:
+        click.echo(f"wheels   {len(verified.wheels)} of {len(state.files)} read")
+    if requirements is not None:
+        click.echo(f"next     uv pip install --require-hashes -r {requirements}")
+
+
+def _show_change(session: Session, publisher: ChannelPublisher, state: ChannelState) -> None:
+    """Print the new generation *state* of a channel, and the next step."""
+    from sparkwright.publish.trust import place_of
+
+    place = place_of(publisher.target, state.channel)
+    if session.as_json:
+        print_json({**_described(state), "place": place})
+        return
+    action = state.action
+    click.echo(f"channel  {state.channel}, generation {state.generation}: {action.kind} {action.detail}")
+    click.echo(f"expires  {state.expires}")
+    click.echo(f"newest   {_newest(state)}")
+    click.echo(f"next     sparkwright channel verify {place}")
+    click.echo(f"readers  sparkwright channel verify {place} --requirements FILE")
+
+
+def _newest(state: ChannelState) -> str:
+    return next((file.filename for file in state.offered), "none")
+
+
+def _described(state: ChannelState) -> dict[str, Any]:
+    from sparkwright.base.config import to_builtins
+
+    return {**to_builtins(state), "digest": state.digest}

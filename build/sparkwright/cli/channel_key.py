@@ -8,23 +8,25 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import UnknownNameError
+from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.globals import Group, takes
 from sparkwright.cli.output import print_json
 from sparkwright.cli.tables import show_table
 from sparkwright.publish.keys import ChannelKeys
-from sparkwright.publish.roots import PinnedRoot
+from sparkwright.publish.roots import ChannelRoot
 
+_NAME = click.argument("channel", metavar="NAME")
 _ROOTS_KEY = click.option(
     "--roots-key",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The key that 'rotate --split' moved away, where this machine's may not sign roots.",
 )
-_NAME = click.argument("channel", metavar="NAME")
+_REVOKE = click.option("--revoke", default="", metavar="REASON", help="Trust it no more; readers see why.")
 
 
 @click.group("key", cls=Group)
 def key() -> None:
-    """Show, rotate and revoke the keys of this machine's channels, and pin the roots of others."""
+    """Show and replace the keys of this machine's channels, and pin the roots of others."""
 
 
 @key.command("show")
@@ -32,14 +34,14 @@ def key() -> None:
 @takes("as_json")
 def show(channel: str, *, as_json: bool) -> None:
     """Show this machine's key for channel NAME, and its root; both are made on first use."""
-    from sparkwright.publish.keys import open_publisher
+    from sparkwright.publish.keys import load_publisher
 
-    _show(open_publisher(_home(channel, new=True)), as_json=as_json)
+    _show(load_publisher(_home(channel, new=True)), as_json=as_json)
 
 
 @key.command("rotate")
 @_NAME
-@click.option("--revoke", metavar="REASON", help="Of a key that may have been stolen; readers see it.")
+@_REVOKE
 @click.option(
     "--split",
     type=click.Path(path_type=Path),
@@ -49,83 +51,62 @@ def show(channel: str, *, as_json: bool) -> None:
 @_ROOTS_KEY
 @takes("as_json")
 def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -> None:
-    """Replace this machine's key for channel NAME by a new one, which the present one signs."""
+    """Replace this machine's key for channel NAME by a new one; --revoke says why, if it may be stolen."""
     from sparkwright.publish.keys import rotate_key
 
     if split is not None and any(options.values()):
         raise click.UsageError("--split excludes --revoke and --roots-key.")
-    _show_next(rotate_key(_home(channel), split=split, **options), as_json=as_json)
-
-
-@key.command("revoke")
-@_NAME
-@click.argument("key_id", metavar="ID")
-@click.option("--reason", required=True, help="Shown to readers.")
-@_ROOTS_KEY
-@takes("as_json")
-def revoke(channel: str, key_id: str, *, reason: str, roots_key: Path | None, as_json: bool) -> None:
-    """Trust the key or identity of channel NAME whose id begins with ID no more."""
-    from sparkwright.publish.keys import revoke_key
-
-    _show_next(revoke_key(_home(channel), key_id, reason, roots_key=roots_key), as_json=as_json)
+    _show(rotate_key(_home(channel), split=split, **options), as_json=as_json, changed=True)
 
 
 @key.command("allow")
 @_NAME
 @click.argument("identity")
 @click.option("--issuer", required=True, help="The issuer of its tokens.")
+@_REVOKE
 @_ROOTS_KEY
 @takes("as_json")
-def allow(channel: str, identity: str, *, issuer: str, roots_key: Path | None, as_json: bool) -> None:
+def allow(channel: str, identity: str, *, as_json: bool, **options: Any) -> None:
     """Trust generations of channel NAME that sigstore signed for IDENTITY, such as one CI workflow."""
     from sparkwright.publish.keys import allow_identity
 
-    keys = allow_identity(_home(channel, new=True), identity, issuer, roots_key=roots_key)
-    _show_next(keys, as_json=as_json)
+    keys = allow_identity(_home(channel, new=not options["revoke"]), identity, **options)
+    _show(keys, as_json=as_json, changed=True)
 
 
 @key.command("pin")
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--publisher",
-    default="",
-    metavar="ID",
-    help="The publisher's id, from another source than FILE, which is the first version of the root, or has "
-    "all versions before it beside it (1.root.json and so on).",
-)
+@click.argument("place", metavar="URL|FOLDER")
 @click.option(
     "--digest",
-    default="",
+    required=True,
     metavar="SHA256",
-    help="SHA-256 of FILE, from another source: 'key show' gives the publisher that of the newest version.",
+    help="Of the newest root, from another source: its publisher's 'key show' tells it.",
 )
-@takes("as_json")
-def pin(*, file: Path, publisher: str, digest: str, as_json: bool) -> None:
-    """Trust the root in FILE, such as a copy of channels/NAME/1.root.json, to verify that channel by.
+@reading_options
+def pin(*, place: str, digest: str, offline: bool, as_json: bool) -> None:
+    """Trust the root with that SHA256 for the channel at URL or in FOLDER, such as …/channels/stable.
 
-    What was remembered of its publisher is replaced; another root of theirs that is pinned, with --publisher.
+    It counts at that address alone. What was pinned and seen there before is forgotten.
     """
-    from sparkwright.publish.keys import pin_root, pinned_folder
-    from sparkwright.publish.seen import default_memory
+    from sparkwright.publish.mirror import open_mirror
+    from sparkwright.publish.trust import default_trust
+    from sparkwright.upstream import read_settings
 
-    if not (publisher or digest):
-        raise click.UsageError("give --digest or --publisher: FILE alone says nothing about who made it.")
-    pinned = pin_root(file, pinned_folder(), publisher=publisher, digest=digest)
-    default_memory().begin_again(pinned)
+    mirror, channel = open_mirror(place, read_settings(offline=offline))
+    root = default_trust().pin(mirror, channel, digest)
     if as_json:
-        print_json(_described(pinned))
+        print_json(_described(root))
     else:
-        told = f"version {pinned.version} of {pinned.written}, publisher {pinned.publisher}"
-        click.echo(f"pinned   channel {pinned.channel}, {told}")
+        click.echo(f"pinned   channel {channel}, version {root.version} of {root.written}, for {place}")
 
 
 def _home(channel: str, *, new: bool = False) -> Path:
     """Return the folder of this machine's key for *channel*, which has to exist unless it may be *new*."""
     from sparkwright.publish.channel import require_channel_name
-    from sparkwright.publish.keys import own_root_file, publisher_home
+    from sparkwright.publish.keys import published_root, publisher_home
 
     home = publisher_home() / require_channel_name(channel)
-    if not new and own_root_file(home) is None:
+    if not new and published_root(home) is None:
         raise UnknownNameError(
             f"this machine has no key for channel {channel}",
             next_step=f"sparkwright channel promote WHEEL --to {channel} makes one",
@@ -133,26 +114,16 @@ def _home(channel: str, *, new: bool = False) -> Path:
     return home
 
 
-def _described(root: PinnedRoot) -> dict[str, Any]:
-    return {
-        "channel": root.channel, "publisher": root.publisher, "version": root.version, "written": root.written
-    }  # fmt: skip
+def _described(root: ChannelRoot) -> dict[str, Any]:
+    return {"channel": root.channel, "version": root.version, "written": root.written}
 
 
-def _show_next(keys: ChannelKeys, *, as_json: bool) -> None:
-    _show(keys, as_json=as_json)
-    if not as_json:
-        click.echo(
-            f"next      sparkwright channel renew {keys.root.channel}: readers get the new root with it"
-        )
-
-
-def _show(keys: ChannelKeys, *, as_json: bool) -> None:
-    from sparkwright.base.digests import sha256_file
+def _show(keys: ChannelKeys, *, as_json: bool, changed: bool = False) -> None:
+    from sparkwright.base.digests import sha256_bytes
     from sparkwright.publish.roots import ONLINE, name_of
 
-    root, file = keys.root, keys.files[-1]
-    digest, own = sha256_file(file), keys.signer.public_key.keyid
+    root, own = keys.root, keys.signer.public_key.keyid
+    digest = sha256_bytes(root.data)
     trusted = {
         key_id: [role for role in ("root", *ONLINE) if key_id in root.keys(role)] for key_id in root.root.keys
     }
@@ -161,17 +132,17 @@ def _show(keys: ChannelKeys, *, as_json: bool) -> None:
             {"id": key_id, "name": name_of(root.root.keys[key_id]), "signs": roles}
             for key_id, roles in trusted.items()
         ]
-        told = {"key": own, "keys": listed, "former": root.former, "file": str(file), "digest": digest}
+        told = {"key": own, "keys": listed, "former": root.former, "digest": digest}
         print_json({**_described(root), **told})
         return
     click.echo(f"channel   {root.channel}")
-    click.echo(f"publisher {root.publisher}")
-    click.echo(f"root      version {root.version}, {file}")
-    pin = f"sparkwright channel key pin FILE --publisher {root.publisher} --digest {digest}"
-    click.echo(f"readers   {pin}")
+    click.echo(f"root      version {root.version} of {root.written}, {keys.files[-1]}")
+    click.echo(f"readers   sparkwright channel key pin ADDRESS --digest {digest}")
     rows = [
         (name_of(key)[:80], " ".join(trusted[key_id]), "this machine's" if key_id == own else "")
         for key_id, key in root.root.keys.items()
     ]
     rows += [(key_id[:16], "nothing", told) for key_id, told in root.former.items()]
     show_table(("key", "signs", ""), rows)
+    if changed:
+        click.echo(f"next      sparkwright channel renew {root.channel}: readers get the new root with it")

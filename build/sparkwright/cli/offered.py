@@ -144,15 +144,13 @@ def offered_wheel(
     if wheel is not None:
         return OfferedWheel(wheel)
     if channel:
-        from sparkwright.cli.channel_place import now, pinned_roots
         from sparkwright.publish.offer import open_channel
-        from sparkwright.publish.seen import default_memory
+        from sparkwright.publish.trust import default_trust
         from sparkwright.store import open_store
 
         offer = open_channel(
-            open_store(), channel, machine(), *series, roots=pinned_roots(None),
-            memory=default_memory(), now=now(), offline=offline,
-        )  # fmt: skip
+            open_store(), channel, machine(), *series, trust=default_trust(), offline=offline
+        )
         return OfferedWheel(offer.wheel, offer)
     try:
         return newest_wheel(series)

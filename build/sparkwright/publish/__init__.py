@@ -2,16 +2,13 @@
 
 from sparkwright.publish.folder import dist_folder
 from sparkwright.publish.index import PublishedIndex, publish, require_plain, wheels_in
-from sparkwright.publish.pages import ProjectStatus, PublishedFile
-from sparkwright.publish.provenance import statement
+from sparkwright.publish.pages import PublishedFile
 
 __all__ = [
-    "ProjectStatus",
     "PublishedFile",
     "PublishedIndex",
     "dist_folder",
     "publish",
     "require_plain",
-    "statement",
     "wheels_in",
 ]

@@ -1,53 +1,42 @@
-"""A channel: a named, signed, movable pointer into wheels that never change.
+"""A channel: a named, signed, movable list of wheels that never change.
 
 Every change makes a new *generation*, a `ChannelState` that lists its wheels and names its predecessor by
 digest. At a target,
 
-* ``wheels/AA/SHA256/`` holds a wheel, its METADATA, its statements and its evidence,
-* ``channels/NAME/GENERATION-DIGEST/`` holds the pages of one generation and its state, ``channel.json``,
+* ``wheels/AA/SHA256/`` holds a wheel, its locked runtime, its provenance and its evidence,
 * ``channels/NAME/`` is a repository of The Update Framework (TUF), whose one target is the present state:
   ``timestamp.json`` is the pointer, ``N.root.json`` and the like are its signed metadata,
-* ``channels/NAME/simple/`` holds the present pages again, at an address that never changes.
+* ``channels/NAME/states/`` holds every state by its digest.
 
-The two folders of pages are equally deep, so that a page has the same bytes, and one digest, in both.
+A channel has no pages for pip and uv: these verify no signature, and take whatever package a page adds. They
+install from requirements by digest, see `sparkwright.publish.offer.requirements`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
-from urllib.parse import quote
 
 import msgspec
+from packaging.version import Version
 
 from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SignatureError
 from sparkwright.lock.runtime import SUFFIX as RUNTIME_SUFFIX
-from sparkwright.publish.pages import ProjectStatus, PublishedFile
-from sparkwright.publish.series import index_pages, series_pages
+from sparkwright.publish.target import require_signed
 
 CHANNELS = "channels"
 POINTER = "timestamp.json"
 STATE = "channel.json"
-STABLE = "simple"
+"""The name of the state among the targets of TUF's metadata."""
 CLOCK_SKEW = timedelta(minutes=10)
 """By which the clocks of a publisher and a reader may differ."""
 _FORMAT = 1
-_UP = "../../../../"
-_UNIT = re.compile(
-    r"(wheels/[0-9a-f]{2}/[0-9a-f]{64}|channels/[a-z0-9-]+/[1-9][0-9]*-[0-9a-f]{12})/."
-    r"|(channels/[a-z0-9-]+/[1-9][0-9]*\.(?:targets|snapshot)\.json)$"
-)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MOST_WHEELS = 100_000
-
-
-StatusMarker = Literal["active", "archived", "quarantined", "deprecated"]
-"""A status of PEP 792."""
 
 
 class ListedWheel(Model, frozen=True):
@@ -56,15 +45,12 @@ class ListedWheel(Model, frozen=True):
     Attributes:
         project: its project's name, normalized after PEP 503.
         version: its PEP 440 version.
-        sha256: digest of its bytes.
-        size: in bytes.
-        requires_python: PEP 440 specifier, or empty.
         uploaded: when it came into the channel, in UTC.
-        promotion: SHA-256 of the statement by which it did.
-        yanked: reason of its yank; `None` if it is not yanked.
-        provenance: SHA-256 of its provenance; empty if it has none.
-        url: its absolute address where it is on another host than the pages; empty elsewhere.
+        yanked: the reason for which it was taken back; `None` if it was not.
+        url: its absolute address where it is on another host than the channel; empty elsewhere.
         runtime: SHA-256 of its locked runtime, the packages that it is installed with; empty if it has none.
+        provenance: SHA-256 of its provenance; empty if it has none.
+        evidence: SHA-256 of the evidence by which it came into the channel, by kind.
     """
 
     filename: str
@@ -72,19 +58,17 @@ class ListedWheel(Model, frozen=True):
     version: str
     sha256: str
     size: int
-    requires_python: str
-    metadata_sha256: str
     uploaded: str
-    promotion: str
     yanked: str | None = None
-    provenance: str = ""
     url: str = ""
     runtime: str = ""
+    provenance: str = ""
+    evidence: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def folder(self) -> str:
         """The folder of the wheel at a target."""
-        return wheel_folder(self.sha256)
+        return f"wheels/{self.sha256[:2]}/{self.sha256}"
 
     @property
     def path(self) -> str:
@@ -92,28 +76,23 @@ class ListedWheel(Model, frozen=True):
         return f"{self.folder}/{self.filename}"
 
     @property
-    def promotion_path(self) -> str:
-        """The path of the statement by which it came into the channel."""
-        return f"{self.folder}/promotions/{self.promotion}.json"
-
-    @property
-    def provenance_path(self) -> str:
-        """The path of its provenance."""
-        return f"{self.folder}/provenance/{self.provenance}.json"
-
-    @property
     def runtime_path(self) -> str:
         """The path of its locked runtime; empty if it has none."""
         return f"{self.folder}/runtime/{self.runtime}{RUNTIME_SUFFIX}" if self.runtime else ""
 
-    def on_page(self) -> PublishedFile:
-        """Return the entry of a page of the channel."""
-        return PublishedFile(
-            self.project, self.version, self.filename, self.sha256, self.size, self.requires_python,
-            self.metadata_sha256,
-            url=self.url or f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
-            upload_time=self.uploaded, yanked=self.yanked,
-        )  # fmt: skip
+    @property
+    def beside(self) -> dict[str, tuple[str, str]]:
+        """The paths of the small files beside the wheel; of each its digest, and what it is for people."""
+        files = {
+            f"{self.folder}/evidence/{sha256}.json": (sha256, f"the {kind} of {self.filename}")
+            for kind, sha256 in self.evidence.items()
+        }
+        if self.provenance:
+            path = f"{self.folder}/provenance/{self.provenance}.json"
+            files[path] = self.provenance, f"the provenance of {self.filename}"
+        if self.runtime:
+            files[self.runtime_path] = self.runtime, f"the runtime of {self.filename}"
+        return files
 
 
 class ChannelAction(Model, frozen=True):
@@ -121,11 +100,11 @@ class ChannelAction(Model, frozen=True):
 
     Attributes:
         kind: ``renew`` writes the same content with a new expiry, ``prune`` drops what is kept no longer.
-        detail: the wheel, the reason or the status.
+        detail: the wheel, or the reason.
         to: of a rollback, the generation whose content was taken.
     """
 
-    kind: Literal["promote", "rollback", "renew", "status", "prune"]
+    kind: Literal["promote", "rollback", "renew", "prune"]
     detail: str = ""
     to: int = 0
 
@@ -134,30 +113,21 @@ class ChannelState(Model, frozen=True):
     """One generation of a channel.
 
     Attributes:
-        origin: random name that the first generation got; two channels of one name differ in it.
         generation: 1 for the first.
         previous: SHA-256 of the payload of the generation before; empty for the first.
         written: when it was made, in UTC.
         expires: when it is to be trusted no longer, in UTC.
         action: the change that made it.
-        status: of its projects, after PEP 792.
-        pages: SHA-256 of every page by its path below ``simple/``.
-        oldest: number of the oldest generation that is kept.
     """
 
     channel: str
-    origin: str
     generation: int
     previous: str
     written: str
     expires: str
     action: ChannelAction
     files: tuple[ListedWheel, ...]
-    status: StatusMarker = "active"
-    reason: str = ""
-    pages: dict[str, str] = msgspec.field(default_factory=dict)
     format: int = _FORMAT
-    oldest: int = 1
 
     @property
     def payload(self) -> bytes:
@@ -170,60 +140,23 @@ class ChannelState(Model, frozen=True):
         return sha256_bytes(self.payload)
 
     @property
-    def folder(self) -> str:
-        """The folder of this generation at a target."""
-        return generation_folder(self.channel, self.generation, self.digest)
-
-    @property
-    def path(self) -> str:
-        """The path of the state itself."""
-        return f"{self.folder}/{STATE}"
+    def offered(self) -> list[ListedWheel]:
+        """The wheels that were not taken back, the newest first."""
+        return newest_first([file for file in self.files if file.yanked is None])
 
     def find(self, sha256: str) -> ListedWheel | None:
         """Return the wheel with that digest, `None` if it is not listed."""
         return next((file for file in self.files if file.sha256 == sha256), None)
 
 
-@dataclass(frozen=True)
-class PointedChannel:
-    """A channel as its pointer at a target describes it.
-
-    Attributes:
-        state: its present generation.
-        tag: of the pointer, for replacing it.
-        version: of the pointer.
-    """
-
-    state: ChannelState
-    tag: str
-    version: int
-
-
-def wheel_folder(sha256: str) -> str:
-    """Return the folder at a target of the wheel with that digest."""
-    return f"wheels/{sha256[:2]}/{sha256}"
-
-
-def unit_of(path: str) -> str:
-    """Return the unit that the file at *path* is removed with; empty for files that are never removed.
-
-    A unit is the folder of a wheel or a generation, or a file of signed metadata.
-    """
-    found = _UNIT.match(path)
-    return found[1] or found[2] if found else ""
-
-
-def generation_folder(channel: str, generation: int, digest: str) -> str:
-    """Return the folder at a target of a generation whose payload has that digest.
-
-    Two publishers may make a generation of one number; the digest keeps their pages apart.
-    """
-    return f"{CHANNELS}/{channel}/{generation}-{digest[:12]}"
-
-
 def metadata_path(channel: str, name: str = POINTER) -> str:
     """Return the path of the pointer of *channel* at a target, or of other metadata of it."""
     return f"{CHANNELS}/{channel}/{name}"
+
+
+def state_path(channel: str, digest: str) -> str:
+    """Return the path at a target of the state of *channel* whose payload has that digest."""
+    return f"{CHANNELS}/{channel}/states/{digest}.json"
 
 
 def require_channel_name(name: str) -> str:
@@ -232,27 +165,13 @@ def require_channel_name(name: str) -> str:
     Raises:
         ConfigError: it cannot.
     """
-    if not _NAME.fullmatch(name) or name == STABLE:
+    if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is no name of a channel",
             because="it takes lower-case letters, digits and hyphens, 63 at most",
             next_step="name one such as nightly, candidate or stable",
         )
     return name
-
-
-def pages_of(state: ChannelState) -> dict[str, bytes]:
-    """Return every page of *state* by its path below ``simple/``: each series' own, then those over all."""
-    entries = [file.on_page() for file in state.files]
-    status = ProjectStatus(state.status, state.reason)
-    return {**series_pages(entries, status), **index_pages(entries, status)}
-
-
-def with_pages(state: ChannelState) -> tuple[ChannelState, dict[str, bytes]]:
-    """Return *state* with the digests of its pages, and the pages."""
-    pages = pages_of(state)
-    digests = {path: sha256_bytes(data) for path, data in pages.items()}
-    return msgspec.structs.replace(state, pages=digests), pages
 
 
 def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
@@ -291,6 +210,31 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
     return state
 
 
+def history(read: Callable[[str], bytes | None], state: ChannelState) -> Iterator[ChannelState]:
+    """Yield *state* and the generations before it that are kept, each by the digest that its successor names.
+
+    Args:
+        read: returns the file at a path of the target, or `None`.
+        state: the newest one.
+
+    Raises:
+        SignatureError: one is damaged.
+        TamperedError: one was changed.
+    """
+    yield state
+    while state.previous:
+        path, what = (
+            state_path(state.channel, state.previous),
+            f"generation {state.generation - 1} of {state.channel}",
+        )
+        payload = read(path)
+        if payload is None:  # `channel prune` removed it, and all before it
+            return
+        payload = require_signed(payload, state.previous, what, path, "take it from another copy")
+        state = decode_state(payload, state.channel, what)
+        yield state
+
+
 def moment(text: str, what: str) -> datetime:
     """Return the time that *text* states.
 
@@ -313,4 +257,4 @@ def stamp(at: datetime) -> str:
 
 def newest_first(files: Sequence[ListedWheel]) -> list[ListedWheel]:
     """Return *files* by version, the newest first."""
-    return sorted(files, key=lambda file: file.on_page().order, reverse=True)
+    return sorted(files, key=lambda file: (Version(file.version), file.filename), reverse=True)

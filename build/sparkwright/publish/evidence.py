@@ -79,7 +79,6 @@ class FoundEvidence:
         data: the bytes of the file.
     """
 
-    name: str
     evidence: AttachedEvidence
     data: bytes
 
@@ -256,7 +255,7 @@ def _attached(folder: Path) -> list[FoundEvidence]:
             if path.stat().st_size > _MOST_BYTES:
                 continue
             data = path.read_bytes()
-            found.append(FoundEvidence(path.name, decode_json(data, AttachedEvidence), data))
+            found.append(FoundEvidence(decode_json(data, AttachedEvidence), data))
     return found
 
 
@@ -286,4 +285,4 @@ def _proofs(wheel: Path, sha256: str) -> tuple[FoundEvidence | None, str]:
     proofs = {str(carry.get("name")): carry.get("proof") for carry in carries}
     detail = {name: proof.get("key") for name, proof in proofs.items() if isinstance(proof, dict)}
     evidence = AttachedEvidence(kind="proofs", wheel=sha256, made="", detail={"proofs": detail})
-    return FoundEvidence("proofs.json", evidence, evidence.data), ""
+    return FoundEvidence(evidence, evidence.data), ""

@@ -1,4 +1,4 @@
-"""A folder as a target, such as the root of a static web server; see `target`."""
+"""A folder as a target and as a mirror, such as the root of a static web server; see `target`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote
 
-from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file, sha256_stream
+from sparkwright.base.digests import CHUNK, copy_hashed, sha256_bytes, sha256_file, sha256_stream
 from sparkwright.base.errors import UploadError
-from sparkwright.publish.target import MOST_BYTES, Stored, checked_path, lost_race, require_digest
+from sparkwright.publish.target import (
+    MOST_BYTES,
+    Entry,
+    Stored,
+    checked_path,
+    hashed,
+    lost_race,
+    require_digest,
+)
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 _LOCK = ".publish.lock"
 _INSTEAD = "use another folder"
+_COPY = "copy the channel again from where it was published"
 
 
 @dataclass(frozen=True)
@@ -25,19 +35,41 @@ class FolderTarget:
 
     Attributes:
         folder: made when missing.
+        wheels: address of the folder that all wheels are uploaded to instead, such as that of a release;
+            empty if they are served from here.
     """
 
     folder: Path
+    wheels: str = ""
 
     def read(self, path: str) -> Stored | None:
-        """See `Target.read`."""
-        data = read_plain(self.folder, path)
-        return None if data is None else Stored(data, sha256_bytes(data))
+        """See `Target.read`.
+
+        Raises:
+            StorageError, UploadError: it is no plain file of the folder, or too large.
+        """
+        with self._open(path) as stream:
+            data = stream.read(MOST_BYTES + 1) if stream else None
+        if data is None:
+            return None
+        if len(data) > MOST_BYTES:
+            raise UploadError(
+                f"{self.folder / path} was not read",
+                because=f"it has more than {MOST_BYTES} bytes, which no file of a channel has",
+                next_step=_COPY,
+            )
+        return Stored(data, sha256_bytes(data))
+
+    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
+        """See `Mirror.digest`."""
+        del elsewhere
+        with self._open(path) as stream:
+            return hashed(iter(lambda: stream.read(CHUNK), b""), most) if stream else None
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         """See `Target.put_file`."""
         at = self._place(path)
-        with open_plain(self.folder, path) as found:
+        with self._open(path) as found:
             if found is not None:
                 require_digest(str(at), sha256_stream(found), sha256)
                 return
@@ -65,15 +97,17 @@ class FolderTarget:
             write_atomically(at, data)
         return sha256_bytes(data)
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """See `Target.sizes`."""
+    def files(self, prefix: str) -> dict[str, Entry]:
+        """See `Target.files`; links are among them, and not followed."""
         start = self._at(prefix.rstrip("/")) if prefix else self.folder
         with _using(f"listing {start}"):
             found = {}
             for at in start.rglob("*"):
                 with contextlib.suppress(FileNotFoundError):  # removed since its folder was read
-                    if at.is_file() and not at.name.startswith("."):
-                        found[at.relative_to(self.folder).as_posix()] = at.stat().st_size
+                    state = at.lstat()
+                    if not stat.S_ISDIR(state.st_mode) and not at.name.startswith("."):
+                        path = at.relative_to(self.folder).as_posix()
+                        found[path] = Entry(state.st_size, state.st_mtime)
             return found
 
     def remove(self, path: str) -> None:
@@ -82,13 +116,12 @@ class FolderTarget:
             self._place(path).unlink(missing_ok=True)
 
     def url(self, path: str) -> str:
-        """See `Target.url`."""
+        """See `Mirror.url`."""
         return self._at(path).absolute().as_uri()
 
     def elsewhere(self, path: str) -> str:
         """See `Target.elsewhere`."""
-        del path
-        return ""
+        return f"{self.wheels}/{quote(path.rpartition('/')[2], safe='')}" if self.wheels else ""
 
     def _at(self, path: str) -> Path:
         return self.folder / checked_path(path)
@@ -111,51 +144,28 @@ class FolderTarget:
             )
         return at
 
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[BinaryIO | None]:
+        """Give the file at *path*, `None` if there is none; a pipe is not waited for.
 
-@contextlib.contextmanager
-def open_plain(folder: Path, path: str) -> Iterator[BinaryIO | None]:
-    """Give the file at *path* in *folder*, `None` if there is none.
-
-    A pipe would be waited for, and a device has no end.
-
-    Raises:
-        StorageError: the disk is broken.
-        UploadError: it is no plain file, or not in the folder.
-    """
-    at = folder / checked_path(path)
-    with _using(f"reading {at}"):
-        try:
-            handle = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            yield None
-            return
-        with os.fdopen(handle, "rb") as stream:
-            within = at.resolve().is_relative_to(folder.resolve())
-            if not (within and stat.S_ISREG(os.fstat(handle).st_mode)):
-                raise UploadError(
-                    f"{at} was not read",
-                    because="it is no plain file of that folder",
-                    next_step="copy the channel again from where it was published",
-                )
-            yield stream
-
-
-def read_plain(folder: Path, path: str) -> bytes | None:
-    """Return the small file at *path* in *folder*, `None` if there is none.
-
-    Raises:
-        StorageError, UploadError: see `open_plain`.
-        UploadError: it is too large.
-    """
-    with open_plain(folder, path) as stream:
-        data = stream.read(MOST_BYTES + 1) if stream else None
-    if data is not None and len(data) > MOST_BYTES:
-        raise UploadError(
-            f"{folder / path} was not read",
-            because=f"it has more than {MOST_BYTES} bytes, which no page of a channel has",
-            next_step="copy the channel again from where it was published",
-        )
-    return data
+        Raises:
+            StorageError: the disk is broken.
+            UploadError: it is no plain file, or not in the folder: a device has no end.
+        """
+        at = self._at(path)
+        with _using(f"reading {at}"):
+            try:
+                handle = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                yield None
+                return
+            with os.fdopen(handle, "rb") as stream:
+                within = at.resolve().is_relative_to(self.folder.resolve())
+                if not (within and stat.S_ISREG(os.fstat(handle).st_mode)):
+                    raise UploadError(
+                        f"{at} was not read", because="it is no plain file of that folder", next_step=_COPY
+                    )
+                yield stream
 
 
 @contextlib.contextmanager

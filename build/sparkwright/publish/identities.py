@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _EXTRA = "pip install 'sparkwright[sigstore]'"
 _JOB = "run it in a CI job with 'id-token: write', or give --sign local"
+_ALLOW = "its owner adds it: sparkwright channel key allow NAME IDENTITY --issuer ADDRESS"
 
 
 class IdentityKey(SigstoreKey):
@@ -95,34 +96,30 @@ class IdentitySigner(Signer):
             SignatureError: sigstore cannot be reached, or refuses.
             UntrustedKeyError: the root does not trust the job's identity.
         """
-        from sigstore.errors import Error, VerificationError
+        from sigstore.errors import Error
         from sigstore.models import ClientTrustConfig
         from sigstore.oidc import IdentityToken
         from sigstore.sign import SigningContext
-        from sigstore.verify.policy import Identity
 
         try:
             context = SigningContext.from_trust_config(ClientTrustConfig.production())
             with context.signer(IdentityToken(self.token)) as signer:
-                bundle = signer.sign_artifact(payload)
+                made = json.loads(signer.sign_artifact(payload).to_json())
         except (Error, OSError) as error:
             raise SignatureError(
                 "the channel cannot be signed by sigstore", because=_first_line(error), next_step=_JOB
             ) from error
         for key in self.keys:
+            signature = Signature(key.keyid, made["messageSignature"]["signature"], {"bundle": made})
             try:
-                Identity(identity=key.keyval["identity"], issuer=key.keyval["issuer"]).verify(
-                    bundle.signing_certificate
-                )
-            except VerificationError:
+                key.verify_signature(signature, payload)
+            except UnverifiedSignatureError:
                 continue
-            made = json.loads(bundle.to_json())
-            return Signature(key.keyid, made["messageSignature"]["signature"], {"bundle": made})
+            return signature
         raise UntrustedKeyError(
             "the channel cannot be signed by sigstore",
-            because="the root does not trust the identity of this job",
-            next_step="its owner adds it: sparkwright channel key allow NAME IDENTITY --issuer ADDRESS",
-        )
+            because="the root does not trust the identity of this job", next_step=_ALLOW,
+        )  # fmt: skip
 
 
 def identity_signer(keys: Iterable[Key]) -> IdentitySigner:
@@ -150,10 +147,9 @@ def identity_signer(keys: Iterable[Key]) -> IdentitySigner:
     identities = tuple(key for key in keys if isinstance(key, SigstoreKey))
     if not identities:
         raise UntrustedKeyError(
-            "nothing can be signed by sigstore",
-            because="the root of the channel has no identity",
-            next_step="its owner adds it: sparkwright channel key allow NAME IDENTITY --issuer ADDRESS",
-        )
+            "nothing can be signed by sigstore", because="the root of the channel has no identity",
+            next_step=_ALLOW,
+        )  # fmt: skip
     return IdentitySigner(token, identities)
 
 

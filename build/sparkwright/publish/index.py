@@ -20,9 +20,8 @@ from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
 from sparkwright.lock.runtime import SUFFIX, LockedRuntime
-from sparkwright.publish.pages import PublishedFile
+from sparkwright.publish.pages import SERIES, PublishedFile, all_pages
 from sparkwright.publish.runtimes import runtime_page
-from sparkwright.publish.series import FOLDER, index_pages, series_pages
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
@@ -35,7 +34,7 @@ _LOCK = ".publish.lock"
 _WRITTEN = f"{SIMPLE}/.written.json"
 """The list of files that `publish` wrote, with digests: no other file is ever replaced or removed."""
 _INDEX_FILE = re.compile(
-    rf"{SIMPLE}/({FOLDER}/[0-9.]+/)?([^/]+/)?index\.(html|json)"
+    rf"{SIMPLE}/({SERIES}/[0-9.]+/)?([^/]+/)?index\.(html|json)"
     rf"|[^/]+{re.escape(SUFFIX)}"
     rf"|[^/]+\.whl{re.escape(_METADATA)}"
 )
@@ -74,7 +73,6 @@ def publish(
     *,
     digests: Mapping[str, str] | None = None,
     runtimes: Mapping[str, LockedRuntime] | None = None,
-    dry_run: bool = False,
 ) -> PublishedIndex:
     """Make the index in *folder* list exactly *wheels*.
 
@@ -88,8 +86,6 @@ def publish(
         folder: folder for the index; the pages go to ``simple/`` in it.
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
         runtimes: locked runtimes by file name, see `runtimes_in`; each wheel gets its own beside it.
-        dry_run: write nothing, and emit ``publish.planned`` with each page that would be written; *wheels*
-            are in *folder* then.
 
     Raises:
         PublishError: two wheels have one name, a wheel is no plain file, its name and metadata disagree,
@@ -99,14 +95,15 @@ def publish(
         StorageError: the disk is full or cannot be written.
     """
     _check_wheels(wheels)
-    if dry_run:
-        return _planned(wheels, folder, digests, runtimes or {})
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
             earlier = _read_written(folder)
             described = [describe(_placed(wheel, folder), digests) for wheel in wheels]
-            files, pages = _content(described, runtimes or {})
+            files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
+            pages = {file.filename + _METADATA: metadata for file, metadata in described}
+            pages |= dict(filter(None, (runtime_page(file, runtimes or {}) for file in files)))
+            pages |= {f"{SIMPLE}/{path}": page for path, page in all_pages(files).items()}
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
             _refuse_others(folder, digests_of_pages, earlier)
             # After a kill at any moment, the next run still has the list of its files.
@@ -116,36 +113,6 @@ def publish(
             _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), written, removed)
-
-
-def _content(
-    described: Sequence[tuple[PublishedFile, bytes]], runtimes: Mapping[str, LockedRuntime]
-) -> tuple[list[PublishedFile], dict[str, bytes]]:
-    """Return the files of an index in order, and pages and METADATA by path in its folder."""
-    files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
-    pages = {file.filename + _METADATA: metadata for file, metadata in described}
-    pages |= dict(filter(None, (runtime_page(file, runtimes) for file in files)))
-    pages |= {f"{SIMPLE}/{path}": page for path, page in _pages(files).items()}
-    return files, pages
-
-
-def _planned(
-    wheels: Sequence[Path],
-    folder: Path,
-    digests: Mapping[str, str] | None,
-    runtimes: Mapping[str, LockedRuntime],
-) -> PublishedIndex:
-    """Return the index that `publish` would write, and emit an event with each file that it would change."""
-    earlier = _read_written(folder)
-    files, pages = _content([describe(wheel, digests) for wheel in wheels], runtimes)
-    _refuse_others(folder, {name: sha256_bytes(data) for name, data in pages.items()}, earlier)
-    written = [name for name, data in pages.items() if not _has(folder / name, data)]
-    for name in written:
-        emit("publish.planned", path=name, size=len(pages[name]), at=str(folder / name))
-    removed = [name for name in earlier if name not in pages and _is_ours(folder / name, earlier[name])]
-    for name in removed:
-        emit("publish.planned", path=name, change="removed", at=str(folder / name))
-    return PublishedIndex(folder, tuple(files), tuple(written), tuple(removed))
 
 
 def require_plain(wheels: Sequence[Path]) -> None:
@@ -261,24 +228,14 @@ def _check_installable(name: WheelName, tags: Sequence[str], requires: str, gene
     )
 
 
-def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
-    """Return every page by its path in ``simple/``, in the order in which they may be written."""
-    return index_pages(files) | series_pages(files)
-
-
 def _put(path: Path, data: bytes) -> bool:
     """Write *data* to *path* unless it is there already; return if it was written."""
-    if _has(path, data):
-        return False
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if path.read_bytes() == data:
+            return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return True
-
-
-def _has(path: Path, data: bytes) -> bool:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return path.read_bytes() == data
-    return False
 
 
 def _is_ours(path: Path, sha256: str) -> bool:

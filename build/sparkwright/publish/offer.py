@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from urllib.parse import quote
 
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.companion.choosing import FoundCompanion, companion_of_recipe
@@ -14,19 +11,18 @@ from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.companion.package import architecture_name
 from sparkwright.lock import Artifact
 from sparkwright.native.model import Target
-from sparkwright.publish.channel import ChannelState, ListedWheel, newest_first
-from sparkwright.publish.mirror import FolderMirror, HttpMirror, Mirror, open_mirror
-from sparkwright.publish.roots import PinnedRoot
-from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.channel import ChannelState, ListedWheel
+from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.mirror import HttpMirror, open_mirror
 from sparkwright.publish.series import series_of
-from sparkwright.publish.target import require_signed
-from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
+from sparkwright.publish.target import Mirror, require_signed
+from sparkwright.publish.trust import Trust
+from sparkwright.publish.verification import verify_channel
 from sparkwright.store import Store
 from sparkwright.upstream import IndexSettings, read_settings
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.wheel.names import parse_name
 
-_UNVERIFIED_BYTES = VerifyChannelOptions(wheels="none")  # the digest is checked when the wheel is fetched
 _PROJECT = "vllm"
 
 
@@ -56,8 +52,11 @@ class ChannelOffer:
         Raises:
             TamperedError, FetchError: see `open_channel`.
         """
-        files = [file for file in self.state.files if file.yanked is None and _is_for(file, target)]
-        of_it = [file for file in files if file.version.partition("+")[0] == flashinfer]
+        of_it = [
+            file
+            for file in self.state.offered
+            if _is_for(file, target) and file.version.partition("+")[0] == flashinfer
+        ]
         offered = [self._fetching.wheel(file) for file in of_it]
         return companion_of_recipe(offered, recipe, flashinfer, target)
 
@@ -73,14 +72,7 @@ def _is_for(file: ListedWheel, target: Target) -> bool:
 
 
 def open_channel(
-    store: Store,
-    place: str,
-    machine: str,
-    *series: str,
-    roots: Sequence[PinnedRoot],
-    memory: SeenChannels,
-    now: datetime,
-    offline: bool = False,
+    store: Store, place: str, machine: str, *series: str, trust: Trust, offline: bool = False
 ) -> ChannelOffer:
     """Return the newest wheel of the channel at *place* for *machine*, with its locked runtime.
 
@@ -89,26 +81,24 @@ def open_channel(
         place: address or folder of a channel, such as ``…/channels/stable``.
         machine: such as ``aarch64``.
         series: take a wheel of one of these series; of any, if none is given.
-        roots: the pinned roots of publishers.
-        memory: the generations that were seen before.
-        now: the present time.
+        trust: the pinned roots, and what was seen before.
         offline: ask no address.
 
     Raises:
-        UnknownNameError: *place* names no channel, or the channel has no such wheel.
+        ConfigError: *place* names no channel.
+        UnknownNameError: the channel has no such wheel.
         TamperedError: a file is not the one that was signed.
-        SignatureError: a statement is damaged, or not signed by a trusted key.
+        SignatureError: metadata are damaged, or not signed by a trusted key.
         FetchError, DigestError: a file cannot be fetched, or has another digest.
         NotInStoreError: *place* is an address, and the network is off.
     """
     settings = read_settings(offline=offline)
     mirror, channel = open_mirror(place, settings)
-    if not channel:
-        raise UnknownNameError(f"{place} names no channel", next_step="give one, such as …/channels/stable")
-    verified = verify_channel(mirror, channel, roots, memory=memory, now=now, options=_UNVERIFIED_BYTES)
-    chosen = newest_fitting(verified.state, machine, *series)
-    fetching = _Fetching(store, mirror, settings, channel)
-    return ChannelOffer(fetching.wheel(chosen), fetching.runtime(chosen), verified.state, fetching)
+    # The digest of the wheel is checked when it is fetched.
+    state = verify_channel(mirror, channel, trust, wheels="none").state
+    chosen = newest_fitting(state, machine, *series)
+    fetching = _Fetching(store, mirror, settings)
+    return ChannelOffer(fetching.wheel(chosen), fetching.runtime(chosen), state, fetching)
 
 
 @dataclass(frozen=True)
@@ -119,22 +109,20 @@ class _Fetching:
         store: where fetched files go.
         mirror: the copy of the target.
         settings: how to reach addresses.
-        channel: the channel's name, for errors.
     """
 
     store: Store
     mirror: Mirror
     settings: IndexSettings
-    channel: str
 
     def wheel(self, file: ListedWheel) -> Path:
         """Return a wheel with the bytes that were signed, as a copy: others may write to a folder."""
         artifact = Artifact(filename=file.filename, sha256=file.sha256, size=file.size)
-        if isinstance(self.mirror, FolderMirror):
+        if isinstance(self.mirror, FolderTarget):
             adopt_copy(self.store, self.mirror.folder / file.path, artifact)
         else:
             assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
-            address = file.url or f"{self.mirror.url}/{quote(file.path, safe='/')}"
+            address = file.url or self.mirror.address(file.path)
             fetch_artifact(self.store, artifact, self.settings, address=address)
         return self.store.named_file(file.sha256, file.filename)
 
@@ -168,13 +156,26 @@ def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:
             because="it was promoted without one, so that no requirements with digests can be written",
             next_step="ask its publisher to promote it again with one: sparkwright lock runtime",
         )
+    stored = mirror.read(file.runtime_path)
     return require_signed(
-        mirror.read(file.runtime_path),
+        stored.data if stored else None,
         file.runtime,
         f"the runtime of {file.filename}",
-        f"{mirror.address}/{file.runtime_path}",
+        mirror.url(file.runtime_path),
         "copy the channel again from where it was published",
     )
+
+
+def requirements(mirror: Mirror, file: ListedWheel) -> bytes:
+    """Return what pip and uv install *file* of a verified channel by: its address, and digests of everything.
+
+    Whatever a mirror serves then, other bytes are refused, and no index is asked for the wheel.
+
+    Raises:
+        UnknownNameError, TamperedError: see `signed_runtime`.
+    """
+    own, address = f"{file.project}=={file.version} ", file.url or mirror.url(file.path)
+    return signed_runtime(mirror, file).replace(own.encode(), f"{file.project} @ {address} ".encode(), 1)
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:
@@ -184,8 +185,7 @@ def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWhe
         UnknownNameError: there is none.
     """
     wanted = {one for one in series if one}
-    files = [file for file in state.files if file.yanked is None and file.project == _PROJECT]
-    offered = newest_first(files)
+    offered = [file for file in state.offered if file.project == _PROJECT]
     for file in offered:
         if (not wanted or series_of(file.version) in wanted) and parse_name(file.filename).machine == machine:
             return file

@@ -1,8 +1,7 @@
 """The pages of a simple repository, as pure functions of the files that they list.
 
-HTML after PEP 503, JSON after PEP 691 and PEP 700, metadata links after PEP 658 and PEP 714, yanks after
-PEP 592, a project's status after PEP 792. Nothing here reads a clock:
-an upload time is on a page only where the caller gives one, so equal files give equal pages.
+HTML after PEP 503, JSON after PEP 691 and PEP 700, metadata links after PEP 658 and PEP 714. Nothing here
+reads a clock: equal files give equal pages.
 """
 
 from __future__ import annotations
@@ -10,15 +9,19 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import groupby
+from typing import Any
 from urllib.parse import quote
 
 from packaging.version import Version
 
 from sparkwright.base.digests import to_json
+from sparkwright.companion.package import is_companion
+from sparkwright.publish.series import series_of
 
+SERIES = "series"
+"""The folder of the series' indexes, below the index over all."""
 API_VERSION = "1.4"
-_UP = "../../"
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,7 @@ class PublishedFile:
         sha256: digest of its bytes, 64 hex digits.
         size: in bytes.
         requires_python: PEP 440 specifier, or the empty string.
-        metadata_sha256: digest of its METADATA, 64 hex digits; empty for a file without one.
-        url: its address, absolute or relative to the project's page, with METADATA at the same address and
-            ``.metadata`` behind it; two folders above the page if empty.
-        upload_time: time of its upload, in UTC, as ``2026-11-23T00:52:10Z``; on no page if empty.
-        yanked: reason for its yank, which may be empty; `None` if it is not yanked.
+        metadata_sha256: digest of its METADATA, 64 hex digits.
     """
 
     project: str
@@ -46,9 +45,6 @@ class PublishedFile:
     size: int
     requires_python: str
     metadata_sha256: str
-    url: str = ""
-    upload_time: str = ""
-    yanked: str | None = None
 
     @property
     def order(self) -> tuple[Version, str]:
@@ -56,109 +52,88 @@ class PublishedFile:
         return Version(self.version), self.filename
 
 
-@dataclass(frozen=True)
-class ProjectStatus:
-    """The status of a project after PEP 792.
+def all_pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
+    """Return every page over *files* by path in ``simple/``, in the order in which they may be written.
 
-    Attributes:
-        status: its marker. The page of a quarantined project names its versions and lists no file.
-        reason: the reason for it, for people; may be empty.
+    The index of a series is at ``series/0.24/``. Companions, whose versions are FlashInfer's, are in the
+    index of every series.
     """
-
-    status: Literal["active", "archived", "quarantined", "deprecated"] = "active"
-    reason: str = ""
-
-    def offered(self, files: Sequence[PublishedFile]) -> Sequence[PublishedFile]:
-        """Return those of *files* that a page with this status may list."""
-        return () if self.status == "quarantined" else files
-
-
-def root_html(projects: Sequence[str]) -> bytes:
-    """Return the page that lists *projects*, normalized names."""
-    return _page("Simple index", [f'<a href="{quote(name)}/">{html.escape(name)}</a>' for name in projects])
+    pages = _index(files, "", "../../")
+    companions = [file for file in files if is_companion(file.filename)]
+    wheels = [file for file in files if file not in companions]
+    for series in sorted({series_of(file.version) for file in wheels}):
+        of_series = [file for file in wheels if series_of(file.version) == series]
+        pages |= _index([*of_series, *companions], f"{SERIES}/{series}/", "../../../../")
+    return pages
 
 
-def root_json(projects: Sequence[str]) -> bytes:
-    """Return the list of *projects* as JSON."""
-    return _json({"projects": [{"name": name} for name in projects]})
+def _index(files: Sequence[PublishedFile], below: str, up: str) -> dict[str, bytes]:
+    """Return the pages of one index, each project's before the root's; *up* leads from these to the files."""
+    ordered = sorted(files, key=lambda file: (file.project, file.order))
+    pages: dict[str, bytes] = {}
+    for project, group in groupby(ordered, key=lambda file: file.project):
+        listed = tuple(group)
+        pages[f"{below}{project}/index.html"] = project_html(project, listed, up)
+        pages[f"{below}{project}/index.json"] = project_json(project, listed, up)
+    projects = sorted({file.project for file in ordered})
+    links = [f'<a href="{quote(name)}/">{html.escape(name)}</a>' for name in projects]
+    pages[f"{below}index.html"] = _page("Simple index", links)
+    pages[f"{below}index.json"] = _json({"projects": [{"name": name} for name in projects]})
+    return pages
 
 
-def project_html(project: str, files: Sequence[PublishedFile], status: ProjectStatus | None = None) -> bytes:
-    """Return the page of *project*, two folders below those of its *files* that have no address of their own.
-
-    Args:
-        project: its normalized name.
-        files: the files, in the order in which they are listed.
-        status: the project's status, which the page states; active, and not stated, if `None`.
-    """
-    marker = status or ProjectStatus()
-    meta = [] if status is None else [_meta("pypi:project-status", marker.status)]
-    meta += [_meta("pypi:project-status-reason", marker.reason)] if marker.reason else []
-    return _page(f"Links for {project}", [_anchor(file) for file in marker.offered(files)], meta)
+def project_html(project: str, files: Sequence[PublishedFile], up: str = "../../") -> bytes:
+    """Return the page of *project*, from which *up* leads to the *files*."""
+    return _page(f"Links for {project}", [_anchor(file, up) for file in files])
 
 
-def project_json(project: str, files: Sequence[PublishedFile], status: ProjectStatus | None = None) -> bytes:
+def project_json(project: str, files: Sequence[PublishedFile], up: str = "../../") -> bytes:
     """Return the page of *project* as JSON; see `project_html`."""
-    marker = status or ProjectStatus()
-    page: dict[str, Any] = {
-        "name": project,
-        "versions": list(dict.fromkeys(file.version for file in files)),
-        "files": [_entry(file) for file in marker.offered(files)],
-    }
-    if status is not None:
-        reason = {"reason": marker.reason} if marker.reason else {}
-        page["project-status"] = {"status": marker.status, **reason}
-    return _json(page)
+    return _json(
+        {
+            "name": project,
+            "versions": list(dict.fromkeys(file.version for file in files)),
+            "files": [_entry(file, up) for file in files],
+        }
+    )
 
 
-def address_of(file: PublishedFile) -> str:
+def _address(file: PublishedFile, up: str) -> str:
     """Return the address of *file* on a page; ``+`` as ``%2B``, which is never read as a space."""
-    return file.url or _UP + quote(file.filename, safe="")
+    return up + quote(file.filename, safe="")
 
 
-def _anchor(file: PublishedFile) -> str:
-    attributes = {"href": f"{address_of(file)}#sha256={file.sha256}"}
+def _anchor(file: PublishedFile, up: str) -> str:
+    attributes = {"href": f"{_address(file, up)}#sha256={file.sha256}"}
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
     # Clients older than PEP 714 read the attribute under its first name only.
-    for name in ("data-dist-info-metadata", "data-core-metadata") if file.metadata_sha256 else ():
+    for name in ("data-dist-info-metadata", "data-core-metadata"):
         attributes[name] = f"sha256={file.metadata_sha256}"
-    if file.yanked is not None:
-        attributes["data-yanked"] = file.yanked
     listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
     return f"<a {listed}>{html.escape(file.filename)}</a>"
 
 
-def _entry(file: PublishedFile) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+def _entry(file: PublishedFile, up: str) -> dict[str, Any]:
+    metadata = {"sha256": file.metadata_sha256}
+    return {
         "filename": file.filename,
-        "url": address_of(file),
+        "url": _address(file, up),
         "hashes": {"sha256": file.sha256},
         "size": file.size,
+        "core-metadata": metadata,
+        "dist-info-metadata": metadata,
+        **({"requires-python": file.requires_python} if file.requires_python else {}),
     }
-    if file.metadata_sha256:
-        entry["core-metadata"] = entry["dist-info-metadata"] = {"sha256": file.metadata_sha256}
-    if file.requires_python:
-        entry["requires-python"] = file.requires_python
-    if file.upload_time:
-        entry["upload-time"] = file.upload_time
-    if file.yanked is not None:
-        entry["yanked"] = file.yanked or True
-    return entry
 
 
-def _meta(name: str, content: str) -> str:
-    return f'<meta name="{name}" content="{html.escape(content)}">'
-
-
-def _page(title: str, links: Sequence[str], meta: Sequence[str] = ()) -> bytes:
+def _page(title: str, links: Sequence[str]) -> bytes:
     lines = [
         "<!DOCTYPE html>",
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
-        _meta("pypi:repository-version", API_VERSION),
-        *meta,
+        f'<meta name="pypi:repository-version" content="{API_VERSION}">',
         f"<title>{html.escape(title)}</title>",
         "</head>",
         "<body>",

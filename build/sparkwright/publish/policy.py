@@ -1,4 +1,4 @@
-"""The policy of channels: the evidence that a wheel needs, and when a channel expires."""
+"""The policy of channels: the evidence that a wheel needs, when a channel expires, and what it keeps."""
 
 from __future__ import annotations
 
@@ -25,22 +25,14 @@ class ChannelPolicy(Model, frozen=True):
         companion_requires: the same for a companion, whose kernels no carry changes and no model verifies.
         expires_days: days after which a generation is trusted no longer.
         capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
-        keep_generations: number of newest generations that ``channel prune`` keeps.
-        keep_days: age in days up to which it keeps a generation, beside those. With neither, everything is
-            kept for ever.
+        keep_days: days for which ``channel prune`` keeps wheels and generations; for ever if `None`.
     """
 
     requires: tuple[EvidenceKind, ...]
     expires_days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
     companion_requires: tuple[EvidenceKind, ...] = ("audit",)
     capability: str = ""
-    keep_generations: Annotated[int, msgspec.Meta(ge=1)] | None = None
     keep_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
-
-    @property
-    def keeps_everything(self) -> bool:
-        """Tell if nothing of the channel is ever removed."""
-        return self.keep_generations is None and self.keep_days is None
 
 
 class ChannelPolicies(Model, frozen=True):

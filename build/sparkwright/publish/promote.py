@@ -1,98 +1,47 @@
-"""Changes of a channel: promote, roll back, renew, set a status.
+"""Changes of a channel: promote, roll back, renew.
 
 Each of them adds a generation, in an order in which no state between is wrong for a reader:
 
-1. the wheel, its METADATA, evidence and promotion statement, which nothing names yet;
-2. the new generation's pages and state, in a folder of their own, and its signed metadata;
-3. the pointer, by a conditional write: from here on the generation is the channel's;
-4. the pages at the stable address, one by one; each is a page of a generation that the pointer named before.
+1. the wheel, and its evidence, provenance and runtime, which nothing names yet;
+2. the new generation's state, and its signed metadata;
+3. the pointer, by a conditional write: from here on the generation is the channel's.
 
-A publisher that dies before 3 leaves unnamed files; one that dies in 4 leaves pages of the generation before,
-which the next command on the channel replaces.
+A publisher that dies before 3 leaves unnamed files, which `sparkwright channel prune` removes.
 """
 
 from __future__ import annotations
 
-import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import (
-    ExpiredChannelError,
-    LostRaceError,
-    PublishError,
-    TamperedError,
-    UnknownNameError,
-    UntrustedKeyError,
-)
+from sparkwright.base.errors import ExpiredChannelError, PublishError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit, task
+from sparkwright.publish.candidate import Candidate
 from sparkwright.publish.channel import (
     CLOCK_SKEW,
     ChannelAction,
     ChannelState,
     ListedWheel,
-    PointedChannel,
-    StatusMarker,
+    history,
     metadata_path,
     moment,
     require_channel_name,
     stamp,
-    unit_of,
-    with_pages,
+    state_path,
 )
-from sparkwright.publish.evidence import FoundEvidence, stated_series
-from sparkwright.publish.history import content_of, generations_of
-from sparkwright.publish.index import describe
+from sparkwright.publish.evidence import stated_series
 from sparkwright.publish.keys import ChannelKeys
 from sparkwright.publish.lease import Lease
-from sparkwright.publish.planned import PlannedTarget
 from sparkwright.publish.policy import ChannelPolicy
-from sparkwright.publish.promotion import promotion_statement
-from sparkwright.publish.retention import Retained
-from sparkwright.publish.roots import PinnedRoot
-from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.stable_pages import write_stable_pages
-from sparkwright.publish.target import Target
-
-_METADATA = ".metadata"
-_TRIES = 20
-
-
-@dataclass
-class Deposits:
-    """The files that one change of a channel puts at a target, where they never change."""
-
-    target: Target
-    _made: dict[str, tuple[bytes | Path, str]] = field(default_factory=dict)
-
-    def put(self, path: str, content: bytes | Path, sha256: str = "") -> None:
-        """Put *content*, bytes or a file of that digest, at *path*; see `Target.put_file`."""
-        digest = sha256 or (sha256_bytes(content) if isinstance(content, bytes) else "")
-        self._made[path] = content, digest
-        self._put(path)
-
-    def settle(self) -> None:
-        """Put again what was removed since; called while no other writer can remove anything."""
-        units = {unit: set(self.target.sizes(unit)) for unit in set(map(unit_of, self._made)) - {""}}
-        for path in self._made:
-            if path not in units.get(unit_of(path), {path}):
-                self._put(path)
-
-    def _put(self, path: str) -> None:
-        content, digest = self._made[path]
-        if isinstance(content, Path):
-            self.target.put_file(path, content, digest)
-            return
-        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            file = Path(folder) / "file"
-            file.write_bytes(content)
-            self.target.put_file(path, file, digest)
+from sparkwright.publish.repository import ReadChannel, read_channel, read_unverified, signed_metadata
+from sparkwright.publish.target import Stored, Target
+from sparkwright.publish.trust import Trust, place_of
 
 
 @dataclass(frozen=True)
@@ -101,20 +50,19 @@ class ChannelPublisher:
 
     Attributes:
         keys: returns what signs a channel.
-        roots: the roots by which present channels have to be signed.
-        memory: what was seen before: a pointer that went back is not built upon.
+        trust: has the roots by which present channels have to be signed, and what was seen before: a pointer
+            that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
-        patience_s: longest wait for another writer, in seconds.
+        patience_s: longest wait for other writers, in seconds.
     """
 
     target: Target
     keys: Callable[[str], ChannelKeys]
-    roots: Callable[[], Sequence[PinnedRoot]]
-    memory: SeenChannels
+    trust: Trust
     adopt: bool = False
-    patience_s: float = 30.0
+    patience_s: float = 300.0
 
-    def read(self, channel: str) -> PointedChannel | None:
+    def read(self, channel: str) -> ReadChannel | None:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
 
         Raises:
@@ -123,36 +71,28 @@ class ChannelPublisher:
             ExpiredChannelError: it is expired, and this machine has not written it.
             ReplayedChannelError: it is older than one that was seen before.
         """
-        from sparkwright.publish.repository import read_channel, read_unverified
-
-        seen, path = self.memory.recall(), metadata_path(require_channel_name(channel))
-        stored = self.target.read(path)
-        if stored is None:
+        pointer = self.target.read(metadata_path(require_channel_name(channel)))
+        place = place_of(self.target, channel)
+        if pointer is None:
             return None
-
-        def read(wanted: str) -> bytes | None:
-            return stored.data if wanted == path else self._bytes(wanted)
-
-        where = self.target.url(path)
         # What this machine wrote last stays its own, even when the key of then was replaced.
-        own = any(
-            one.own and one.metadata().get("timestamp") == stored.data for one in seen.channels.values()
-        )
-        if own or self.adopt:
-            found = read_unverified(read, channel, where)
-        else:
-            try:
-                found = read_channel(read, channel, self.roots(), seen, where)
-            except (ExpiredChannelError, UntrustedKeyError) as error:  # says what a reader does about it
-                raise type(error)(
-                    error.what,
-                    because=error.because,
-                    next_step=f"look at it: sparkwright channel log {channel}; if it is as you published it, "
-                    "run the same command with --adopt",
-                ) from error
-        return PointedChannel(found.state, stored.tag, found.version)
+        if self.adopt or self.trust.is_own(pointer.data):
 
-    def require(self, channel: str) -> PointedChannel:
+            def same(path: str) -> Stored | None:
+                return pointer if path == metadata_path(channel) else self.target.read(path)
+
+            return read_unverified(same, channel, place)
+        try:
+            return read_channel(self.target.read, channel, self.trust, place)
+        except (ExpiredChannelError, UntrustedKeyError) as error:  # says what a reader does about it
+            raise type(error)(
+                error.what,
+                because=error.because,
+                next_step=f"look at it: sparkwright channel show {channel} --history; if it is as you "
+                "published it, run the same command with --adopt",
+            ) from error
+
+    def require(self, channel: str) -> ReadChannel:
         """Return the present generation of *channel*; see `read`.
 
         Raises:
@@ -161,58 +101,41 @@ class ChannelPublisher:
         found = self.read(channel)
         if found is None:
             raise UnknownNameError(
-                f"there is no channel {channel} at {self.target.url(metadata_path(channel))}",
+                f"there is no channel {channel} at {place_of(self.target, channel)}",
                 next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
             )
         return found
 
-    def history(self, state: ChannelState) -> Iterator[ChannelState]:
-        """Return *state* and the generations before it, each verified by the digest that its successor names.
-
-        Raises:
-            TamperedError: a generation is missing, or was changed.
-        """
-        return generations_of(self._bytes, state)
+    def history(self, state: ChannelState) -> list[ChannelState]:
+        """Return *state* and the kept generations before it; see `sparkwright.publish.channel.history`."""
+        return list(history(lambda path: stored.data if (stored := self.target.read(path)) else None, state))
 
     # Changes -------------------------------------------------------------------------------------
 
     def promote(
-        self,
-        channel: str,
-        wheel: Path,
-        evidence: Sequence[FoundEvidence],
-        policy: ChannelPolicy,
-        now: datetime,
-        *,
-        provenance: bytes = b"",
-        runtime: bytes = b"",
+        self, channel: str, candidate: Candidate, policy: ChannelPolicy, now: datetime
     ) -> ChannelState:
-        """List *wheel* in *channel*; nothing is written if it is listed already.
+        """List a wheel in *channel*; nothing is written if it is listed already.
 
         Args:
             channel: the channel; made when missing.
-            wheel: the wheel.
-            evidence: accepted by *policy*.
+            candidate: the wheel, accepted by *policy*; one that is listed without a runtime is listed again.
             policy: the channel's.
             now: the present time.
-            provenance: an in-toto statement about the wheel, published beside it.
-            runtime: its locked runtime, published beside it; a wheel listed without one is listed again.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
-            PublishError: the wheel cannot be published, or one of its name is listed with other bytes.
+            PublishError: another wheel of its name is listed with other bytes.
+            TamperedError: the wheel was changed meanwhile.
         """
-        current = self.read(channel)
-        file, metadata = describe(wheel)
-        if any(one.evidence.wheel != file.sha256 for one in evidence):
-            raise PublishError(
-                f"{wheel.name} cannot go to {channel}",
-                because="the evidence is about other bytes: the file was changed meanwhile",
-                next_step="find out which bytes are right, then run the same command again",
-            )
+        current, file, wheel, runtime = (
+            self.read(channel),
+            candidate.file,
+            candidate.wheel,
+            candidate.runtime,
+        )
         listed = current.state.find(file.sha256) if current else None
         if current and listed and listed.yanked is None and (listed.runtime or not runtime):
-            self.write_stable_pages(channel)
             return current.state
         files = current.state.files if current else ()
         if any(one.filename == file.filename and one.sha256 != file.sha256 for one in files):
@@ -222,31 +145,26 @@ class ChannelPublisher:
                 next_step="give the patchset its next revision and build it again: sparkwright patchset bump "
                 f"--series {stated_series(wheel)}",
             )
-        draft = self._draft(
-            channel, current, ChannelAction(kind="promote", detail=file.filename), policy, now
-        )
-        locked = sha256_bytes(runtime) if runtime else ""
-        statement = promotion_statement(file.filename, file.sha256, draft, evidence, locked)
         entry = ListedWheel(
             filename=file.filename, project=file.project, version=file.version, sha256=file.sha256,
-            size=file.size, requires_python=file.requires_python, metadata_sha256=file.metadata_sha256,
-            uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(statement),
-            provenance=sha256_bytes(provenance) if provenance else "", runtime=locked,
+            size=file.size, uploaded=listed.uploaded if listed else stamp(now),
+            runtime=sha256_bytes(runtime) if runtime else "",
+            provenance=sha256_bytes(candidate.provenance) if candidate.provenance else "",
+            evidence={one.evidence.kind: one.sha256 for one in candidate.evidence},
         )  # fmt: skip
         entry = msgspec.structs.replace(entry, url=self.target.elsewhere(entry.path))
-        deposits = Deposits(self.target)
+        small = (runtime, candidate.provenance, *(one.data for one in candidate.evidence))
+        data = {sha256_bytes(one): one for one in small}
+        deposits: dict[str, tuple[bytes | Path, str]] = {entry.path: (wheel, file.sha256)}
+        deposits |= {path: (data[sha256], sha256) for path, (sha256, _) in entry.beside.items()}
         with task(f"publish {file.filename}", total=file.size, unit="bytes"):
-            deposits.put(entry.path, wheel, file.sha256)
-        deposits.put(entry.path + _METADATA, metadata)
-        for one in evidence:
-            deposits.put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
-        if provenance:
-            deposits.put(entry.provenance_path, provenance)
-        if runtime:
-            deposits.put(entry.runtime_path, runtime)
-        deposits.put(entry.promotion_path, statement)
+            for path, content in deposits.items():
+                self._put(path, *content)
         kept = tuple(one for one in files if one.sha256 != file.sha256)
-        return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)), deposits)
+        action = ChannelAction(kind="promote", detail=file.filename)
+        return self._commit(
+            channel, current, action, (*kept, entry), policy=policy, now=now, deposits=deposits
+        )
 
     def rollback(
         self, channel: str, policy: ChannelPolicy, now: datetime, *, to: int | None, reason: str
@@ -258,7 +176,7 @@ class ChannelPublisher:
             policy: the channel's.
             now: the present time.
             to: the generation; by default the one before that whose content is present.
-            reason: of the yank, shown by clients.
+            reason: of the yank, which readers see.
 
         Raises:
             UnknownNameError: there is no such generation.
@@ -266,24 +184,30 @@ class ChannelPublisher:
         """
         current = self.require(channel)
         generations = {state.generation: state for state in self.history(current.state)}
-        wanted = content_of(current.state, generations) - 1 if to is None else to
+        present = current.state
+        # Rollbacks, renewals and prunes have no content of their own.
+        while to is None and present.action.kind != "promote":
+            earlier = present.action.to or present.generation - 1
+            if earlier not in generations:
+                break
+            present = generations[earlier]
+        wanted = present.generation - 1 if to is None else to
         if wanted not in generations or wanted == current.state.generation:
             raise UnknownNameError(
                 f"channel {channel} cannot go back to generation {wanted}",
                 because=f"it has generations {min(generations)} to {current.state.generation}, "
                 "the last one is present",
-                next_step=f"sparkwright channel log {channel}",
+                next_step=f"sparkwright channel show {channel} --history",
             )
-        earlier = generations[wanted].files
-        kept = {file.sha256 for file in earlier}
+        earlier_files = generations[wanted].files
+        kept = {file.sha256 for file in earlier_files}
         taken_back = tuple(
             file if file.yanked is not None else msgspec.structs.replace(file, yanked=reason)
             for file in current.state.files
             if file.sha256 not in kept
         )
         action = ChannelAction(kind="rollback", detail=reason, to=wanted)
-        draft = self._draft(channel, current, action, policy, now)
-        return self._commit(current, msgspec.structs.replace(draft, files=(*earlier, *taken_back)))
+        return self._commit(channel, current, action, (*earlier_files, *taken_back), policy=policy, now=now)
 
     def renew(self, channel: str, policy: ChannelPolicy, now: datetime) -> ChannelState:
         """Write the same content with a new expiry, signed by the present key.
@@ -292,149 +216,119 @@ class ChannelPublisher:
             LostRaceError: another publisher changed the channel meanwhile.
         """
         current = self.require(channel)
-        return self._commit(current, self._draft(channel, current, ChannelAction(kind="renew"), policy, now))
+        return self._commit(
+            channel, current, ChannelAction(kind="renew"), current.state.files, policy=policy, now=now
+        )
 
     def drop(
-        self, current: PointedChannel, kept: Retained, policy: ChannelPolicy, now: datetime
+        self, channel: str, files: Sequence[ListedWheel], policy: ChannelPolicy, now: datetime
     ) -> ChannelState:
-        """Take the wheels and generations that are not *kept* out of a channel; no file is removed.
-
-        Raises:
-            LostRaceError: another publisher changed the channel meanwhile.
-        """
-        detail = f"{len(kept.dropped)} wheels, and the generations before {kept.oldest}"
-        action = ChannelAction(kind="prune", detail=detail)
-        draft = self._draft(current.state.channel, current, action, policy, now)
-        return self._commit(current, msgspec.structs.replace(draft, files=kept.files, oldest=kept.oldest))
-
-    def set_status(
-        self, channel: str, status: StatusMarker, reason: str, policy: ChannelPolicy, now: datetime
-    ) -> ChannelState:
-        """State the status of the channel's projects after PEP 792.
+        """Take *files* out of a channel's list; no file is removed.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
         """
         current = self.require(channel)
-        action = ChannelAction(kind="status", detail=status)
-        draft = self._draft(channel, current, action, policy, now)
-        return self._commit(current, msgspec.structs.replace(draft, status=status, reason=reason))
+        gone = {file.sha256 for file in files}
+        kept = tuple(file for file in current.state.files if file.sha256 not in gone)
+        action = ChannelAction(kind="prune", detail=f"{len(gone)} wheels")
+        return self._commit(channel, current, action, kept, policy=policy, now=now)
 
     # Writing -------------------------------------------------------------------------------------
 
-    def _draft(
+    def _commit(
         self,
         channel: str,
-        current: PointedChannel | None,
+        current: ReadChannel | None,
         action: ChannelAction,
+        files: tuple[ListedWheel, ...],
+        *,
         policy: ChannelPolicy,
         now: datetime,
+        deposits: dict[str, tuple[bytes | Path, str]] | None = None,
     ) -> ChannelState:
-        """Return the next generation with the content of the present one, without pages.
+        """Write the channel's next generation with these *files*; see the module for the order.
+
+        Args:
+            channel: the channel.
+            current: the channel as it was read.
+            action: the change.
+            files: the wheels of the next generation.
+            policy: the channel's.
+            now: the present time.
+            deposits: contents and digests of the files that were put for it, by path.
 
         Raises:
-            PublishError: the present one is dated in the future.
+            LostRaceError: the pointer is not *current* any more, or other writers have the lease.
+            PublishError: the present generation is dated in the future.
         """
-        state = current.state if current else None
-        written = stamp(now)
-        ahead = state is not None and moment(state.written, channel) > now + CLOCK_SKEW
-        if state and ahead and not self.adopt:
+        before, written = current.state if current else None, stamp(now)
+        ahead = before is not None and moment(before.written, channel) > now + CLOCK_SKEW
+        if before and ahead and not self.adopt:
             raise PublishError(
                 f"channel {channel} cannot be changed by this clock",
-                because=f"generation {state.generation} is dated {state.written}, and it is {written}: the "
+                because=f"generation {before.generation} is dated {before.written}, and it is {written}: the "
                 "clock is wrong, or was wrong then, and readers refuse what is from the future",
                 next_step="set this machine's clock; if it is right, run the same command with --adopt: that "
                 "dates the next generation by it",
             )
-        return ChannelState(
+        expires = now.replace(microsecond=0) + timedelta(days=policy.expires_days)
+        state = ChannelState(
             channel=channel,
-            origin=state.origin if state else secrets.token_hex(16),
-            generation=state.generation + 1 if state else 1,
-            previous=state.digest if state else "",
+            generation=before.generation + 1 if before else 1,
+            previous=before.digest if before else "",
             # Dates go back from the future alone, which no reader believed.
-            written=max(written, state.written) if state and not ahead else written,
-            expires=stamp(now + timedelta(days=policy.expires_days)),
+            written=max(written, before.written) if before and not ahead else written,
+            expires=stamp(expires),
             action=action,
-            files=state.files if state else (),
-            status=state.status if state else "active",
-            reason=state.reason if state else "",
-            oldest=state.oldest if state else 1,
+            files=files,
         )
-
-    def _commit(
-        self, current: PointedChannel | None, draft: ChannelState, deposits: Deposits | None = None
-    ) -> ChannelState:
-        """Write *draft* as the channel's next generation; see the module for the order.
-
-        Args:
-            current: the channel as it was read.
-            draft: its next generation, without pages.
-            deposits: the files that were put for it.
-
-        Raises:
-            LostRaceError: the pointer is not *current* any more, or a file is being removed.
-        """
-        deposits, keys = deposits or Deposits(self.target), self.keys(draft.channel)
-        state, pages = with_pages(draft)
-        for name, data in pages.items():
-            deposits.put(f"{state.folder}/{name}", data)
-        deposits.put(state.path, state.payload)
+        keys = self.keys(channel)
+        self._put(state_path(channel, state.digest), state.payload, state.digest)
+        deposits = {**(deposits or {}), state_path(channel, state.digest): (state.payload, state.digest)}
         with Lease(self.target, self.patience_s) as lease:
-            deposits.settle()
-            version, metadata = self._put_metadata(state, current.version if current else 0, keys, deposits)
+            # What `channel prune`, which holds the lease too, removed meanwhile is put again.
+            for path, content in deposits.items():
+                if path not in self.target.files(path.rpartition("/")[0]):
+                    self._put(path, *content)
+            version = self._next_version(channel)
+            metadata = signed_metadata(state, expires, version, [keys.signer])
+            for role in ("targets", "snapshot"):
+                self._put(metadata_path(channel, f"{version}.{role}.json"), metadata[role])
             lease.require()
             if self.adopt:
-                self._remove_other_roots(state.channel, keys)
-            for path in keys.files:  # right before: a reader of a new root takes no pointer by a former key
-                deposits.put(metadata_path(state.channel, path.name), path.read_bytes())
+                self._remove_other_roots(channel, keys)
+            for root in keys.files:  # right before: a reader of a new root takes no pointer by a former key
+                self._put(metadata_path(channel, root.name), root.read_bytes())
             self.target.replace(
-                metadata_path(state.channel), metadata["timestamp"], expected=current.tag if current else None
+                metadata_path(channel), metadata["timestamp"], expected=current.tag if current else None
             )
-        self.memory.remember(state.origin, version, metadata, keys.root, own=True)
-        kind = "channel.planned" if isinstance(self.target, PlannedTarget) else "channel.changed"
-        emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
-             detail=state.action.detail, signer=keys.signer_name)  # fmt: skip
-        self.write_stable_pages(state.channel)
+        names = {f"{role}.json": data for role, data in metadata.items()}
+        self.trust.remember(place_of(self.target, channel), names, own=metadata["timestamp"])
+        emit("channel.changed", channel=channel, generation=state.generation, action=action.kind,
+             detail=action.detail, signer=keys.signer_name)  # fmt: skip
         return state
+
+    def _next_version(self, channel: str) -> int:
+        """Return the version after all that are there, also those of publishers that were killed."""
+        names = (path.split("/")[2] for path in self.target.files(metadata_path(channel, "").rstrip("/")))
+        numbers = [name.partition(".")[0] for name in names if name.endswith(".targets.json")]
+        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     def _remove_other_roots(self, channel: str, keys: ChannelKeys) -> None:
         """Remove the roots of another publisher, which nobody who trusts this one's may meet."""
         own = {metadata_path(channel, path.name): path.read_bytes() for path in keys.files}
-        for path in self.target.sizes(metadata_path(channel, "").rstrip("/")):
-            if path.endswith(".root.json") and self._bytes(path) != own.get(path):
+        for path in self.target.files(metadata_path(channel, "").rstrip("/")):
+            stored = self.target.read(path) if path.endswith(".root.json") else None
+            if stored and own and stored.data != own.get(path):
                 self.target.remove(path)
 
-    def _put_metadata(
-        self, state: ChannelState, version: int, keys: ChannelKeys, deposits: Deposits
-    ) -> tuple[int, dict[str, bytes]]:
-        """Put the signed metadata of *state* but the pointer; return them, and their version.
-
-        That is the first one after *version* which no publisher that was killed has left behind.
-
-        Raises:
-            LostRaceError: there are too many of those.
-        """
-        from sparkwright.publish.repository import signed_metadata
-
-        expires = moment(state.expires, state.channel).astimezone(UTC)
-        for number in range(version + 1, version + _TRIES):
-            metadata = signed_metadata(state, expires, number, [keys.signer])
-            try:
-                for role in ("targets", "snapshot"):
-                    deposits.put(metadata_path(state.channel, f"{number}.{role}.json"), metadata[role])
-            except TamperedError:
-                continue
-            return number, metadata
-        raise LostRaceError(
-            f"channel {state.channel} was not changed",
-            because=f"other metadata have the numbers from {version + 1} on",
-            next_step="run the same command again",
-        )
-
-    def write_stable_pages(self, channel: str) -> None:
-        """Write the present pages to the stable address; see the function of that name."""
-        write_stable_pages(self.target, channel, lambda: self.require(channel).state)
-
-    def _bytes(self, path: str) -> bytes | None:
-        stored = self.target.read(path)
-        return stored.data if stored else None
+    def _put(self, path: str, content: bytes | Path, sha256: str = "") -> None:
+        """Put *content*, bytes or a file of that digest, at *path*; see `Target.put_file`."""
+        if isinstance(content, Path):
+            self.target.put_file(path, content, sha256)
+            return
+        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
+            file = Path(folder) / "file"
+            file.write_bytes(content)
+            self.target.put_file(path, file, sha256 or sha256_bytes(content))

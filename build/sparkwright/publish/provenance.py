@@ -9,12 +9,15 @@ from typing import Any
 
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import WheelError
+from sparkwright.companion.package import is_companion
+from sparkwright.companion.wheel import read_companion
 from sparkwright.wheel.recorded import RecordedCarry, WheelRecord, read_record
 from sparkwright.wheel.sbom import read_bill
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:sparkwright:wheel:v1"
+COMPANION_TYPE = "urn:sparkwright:companion:v1"
 BUILDER = "urn:sparkwright:builder:local"
 SUFFIX = ".provenance.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -22,11 +25,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _INPUTS = ("release", "upstream-wheel", "source:", "package:")
 
 
-def statement(wheel: Path, *, sha256: str = "") -> bytes:
+def provenance_of(wheel: Path, *, sha256: str = "") -> bytes:
     """Return the provenance of *wheel* as canonical JSON: an in-toto Statement v1 with SLSA's predicate v1.
 
-    It repeats the wheel's record and bill of materials, which `sparkwright audit` checks. There is no time
-    in it, so the same wheel gives the same bytes.
+    It repeats the record, and of a wheel of vLLM the bill of materials, which `sparkwright audit` checks.
+    There is no time in it, so the same wheel gives the same bytes.
 
     Args:
         wheel: the file.
@@ -36,6 +39,21 @@ def statement(wheel: Path, *, sha256: str = "") -> bytes:
         ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
         WheelError: it has no record or no bill of materials, or a malformed one.
     """
+    definition, details = _of_companion(wheel) if is_companion(wheel.name) else _of_wheel(wheel)
+    value = {
+        "_type": STATEMENT,
+        "subject": [{"name": wheel.name, "digest": {"sha256": sha256 or sha256_file(wheel)}}],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": definition,
+            "runDetails": {**details, "builder": {"id": BUILDER, **details.get("builder", {})}},
+        },
+    }
+    return to_json(value) + b"\n"
+
+
+def _of_wheel(wheel: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the predicate's ``buildDefinition`` and ``runDetails`` of a wheel of vLLM."""
     record = read_record(wheel)
     point = record.point
     name, _, version = point.made_by.partition(" ")
@@ -54,31 +72,28 @@ def statement(wheel: Path, *, sha256: str = "") -> bytes:
         "internalParameters": {"trees": point.merge, "version": point.version},
         "resolvedDependencies": [*_inputs(read_bill(wheel)), *_carries(record)],
     }
-    details = {
-        "builder": {"id": BUILDER, "version": {name: version}},
-        "metadata": {"invocationId": point.digest},
+    return definition, {"builder": {"version": {name: version}}, "metadata": {"invocationId": point.digest}}
+
+
+def _of_companion(wheel: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same of a companion."""
+    record = read_companion(wheel)
+    flashinfer, toolchain = record["flashinfer"], record["toolchain"]
+    compiled = {one["filename"]: one["sha256"] for one in (flashinfer, record["tvm_ffi"])}
+    inputs = {**compiled, **toolchain["packages"]}
+    definition = {
+        "buildType": COMPANION_TYPE,
+        "externalParameters": {
+            "flashinfer": flashinfer["version"],
+            "target": record["target"],
+            "modules": sorted(one["listed"] for one in record["modules"].values()),
+        },
+        "internalParameters": {"tree": record["tree"], "toolchain": toolchain["key"]},
+        "resolvedDependencies": [
+            {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(inputs.items())
+        ],
     }
-    return slsa_statement(wheel, sha256, definition, details)
-
-
-def slsa_statement(
-    wheel: Path, sha256: str, definition: Mapping[str, Any], details: Mapping[str, Any]
-) -> bytes:
-    """Return an in-toto Statement v1 on *wheel* with SLSA's predicate v1, as canonical JSON.
-
-    Args:
-        wheel: the file.
-        sha256: its digest; the file is read if empty.
-        definition: the predicate's ``buildDefinition``.
-        details: its ``runDetails``.
-    """
-    value = {
-        "_type": STATEMENT,
-        "subject": [{"name": wheel.name, "digest": {"sha256": sha256 or sha256_file(wheel)}}],
-        "predicateType": PREDICATE,
-        "predicate": {"buildDefinition": definition, "runDetails": details},
-    }
-    return to_json(value) + b"\n"
+    return definition, {}
 
 
 def _inputs(bill: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

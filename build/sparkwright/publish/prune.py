@@ -1,61 +1,50 @@
 """Remove from a target what no kept generation of any channel names.
 
-`Pruner.prune` works in an order in which no state between is wrong for a reader or another publisher:
+A channel whose policy has ``keep-days`` keeps the generations that were present within that time, and all
+that they list. `Pruner.prune` works in an order in which no state between is wrong for anybody:
 
-1. each channel with a limited policy gets a generation that lists no more than what is kept, and says which
-   generation is the oldest kept one; pages and pointer first, as for every change;
-2. with the lease of the target, so that no pointer moves: what no kept generation of any channel names is
-   put on a list with the time;
-3. what has been on that list for the period of grace is removed: pages of generations before wheels.
+1. each such channel gets a generation without the wheels that came into it before that time, but for the
+   newest of each series and platform;
+2. with the lease of the target, so that no pointer moves, what no kept generation of any channel names and
+   was written more than a day ago is removed: states before wheels.
 
-A pruner that is killed leaves the rest to the next one; one that was stopped until its lease ended removes
-nothing more.
+A pruner that is killed leaves the rest to the next one; one that was stopped until another writer took its
+lease removes nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from itertools import pairwise
 
-import msgspec
-
-from sparkwright.base.config import decode_json
-from sparkwright.base.digests import to_json
-from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, task
-from sparkwright.publish.channel import CHANNELS, POINTER, STABLE, metadata_path, moment, stamp, unit_of
+from sparkwright.companion.package import PROJECT as COMPANION
+from sparkwright.publish.channel import (
+    CHANNELS,
+    POINTER,
+    ChannelState,
+    ListedWheel,
+    metadata_path,
+    newest_first,
+    stamp,
+    state_path,
+)
 from sparkwright.publish.lease import Lease
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
-from sparkwright.publish.retention import retained
+from sparkwright.publish.series import series_of
+from sparkwright.publish.target import Entry
 
-UNNAMED = "prune/unnamed.json"
-"""The list: since when each unit is named by nothing."""
-LEAST_GRACE_S = 3600.0
-"""The shortest period of grace, in seconds."""
+GRACE = timedelta(days=1)
+"""For which unnamed files are left alone: a publisher may be about to name them."""
+_UNIT = re.compile(
+    r"(wheels/[0-9a-f]{2}/[0-9a-f]{64})/."
+    r"|(channels/[a-z0-9-]+/(?:states/[0-9a-f]{64}|[1-9][0-9]*\.(?:targets|snapshot))\.json)$"
+)
 _CHANNEL_PARTS = 3
-
-
-@dataclass(frozen=True)
-class PruneUnit:
-    """A folder of a wheel or a generation, or a file of metadata, that no kept generation names.
-
-    Attributes:
-        files: bytes of its files by path.
-        since: when that was found, in UTC.
-    """
-
-    path: str
-    files: Mapping[str, int]
-    why: str
-    since: str
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return sum(self.files.values())
 
 
 @dataclass
@@ -64,33 +53,13 @@ class PruneReport:
 
     Attributes:
         dropped: names of the wheels that each channel lists no longer.
-        generations: the new generation of each channel that was changed.
-        condemned: units that wait for the end of their period of grace.
-        removed: units that were removed.
-        kept: number of units that kept generations name.
+        removed: bytes that were removed, by folder of a wheel or file of a channel.
+        kept: number of those that kept generations name, or that are too young.
     """
 
     dropped: dict[str, list[str]] = field(default_factory=dict)
-    generations: dict[str, int] = field(default_factory=dict)
-    condemned: list[PruneUnit] = field(default_factory=list)
-    removed: list[PruneUnit] = field(default_factory=list)
+    removed: dict[str, int] = field(default_factory=dict)
     kept: int = 0
-
-
-class _Listed(NamedTuple):
-    """The list of unnamed units.
-
-    Attributes:
-        since: when each was found.
-        changed: it has to be written.
-        tag: of the present one.
-        former: pages at stable addresses that their channels have no longer.
-    """
-
-    since: dict[str, str]
-    changed: bool
-    tag: str | None
-    former: list[str]
 
 
 @dataclass(frozen=True)
@@ -101,136 +70,112 @@ class Pruner:
         publisher: changes the channels; its target is pruned.
         policies: by channel; a channel without one is kept for ever.
         now: the present time.
-        grace: time between finding that nothing names a unit and its removal, at least an hour.
-        dry_run: report what would be removed now, and write nothing.
     """
 
     publisher: ChannelPublisher
     policies: Mapping[str, ChannelPolicy]
     now: datetime
-    grace: timedelta
-    dry_run: bool = False
 
     def prune(self) -> PruneReport:
         """Prune the target.
 
         Raises:
             LostRaceError: other writers had the lease, or took it over.
-            SignatureError, UntrustedKeyError, TamperedError, ReplayedChannelError: a channel cannot be read
-                to its oldest kept generation; nothing is removed then.
-            PublishError: the list is damaged.
+            SignatureError, UntrustedKeyError, TamperedError, ReplayedChannelError: a channel cannot be read;
+                nothing is removed then.
             UploadError: the target cannot be read or written, or writes nothing conditionally.
-            ValueError: the period of grace is less than an hour.
         """
-        if self.grace.total_seconds() < LEAST_GRACE_S:
-            raise ValueError(f"the period of grace is {self.grace}, less than an hour")
-        report = PruneReport()
-        oldest = {channel: self._drop(channel, report) for channel in self._channels()}
-        if self.dry_run:
-            self._look(oldest, report)
-            return report
-        for channel in oldest:
-            self.publisher.write_stable_pages(channel)
-        with Lease(self.publisher.target, self.publisher.patience_s) as lease:
-            self._remove(lease, oldest, report)
+        report, target = PruneReport(), self.publisher.target
+        for channel in self._channels():
+            policy, state = self.policies.get(channel), self.publisher.require(channel).state
+            dropped = [] if policy is None else self._dropped(state, policy)
+            if policy and dropped:
+                self.publisher.drop(channel, dropped, policy, self.now)
+                report.dropped[channel] = [file.filename for file in dropped]
+        with Lease(target, self.publisher.patience_s) as lease:
+            named = self._named()
+            units: dict[str, dict[str, Entry]] = {}
+            for top in (CHANNELS, "wheels"):
+                for path, entry in target.files(top).items():
+                    if unit := unit_of(path):
+                        units.setdefault(unit, {})[path] = entry
+            latest = (self.now - GRACE).timestamp()
+            due = [
+                unit
+                for unit, files in units.items()
+                if unit not in named and all(entry.modified < latest for entry in files.values())
+            ]
+            report.kept = len(units) - len(due)
+            with task("prune", total=len(due), unit="units") as progress:
+                for unit in due:
+                    lease.require()
+                    for path in units[unit]:
+                        target.remove(path)
+                    report.removed[unit] = sum(entry.size for entry in units[unit].values())
+                    emit("publish.removed", path=unit, size=report.removed[unit])
+                    progress.advance(1)
         return report
 
     def _channels(self) -> list[str]:
         """Return the names of all channels at the target."""
-        parts = [path.split("/") for path in self.publisher.target.sizes(CHANNELS)]
+        parts = [path.split("/") for path in self.publisher.target.files(CHANNELS)]
         return sorted(part[1] for part in parts if len(part) == _CHANNEL_PARTS and part[2] == POINTER)
 
-    def _drop(self, channel: str, report: PruneReport) -> int:
-        """Make a generation of *channel* without what its policy drops; return the oldest kept one."""
-        policy, current = self.policies.get(channel), self.publisher.require(channel)
-        kept = retained(list(self.publisher.history(current.state)), policy, self.now) if policy else None
-        if policy is None or kept is None or (not kept.dropped and kept.oldest == current.state.oldest):
-            return current.state.oldest
-        report.dropped[channel] = [file.filename for file in kept.dropped]
-        if not self.dry_run:
-            report.generations[channel] = self.publisher.drop(current, kept, policy, self.now).generation
-        return kept.oldest
+    def _dropped(self, state: ChannelState, policy: ChannelPolicy) -> list[ListedWheel]:
+        """Return the wheels that *policy* keeps in the list of a channel no longer."""
+        if policy.keep_days is None:
+            return []
+        since, newest = stamp(self.now - timedelta(days=policy.keep_days)), _newest_of_each(state.files)
+        return [file for file in state.files if file.uploaded < since and file.sha256 not in newest]
 
-    def _named(self, oldest: Mapping[str, int]) -> set[str]:
-        """Return the units that kept generations name, and the present pages at stable addresses."""
+    def _named(self) -> set[str]:
+        """Return the units that kept generations name."""
         named: set[str] = set()
         for channel in self._channels():
             present = self.publisher.require(channel)
             for role in ("targets", "snapshot"):
                 named.add(metadata_path(channel, f"{present.version}.{role}.json"))
-            named |= {metadata_path(channel, f"{STABLE}/{name}") for name in present.state.pages}
-            for state in self.publisher.history(present.state):
-                if state.generation >= oldest.get(channel, 1):
-                    named |= {state.folder, *(file.folder for file in state.files)}
+            policy = self.policies.get(channel)
+            days = policy.keep_days if policy else None
+            since = "" if days is None else stamp(self.now - timedelta(days=days))
+            for state in _kept(self.publisher.history(present.state), since):
+                named |= {state_path(channel, state.digest), *(file.folder for file in state.files)}
         return named
 
-    def _look(self, oldest: Mapping[str, int], report: PruneReport) -> _Listed:
-        """Report what waits and what is due; return the list as it has to be."""
-        before, tag = self._listed()
-        named = self._named(oldest)
-        units: dict[str, dict[str, int]] = {}
-        former = []
-        for top in ("wheels", CHANNELS):
-            for path, size in self.publisher.target.sizes(top).items():
-                if unit := unit_of(path):
-                    units.setdefault(unit, {})[path] = size
-                elif f"/{STABLE}/" in path and path not in named:
-                    former.append(path)
-        after = {unit: before.get(unit, stamp(self.now)) for unit in units if unit not in named}
-        report.kept = len(units) - len(after)
-        for unit in sorted(after):  # "channels/" sorts before "wheels/": pages before what they link to
-            found = PruneUnit(unit, units[unit], _why(unit, oldest), after[unit])
-            due = self.now - moment(found.since, UNNAMED) >= self.grace
-            (report.removed if due else report.condemned).append(found)
-        return _Listed(after, after != before, tag, former)
 
-    def _remove(self, lease: Lease, oldest: Mapping[str, int], report: PruneReport) -> None:
-        """Bring the list up to date, and remove what has been on it for long enough."""
-        target, listed = self.publisher.target, self._look(oldest, report)
-        tag = listed.tag
-        if listed.changed:
-            tag = target.replace(UNNAMED, to_json(listed.since) + b"\n", expected=tag)
-        for path in listed.former:
-            target.remove(path)
-        with task("prune", total=len(report.removed), unit="units") as progress:
-            for found in report.removed:
-                lease.require()
-                for path in sorted(found.files):
-                    target.remove(path)
-                emit("publish.removed", path=found.path, size=found.size, why=found.why)
-                progress.advance(1)
-        if report.removed:
-            left = {found.path: found.since for found in report.condemned}
-            target.replace(UNNAMED, to_json(left) + b"\n", expected=tag)
+def unit_of(path: str) -> str:
+    """Return the unit that the file at *path* is removed with; empty for files that are never removed.
 
-    def _listed(self) -> tuple[dict[str, str], str | None]:
-        """Return the list, and its tag; `None` if there is none yet.
-
-        Raises:
-            PublishError: it is damaged.
-        """
-        stored = self.publisher.target.read(UNNAMED)
-        if stored is None:
-            return {}, None
-        try:
-            return decode_json(stored.data, dict[str, str]), stored.tag
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise PublishError(
-                f"{self.publisher.target.url(UNNAMED)} cannot be read",
-                because=str(error),
-                next_step="remove that file: the next prune writes it again",
-            ) from error
+    A unit is the folder of a wheel, a state, or a file of signed metadata.
+    """
+    found = _UNIT.match(path)
+    return found[1] or found[2] if found else ""
 
 
-def _why(unit: str, oldest: Mapping[str, int]) -> str:
-    """Return the reason for which nothing names *unit*, for people."""
-    if not unit.startswith(CHANNELS):
-        return "no kept generation of any channel lists it"
-    _, channel, name = unit.split("/")
-    if name.endswith(".json"):
-        return "a later version of these metadata is published"
-    if channel not in oldest:
-        return f"channel {channel} has no pointer"
-    if int(name.partition("-")[0]) < oldest[channel]:
-        return f"it is before generation {oldest[channel]}, the oldest of {channel} that is kept"
-    return f"no generation of {channel} follows on it: its publisher did not finish, or lost a race"
+def _kept(generations: Sequence[ChannelState], since: str) -> list[ChannelState]:
+    """Return those of *generations*, the newest first, that were present at *since* or later."""
+    kept = [generations[0]]
+    for later, state in pairwise(generations):
+        if later.written < since:
+            break
+        kept.append(state)
+    return kept
+
+
+def _newest_of_each(files: Sequence[ListedWheel]) -> set[str]:
+    """Return the digests of the newest wheel of each project, series and platform, if possible not yanked.
+
+    Of companions, that of each FlashInfer, CUDA, card and platform: versions of these end with a digest, so
+    that the newest one is the one that came last.
+    """
+    found: dict[tuple[str, str, str], str] = {}
+    ordered = sorted(newest_first(files), key=lambda file: file.uploaded * _is_companion(file), reverse=True)
+    for file in sorted(ordered, key=lambda file: file.yanked is not None):
+        tags = "-".join(file.filename.removesuffix(".whl").split("-")[-3:])
+        line = file.version.rpartition(".k")[0] if _is_companion(file) else series_of(file.version)
+        found.setdefault((file.project, line, tags), file.sha256)
+    return set(found.values())
+
+
+def _is_companion(file: ListedWheel) -> bool:
+    return file.project == COMPANION

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sparkwright.base.errors import PublishError
 from sparkwright.lock.runtime import (
     SUFFIX,
     LockedPackage,
@@ -42,32 +41,3 @@ def runtime_page(file: PublishedFile, runtimes: Mapping[str, LockedRuntime]) -> 
     whole = replace(runtime, packages=(own, *runtime.packages))
     text = format_runtime(whole, release=file.version, machine=machine)
     return f"{file.filename.removesuffix('.whl')}{SUFFIX}", text.encode()
-
-
-def promoted_runtime(wheel: Path, file: PublishedFile, patchsets: Path) -> bytes:
-    """Return the locked runtime that a wheel is promoted with: the file beside it, else that of its series.
-
-    Args:
-        wheel: the wheel.
-        file: its entry in an index.
-        patchsets: the folder of patchsets.
-
-    Returns:
-        The file's bytes; empty if there is none.
-
-    Raises:
-        ConfigError: a runtime does not follow its format.
-        PublishError: the file beside the wheel is of another wheel.
-    """
-    beside = wheel.with_name(f"{file.filename.removesuffix('.whl')}{SUFFIX}")
-    if not beside.is_file():
-        page = runtime_page(file, runtimes_in(patchsets))
-        return page[1] if page else b""
-    own = [one.hashes for one in read_runtime(beside).packages if one.name == file.project]
-    if own != [(file.sha256,)]:
-        raise PublishError(
-            f"{beside.name} is not the runtime of the wheel beside it",
-            because=f"it does not name SHA-256 {file.sha256}",
-            next_step="write it again: sparkwright publish",
-        )
-    return beside.read_bytes()

@@ -1,28 +1,23 @@
-"""Targets of publishing: one protocol for folders, object stores and servers.
+"""Targets of publishing: places that wheels and channels are published to, and read from.
 
-A target has two kinds of files. Wheels, statements and pages never change once they are there. Pointers are
+A target has two kinds of files. Wheels, statements and states never change once they are there. Pointers are
 replaced, and only by a publisher that read the present one, so that of two publishers one wins and the other
 is told.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
 
 MOST_BYTES = 64 << 20
-"""Bytes of a page or a statement, at most; a page with 100,000 wheels has about as many."""
-_CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".json": "application/json",
-    ".whl": "application/octet-stream",
-    ".metadata": "text/plain; charset=utf-8",
-}
-_JSON_PAGE = "application/vnd.pypi.simple.v1+json"
+"""Bytes of a state or a statement, at most; a state of 100,000 wheels has about as many."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +30,58 @@ class Stored:
     """
 
     data: bytes
-    tag: str
+    tag: str = ""
+
+
+class Entry(NamedTuple):
+    """A file of a listing.
+
+    Attributes:
+        size: in bytes.
+        modified: when it was written, in seconds since 1970.
+    """
+
+    size: int
+    modified: float
+
+
+class Mirror(Protocol):
+    """A target, or a copy of one, that can be read.
+
+    Paths are relative, with ``/`` between their parts; each method passes them through `checked_path`.
+    """
+
+    def read(self, path: str) -> Stored | None:
+        """Return the file at *path*, `None` if there is none; for small files, which are read whole.
+
+        Raises:
+            FetchError, UploadError: it cannot be read, or is too large.
+        """
+
+    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
+        """Return SHA-256 and size of the file at *path*, `None` if there is none.
+
+        Args:
+            path: of the file.
+            most: bytes after which reading stops; a longer file has another digest anyway.
+            elsewhere: its absolute address if clients get it from another host; a folder has it itself.
+
+        Raises:
+            FetchError, UploadError: see `read`.
+        """
+
+    def url(self, path: str) -> str:
+        """Return the address under which clients read *path*, for people too: it has no credentials."""
 
 
 class Target(Protocol):
-    """A place that wheels and channels are published to.
+    """A place that wheels and channels are published to; paths are those of `Mirror`.
 
-    Paths are relative, with ``/`` between their parts; each method passes them through `checked_path`.
     Every method raises `UploadError` where the target cannot be reached, read or written.
     """
 
     def read(self, path: str) -> Stored | None:
-        """Return the file at *path*, `None` if there is none; for small files, which are read whole."""
+        """See `Mirror.read`."""
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
         """Put *file* at *path*, where its content never changes again.
@@ -70,23 +105,17 @@ class Target(Protocol):
             LostRaceError: another publisher was faster.
         """
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the bytes of all files below the folder *prefix* (of all if it is empty) by path.
-
-        Hidden files are left out.
-        """
+    def files(self, prefix: str) -> dict[str, Entry]:
+        """Return all files below the folder *prefix* (all if it is empty) by path, without hidden ones."""
 
     def remove(self, path: str) -> None:
-        """Remove the file at *path*; do nothing if there is none.
-
-        Only for files that no pointer and no page names; see `sparkwright.publish.prune`.
-        """
+        """Remove the file at *path*, which no pointer names; do nothing if there is none."""
 
     def url(self, path: str) -> str:
-        """Return the address under which clients read *path*."""
+        """See `Mirror.url`."""
 
     def elsewhere(self, path: str) -> str:
-        """Return the absolute address of *path* where it is on another host than pages; else nothing."""
+        """Return the absolute address of the wheel at *path* where it is on another host; else nothing."""
 
 
 def checked_path(path: str) -> str:
@@ -142,12 +171,15 @@ def require_signed(data: bytes | None, sha256: str, what: str, where: str, next_
     return data
 
 
-def content_type(path: str) -> str:
-    """Return the media type that pip and uv need for *path*."""
-    name = path.rpartition("/")[2]
-    if name == "index.json" and "simple" in path.split("/"):
-        return _JSON_PAGE
-    return _CONTENT_TYPES.get("." + name.rpartition(".")[2], "application/octet-stream")
+def hashed(chunks: Iterator[bytes], most: int) -> tuple[str, int]:
+    """Return the SHA-256 and the number of the bytes in *chunks*, of which no more than *most* are needed."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        size += len(chunk)
+        if size > most:
+            break
+    return digest.hexdigest(), size
 
 
 def is_hidden(path: str) -> bool:

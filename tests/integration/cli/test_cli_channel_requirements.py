@@ -9,11 +9,11 @@ from pathlib import Path
 from platform import machine
 
 import pytest
-from channel_kit import ChannelWorld, pinned, small_wheel
+from channel_kit import ChannelWorld, small_wheel
 from static_server import served
 from world import World
 
-from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
+from sparkwright.base.errors import TamperedError, UnknownNameError
 
 TAG = f"py3-none-manylinux_2_17_{machine()}"
 
@@ -30,8 +30,11 @@ def published(tmp_path: Path) -> ChannelWorld:
     """Return a channel of one wheel for this machine."""
     channel = ChannelWorld(tmp_path / "channel")
     promoted(channel, "0.24.0+spark.1")
-    channel.pin()
     return channel
+
+
+def pin(world: World, place: object, channel: ChannelWorld, name: str = "nightly") -> None:
+    world.good("channel", "key", "pin", place, "--digest", channel.digest(name))
 
 
 def installed(command: str, target: Path) -> subprocess.CompletedProcess[str]:
@@ -50,11 +53,11 @@ def printed(said: str) -> str:
 
 def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: ChannelWorld) -> None:
     place, file = published.published / "channels/nightly", world.folder / "wanted.txt"
-    asking = ("--trust", published.folder / "pinned-nightly.json", "--requirements", file)
+    pin(world, place, published)
     (former,) = published.dist.glob("*.whl")
     promoted(published, "0.24.0+spark.2")
-    for number, words in enumerate([(former, "--from", place), (place,)], 1):
-        command = printed(world.good("channel", "verify", *words, *asking).out)
+    for number, words in enumerate([("--wheel", former), ()], 1):
+        command = printed(world.good("channel", "verify", place, *words, "--requirements", file).out)
         done = installed(command, world.folder / str(number))
         assert done.returncode == 0, done.stderr
         assert (world.folder / f"{number}/vllm-0.24.0+spark.{number}.dist-info").is_dir()
@@ -62,10 +65,10 @@ def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: Chann
 
 def test_what_was_verified_is_what_is_installed(world: World, published: ChannelWorld) -> None:
     file = world.folder / "wanted.txt"
-    trust = ("--trust", published.folder / "pinned-nightly.json")
     with served(published.published) as (address, _):
         place = f"{address}/channels/nightly"
-        command = printed(world.good("channel", "verify", place, *trust, "--requirements", file).out)
+        pin(world, place, published)
+        command = printed(world.good("channel", "verify", place, "--requirements", file).out)
         good = installed(command, world.folder / "good")
         assert good.returncode == 0, good.stderr
         assert (world.folder / "good/vllm-0.24.0+spark.1.dist-info").is_dir()
@@ -79,18 +82,14 @@ def test_requirements_are_refused_where_nothing_signed_holds_them(
     world: World, published: ChannelWorld
 ) -> None:
     place = published.published / "channels/nightly"
-    trust = ("--trust", published.folder / "pinned-nightly.json")
-    asking = ("channel", "verify", place, *trust, "--requirements", world.folder / "wanted.txt")
     published.promote("1", "other")
-    for channel in ("nightly", "other"):
-        root = published.pin(channel)
-        publisher = pinned(root).publisher
-        world.good("channel", "key", "pin", root, "--publisher", publisher)
-    two = world.call("channel", "verify", published.published, *asking[5:])
-    assert (two.status, "is of one channel" in two.err) == (ConfigError.exit_code, True)
-    none = world.call("channel", "verify", published.published / "channels/other", *asking[5:])
+    other = place.with_name("other")
+    pin(world, place, published)
+    pin(world, other, published, "other")
+    asking = ("--requirements", world.folder / "wanted.txt")
+    none = world.call("channel", "verify", other, *asking)
     assert (none.status, "has no wheel" in none.err) == (UnknownNameError.exit_code, True)
     (runtime,) = published.published.rglob("*.requirements.txt")
     runtime.write_bytes(b"vllm==6.6.6\n")
-    assert world.call(*asking).status == TamperedError.exit_code
+    assert world.call("channel", "verify", place, *asking).status == TamperedError.exit_code
     assert not (world.folder / "wanted.txt").exists()

@@ -19,7 +19,6 @@ from channel_kit import POLICY, ChannelWorld, now
 from service_kit import vllm_wheel
 
 from sparkwright.base.ports import free_port
-from sparkwright.publish.keys import load_publisher
 from sparkwright.serve.service.change import canary_failure
 
 # Starts the service as systemd would: by the link, with the key, and ready once it answers.
@@ -175,8 +174,7 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
     words = (machine.recipe(), "--name", "chat", "--user", "--port", str(machine.port), "--force")
     done = machine.run("install", *words, "--channel", place)
     assert done.returncode == 67, "no key of the publisher is pinned"
-    publisher = load_publisher(channel.home_of("stable")).root.publisher
-    pinned = machine.sparkwright("channel", "key", "pin", channel.pin("stable"), "--publisher", publisher)
+    pinned = machine.sparkwright("channel", "key", "pin", place, "--digest", channel.digest("stable"))
     assert pinned.returncode == 0, pinned.stderr
     done = machine.run("install", *words, "--channel", place)
     assert done.returncode == 0, done.stderr
