@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from statistics import fmean
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -24,11 +25,16 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.capacity.check import capacity_check, grows, lateness_s, step_of
-from sparkwright.verify.capacity.search import (
+from sparkwright.verify.check import Context
+from sparkwright.verify.checks.capacity import capacity_check, grows, lateness_s, step_of
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.datasets import Dataset
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import plan_of
+from sparkwright.verify.profile import Profile
+from sparkwright.verify.rate_search import (
     MOST_REPEATS,
     Capacity,
-    CapacityOptions,
     NextStep,
     Outcome,
     SearchPlan,
@@ -36,10 +42,7 @@ from sparkwright.verify.capacity.search import (
     decide,
     fit_crossing,
 )
-from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
-from sparkwright.verify.check import Context
-from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.profile import Profile
+from sparkwright.verify.slo import Slo, parse_slo, times_of
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
 PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)
@@ -209,6 +212,7 @@ def test_an_objective_is_read() -> None:
     slo = parse_slo("ttft_p95=2s, tpot_p95=100ms")
     assert slo == Slo({"ttft": 2.0, "tpot": 0.1}, 0.95)
     assert str(slo) == "TTFT p95 ≤ 2 s and TPOT p95 ≤ 100 ms"
+    assert parse_slo(slo.text) == slo
 
 
 @pytest.mark.parametrize(
@@ -231,72 +235,76 @@ def test_an_objective_that_says_nothing_is_refused(text: str, because: str) -> N
 
 
 def test_a_high_percentile_has_enough_requests() -> None:
-    assert CapacityOptions(slo="ttft_p99=2s").plan.requests == 1000
-    assert CapacityOptions(slo="ttft_p95=2s").plan.requests == 200
-    assert CapacityOptions(slo="tpot_p95=50ms").plan.longest_s == 0
+    assert SearchPlan.of(parse_slo("ttft_p99=2s"), 200).requests == 1000
+    assert SearchPlan.of(parse_slo("ttft_p95=2s"), 200).requests == 200
+    assert SearchPlan.of(parse_slo("tpot_p95=50ms"), 200).longest_s == 0
 
 
 # The findings --------------------------------------------------------------------------------------------
 
 
-def findings(queue: Queue, options: CapacityOptions, late_s: float = 0.0, steps: int = 40) -> list[Finding]:
+CHECK = capacity_check(WAIT)
+FAST = dataclasses.replace(CONTEXT, profile=Profile(name="fast", speed=2.0))  # fewer requests a step
+
+
+def judged(queue: Queue, late_s: float = 0.0, steps: int = 60) -> Finding:
     """Return what is concluded after a search on *queue*, or after so many steps of it."""
-    check, seen = capacity_check(options), list[Observation]()
-    while len(seen) < steps and (cells := check.cells(CONTEXT, seen)[len(seen) :]):
+    seen = list[Observation]()
+    while len(seen) < steps and (cells := CHECK.cells(CONTEXT, seen)[len(seen) :]):
         load, length = cells[0].load, int(cells[0].tags["length"])
         step = NextStep(load.rate, load.requests, load.warm_up, length)
         samples = queue.observe(step, f"{len(seen)}", late_s).samples
         seen.append(Observation(cell=cells[0], samples=samples))
-    return list(check.judge(CONTEXT, seen))
-
-
-ASKED = CapacityOptions(slo="ttft_p95=2s", most_rate=32.0, requests=100)
+    (finding,) = CHECK.judge(CONTEXT, seen)
+    return finding
 
 
 def test_the_answer_names_rate_interval_and_objective() -> None:
-    rate, knee, survival = findings(SMALL, ASKED)
+    rate = judged(SMALL)
     assert rate.verdict is Verdict.PASS
     shown = re.match(r"([\d.]+) requests/s \(([\d.]+) to ([\d.]+)\) at TTFT p95 ≤ 2 s$", rate.cause)
     assert float(shown[2]) < float(shown[1]) < float(shown[3])
     assert rate.measured["steps"] == len(rate.evidence)
-    assert (knee.verdict, survival.verdict) == (Verdict.PASS, Verdict.PASS)
-    assert 1 < float(knee.measured["requests/s"]) < 8
 
 
 @pytest.mark.parametrize(
     ("queue", "late_s", "verdict", "cause"),
     [
         (Queue(8, 1.0, first_s=3.0), 0.0, Verdict.FAIL, "not even 0.0156 requests/s, the lowest rate tried"),
-        (Queue(400, 0.1), 0.0, Verdict.PASS, "at least 32 requests/s, the highest rate tried"),
+        (Queue(4000, 0.1), 0.0, Verdict.PASS, "at least 1.02e+03 requests/s, the highest rate tried"),
         (Queue(400, 0.1), 1.0, Verdict.INVALID, "this client cannot send 1 requests/s in time"),
     ],
 )
 def test_other_ends_of_a_search_are_said(queue: Queue, late_s: float, verdict: Verdict, cause: str) -> None:
-    rate = findings(queue, ASKED, late_s)[0]
+    rate = judged(queue, late_s)
     assert rate.verdict is verdict
     assert cause in rate.cause
 
 
 def test_an_unfinished_search_concludes_nothing() -> None:
-    rate, knee, _ = findings(SMALL, ASKED, steps=2)
+    rate = judged(SMALL, steps=2)
     assert (rate.verdict, rate.cause) == (Verdict.INCONCLUSIVE, "the search ended after 2 steps")
-    assert knee.verdict is Verdict.NOT_APPLICABLE
 
 
 def test_a_server_that_ends_fails_and_is_sent_nothing_more() -> None:
-    check = capacity_check(ASKED)
-    (cell,) = check.cells(CONTEXT)
+    (cell,) = CHECK.cells(CONTEXT)
     died = Observation(cell=cell, samples=SMALL.observe(at(1.0, 100), "s").samples, died=137)
-    assert len(check.cells(CONTEXT, [died])) == 1
-    survival = check.judge(CONTEXT, [died])[-1]
-    assert survival.verdict is Verdict.FAIL
-    assert "137" in survival.cause
+    assert len(CHECK.cells(CONTEXT, [died])) == 1
+    (rate,) = CHECK.judge(CONTEXT, [died])
+    assert rate.verdict is Verdict.FAIL
+    assert "137" in rate.cause
 
 
 def test_documents_have_the_length_that_was_asked_for() -> None:
-    there = dataclasses.replace(CONTEXT, facts={("main", 0): BootFacts(words_per_token=0.5)})
-    (cell,) = capacity_check(replace(ASKED, input_tokens=1000)).cells(there)
+    facts = {("main", 0): BootFacts(words_per_token=0.5)}
+    there = dataclasses.replace(CONTEXT, facts=facts, dataset=Dataset(input_tokens=1000))
+    (cell,) = CHECK.cells(there)
     assert {len(prompt.text.split()) for prompt in cell.prompts} <= set(range(450, 560))
+
+
+def test_a_simulator_on_a_fast_clock_is_sent_fewer_requests() -> None:
+    few, many = (check_cells[0].load.requests for check_cells in (CHECK.cells(FAST), CHECK.cells(CONTEXT)))
+    assert (few, many) == (20, 200)
 
 
 def test_a_search_on_a_stuck_card_is_invalid() -> None:
@@ -304,12 +312,32 @@ def test_a_search_on_a_stuck_card_is_invalid() -> None:
         HostSample(at=at, gpu_clock_mhz=611, gpu_clock_max_mhz=3003, gpu_utilization=97) for at in range(4)
     )
     well = [SMALL.observe(NextStep(1.0, 100, 10), f"{n}") for n in range(3)]
-    check = capacity_check(CapacityOptions(slo="ttft_p95=2s"))
-    capacity = check.judge(CONTEXT, [replace(one, host=stuck) for one in well])[0]
-    assert capacity.verdict is Verdict.INVALID
-    assert "not in its usual state in 3 steps in a row" in capacity.cause
-    assert len(capacity.warnings) == 3
-    assert check.judge(CONTEXT, well)[0].verdict is Verdict.INCONCLUSIVE
+    (rate,) = CHECK.judge(CONTEXT, [replace(one, host=stuck) for one in well])
+    assert rate.verdict is Verdict.INVALID
+    assert "not in its usual state in 3 steps in a row" in rate.cause
+    assert len(rate.warnings) == 3
+    (rate,) = CHECK.judge(CONTEXT, well)
+    assert rate.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("options", "checks"),
+    [
+        ({}, ("capacity",)),
+        ({"checks": ("boot", "capacity")}, ("boot", "capacity")),
+        ({"rates": (1.0,)}, ("capacity", "arrivals")),
+    ],
+)
+def test_an_objective_alone_selects_the_search(options: dict[str, Any], checks: tuple[str, ...]) -> None:
+    plan = plan_of(VerifyOptions(simulator=True, profile="demo", slo="ttft_p95=2s", **options))
+    assert tuple(check.name for check in plan.checks) == checks
+
+
+def test_the_search_needs_an_objective_and_goes_with_no_comparison() -> None:
+    with pytest.raises(ConfigError, match="needs an objective"):
+        plan_of(VerifyOptions(simulator=True, checks=("capacity",)))
+    with pytest.raises(ConfigError, match="--slo goes with --vary"):
+        plan_of(VerifyOptions(simulator=True, slo="ttft_p95=2s", against="simulator"))
 
 
 def test_an_interval_by_fieller_is_wider_where_the_slope_is_less_sure() -> None:

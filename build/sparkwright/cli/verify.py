@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -29,7 +30,6 @@ from sparkwright.verify.setup import Refusals
 
 _EVENTS = "events.jsonl"
 _SUBCOMMANDS = {
-    "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
     "eval": "sparkwright.cli.verify_eval",
 }
@@ -74,8 +74,6 @@ def command(
     force: bool,
     quiet: bool,
     as_json: bool,
-    api_key: str,
-    baseline_api_key: str,
     **asked: Any,
 ) -> None:
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
@@ -84,13 +82,15 @@ def command(
     of these, WHEEL is the one in dist/ of the present build spec, else of the highest revision; where there
     is none, it is made as 'serve' makes it. Leaves a report, and everything that was seen. --resume continues
     an interrupted run. With --cluster the server runs on another machine, which needs a GB10 (any card for
-    --smoke, none for --demo), and the run comes back as it would be here.
+    --profile smoke, none for --demo), and the run comes back as it would be here.
 
-    'verify compare' compares finished runs, wheels, recipes, or settings of one recipe, 'verify capacity'
-    finds the highest rate of requests that a server stands, and 'verify eval' evaluates tasks.
+    With --slo, the highest rate of requests is searched at which it holds.
+
+    'verify compare' compares finished runs, wheels, recipes, or settings of one recipe, and 'verify eval'
+    evaluates tasks.
     """
     require_libraries()
-    keys = (api_key, baseline_api_key)
+    keys = os.environ.get("SPARKWRIGHT_API_KEY", ""), os.environ.get("SPARKWRIGHT_BASELINE_API_KEY", "")
     with showing_run(quiet=quiet or as_json) as log:
         if resume is not None:
             options = recorded_options(context, resume, asked, keys)
@@ -146,7 +146,7 @@ def execute(
     if only_plan:
         show_plan(plan, as_json=as_json)
         return None, {}
-    folder = (resume or out or new_folder(options)).absolute()
+    folder = (resume or out or evidence_folder(options.title)).absolute()
     log(folder)
     if resume is None:
         tell_plan(plan)
@@ -181,7 +181,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
         "runtime": manifest.get("wheel-runtime", ""),
         "coverage": str(results.run.coverage),
         "complete": options.profile == "full"
-        and not (options.checks or options.levels or options.categories)
+        and not (options.checks or options.slo or options.levels or options.categories)
         and results.run.coverage.whole,
     }
     files = {path.name: sha256 for path, _, sha256 in results.files}
@@ -195,7 +195,7 @@ def _series(asked: dict[str, Any]) -> tuple[str, ...]:
     """Return the series that the recipe to verify by is meant for; none for any."""
     from sparkwright.recipes import load_recipe
 
-    return load_recipe(asked["recipe"]).series if asked["recipe"] and not asked["smoke"] else ()
+    return load_recipe(asked["recipe"]).series if asked["recipe"] else ()
 
 
 def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify") -> None:
@@ -215,7 +215,9 @@ def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify"
 def recorded_options(
     context: click.Context, folder: Path, asked: dict[str, Any], keys: tuple[str, str]
 ) -> VerifyOptions:
-    """Return the options of the interrupted run in *folder*; refuse a command line that repeats any of them.
+    """Return the options of the interrupted run in *folder*; refuse a command line that states any of them.
+
+    Addresses may be repeated.
 
     Raises:
         ConfigError: it does, or a key would go to an address that the journal alone names.
@@ -224,38 +226,27 @@ def recorded_options(
     from sparkwright.verify.options import VerifyOptions
 
     options = VerifyOptions.from_options(read_journal(folder).manifest.options)
-    refuse_others(context, folder, options)
+    same = {name for name in ("url", "baseline_url") if context.params.get(name) == getattr(options, name)}
+    refuse_stated(context, "a resumed run keeps its original options", {"resume", "cluster", "force", *same})
     refuse_keys(folder, options, asked, keys)
     return options
 
 
-def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:
-    """Do nothing if no option says once more what is verified; addresses may be repeated.
+def refuse_stated(context: click.Context, what: str, usual: Collection[str]) -> None:
+    """Do nothing if the command line states nothing but the parameters *usual*.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: it states another one.
     """
-    usual = {
-        "out",
-        "resume",
-        "cluster",
-        "force",
-        "api_key",
-        "baseline_api_key",
-    }
-    usual |= {name for name in ("url", "baseline_url") if context.params.get(name) == getattr(options, name)}
-    command_line = click.core.ParameterSource.COMMANDLINE
-    told = [
-        name
-        for name in context.params
-        if name not in usual and context.get_parameter_source(name) == command_line
+    stated = [
+        one.human_readable_name if isinstance(one, click.Argument) else one.opts[-1]
+        for one in context.command.params
+        if one.expose_value
+        and one.name not in usual
+        and context.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
     ]
-    if told:
-        raise ConfigError(
-            "a resumed run keeps its original options",
-            because=f"{folder} says what is verified, and so does --{told[0].replace('_', '-')}",
-            next_step="leave that out, or start a new run without --resume",
-        )
+    if stated:
+        raise ConfigError(what, because=f"{stated[0]} was given too", next_step=f"leave out {stated[0]}")
 
 
 def refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
@@ -274,18 +265,14 @@ def refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], key
             )
 
 
-def new_folder(options: VerifyOptions, suffix: str = "") -> Path:
-    """Return a folder for a new run below dist/evidence/; its name ends with *suffix*."""
-    return evidence_folder(f"{options.title}{suffix}")
-
-
 def evidence_folder(name: str) -> Path:
     """Return a folder below dist/evidence/ whose name begins so and ends with the time."""
     from datetime import UTC, datetime
 
     from sparkwright.publish import dist_folder
 
-    return dist_folder(Path()) / "evidence" / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    # To the microsecond: runs that begin in one second do not share a folder.
+    return dist_folder(Path()) / "evidence" / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ from sparkwright.recipes import Recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results
 
+_OF_RUNS = ("before", "after", "also_before", "also_after", "out")
+
 
 @click.command("compare", cls=Command)
 @click.argument("before", required=False)
@@ -89,6 +91,7 @@ def command(
         evidence_folder,
         execute,
         recorded_options,
+        refuse_stated,
         require_libraries,
         showing_run,
     )
@@ -96,6 +99,7 @@ def command(
 
     require_libraries()
     if resume is None and _kind(before) == "run":
+        refuse_stated(context, "finished runs are compared as they are", _OF_RUNS)
         sides = (before, *also_before), (after, *also_after)
         old, new = ([Path(one) for one in side if one] for side in sides)
         folder = (out or evidence_folder("compare")).absolute()
@@ -105,6 +109,8 @@ def command(
         if resume is not None:
             options = recorded_options(context, resume, {**asked, "url": "", "baseline_url": ""}, ("", ""))
         else:
+            if also_before or also_after:
+                raise ConfigError("only runs are added to a side", because=f"{before} is no folder of a run")
             options = _options_of(before, after, asked)
         if only_plan and options.vary:
             _show_configurations(options, as_json=as_json)
@@ -161,7 +167,8 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet:
         ConfigError: a place is no run, or a side has none.
     """
     from sparkwright.cli.terminal import showing_events
-    from sparkwright.verify.upgrade.report import write_comparison
+    from sparkwright.verify.checks.runs import compare_runs
+    from sparkwright.verify.results import load_run, write_report
 
     if not after:
         raise ConfigError("a run is compared with another one", because=f"only {before[0]} was named")
@@ -169,7 +176,8 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet:
         raise ConfigError(f"{other[0]} is no run", because="it is no folder of 'sparkwright verify'")
     with showing_events(quiet=quiet):
         try:
-            return write_comparison(before, after, folder)
+            old, new = ([load_run(place) for place in side] for side in (before, after))
+            return write_report(compare_runs(old, new), folder)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise unforeseen(error, folder) from error
 
@@ -209,13 +217,10 @@ def _options_of(before: str | None, after: str | None, asked: dict[str, Any]) ->
             next_step="give one of them",
         )
     profile = "demo" if demo else "full"
-    if vary:
-        return VerifyOptions(**{**given, "recipe": before}, profile=profile, simulator=demo, vary=vary)
-    assert after is not None  # noqa: S101 - without --vary there are two
-    (old, old_use), (new, new_use) = recipe_and_use(before), recipe_and_use(after)
-    rival = f"{old}:{old_use}" if old_use else old
-    given |= {"recipe": new, "use": new_use or given.get("use", ""), "against_recipe": rival}
-    return VerifyOptions(**given, profile=profile, simulator=demo)
+    recipe, use = recipe_and_use(after or before)
+    given |= {"recipe": recipe, "use": use or given.get("use", "")}
+    rival = {"against_recipe": before} if after else {"vary": vary}
+    return VerifyOptions(**given, **rival, profile=profile, simulator=demo)
 
 
 def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,18 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import Names
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import API_KEY, MODEL, OUT
+from sparkwright.cli.verify_options import MODEL, OUT
 from sparkwright.engine.client import EndpointFacts
 from sparkwright.recipes.evidence import EvalBound
 from sparkwright.verify.evaluation import EvalLimits
 
-_OF_LM_EVAL = ("tasks", "recipe", "limit", "chat", "concurrency", "least", "before")
+_OF_BENCHY = ("arguments", "tool", "url", "model", "python", "out")
 
 
 @click.command("eval", cls=Command)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--tool", type=click.Choice(("lm-eval", "llama-benchy")), default="lm-eval", show_default=True)
 @click.option("--url", required=True, help="The server to evaluate.")
-@API_KEY
 @MODEL
 @click.option(
     "--tasks",
@@ -74,7 +74,7 @@ def command(
     Tasks that generate text are supported. With --recipe a score fails if its whole interval is below the
     recipe's lowest one, and is undecided if a part is. Figures of llama-benchy are attached, not judged.
     """
-    from sparkwright.cli.verify import new_folder, require_libraries
+    from sparkwright.cli.verify import evidence_folder, refuse_stated, require_libraries
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
@@ -87,14 +87,15 @@ def command(
 
     with showing_events(quiet=quiet or as_json):
         if tool == "llama-benchy":
-            _refuse_tasks(context)
+            refuse_stated(context, "llama-benchy evaluates no tasks: its own arguments follow --", _OF_BENCHY)
         bounds = load_recipe(recipe).evaluation if recipe else ()
         limits = _limits(bounds, least, before)
         tasks = tasks if tasks or tool == "llama-benchy" else _tasks_of(bounds, recipe)
-        known = asyncio.run(_known(url, model, asked["api_key"]))
+        key = os.environ.get("SPARKWRIGHT_API_KEY", "")
+        known = asyncio.run(_known(url, model, key))
         root = url.rstrip("/").removesuffix("/v1").rstrip("/")
-        request = EvalRequest(root, known.model, tasks, arguments, limit=limit or 0, **asked)
-        folder = (out or new_folder(VerifyOptions(url=url), "-eval")).absolute()
+        request = EvalRequest(root, known.model, tasks, arguments, limit=limit or 0, api_key=key, **asked)
+        folder = (out or evidence_folder(f"{VerifyOptions(url=url).title}-eval")).absolute()
         cache = default_home() / "evaluation"
         if tool == "llama-benchy":
             results = write_report(run_benchy(request, folder, cache), folder, also=(BENCHY_FILE,))
@@ -102,21 +103,6 @@ def command(
             scores = evaluate(request, folder, cache)
             results = write_report(evaluation_run(request, scores, limits), folder)
     show_results(results, as_json=as_json)
-
-
-def _refuse_tasks(context: click.Context) -> None:
-    """Refuse options of tasks beside llama-benchy, which has none.
-
-    Raises:
-        ConfigError: one is given.
-    """
-    for name in _OF_LM_EVAL:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise ConfigError(
-                f"--{name} cannot be used with --tool llama-benchy",
-                because="it measures speed and evaluates no tasks",
-                next_step="give its own arguments after --, such as -- --pp 2048 --tg 32 --concurrency 1 4",
-            )
 
 
 async def _known(url: str, model: str, api_key: str) -> EndpointFacts:

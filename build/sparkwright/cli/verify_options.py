@@ -10,13 +10,9 @@ import click
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.options import Names, Numbers, Rates
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.simulator.settings import DIALECT
 
 DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 
-API_KEY = click.option(
-    "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
-)
 MODEL = click.option("--model", default="", help="The model's name there, if it serves several.")
 LOG = click.option("--log", default="", help="The file that the server at --url writes its log to.")
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
@@ -41,14 +37,7 @@ SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of s
 
 OPTIONS = (
     click.option("--url", default="", help="Verify the server at this address instead of starting one."),
-    API_KEY,
     click.option("--baseline-url", default="", help="The same without speculation, to compare answers with."),
-    click.option(
-        "--baseline-api-key",
-        default="",
-        envvar="SPARKWRIGHT_BASELINE_API_KEY",
-        help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
-    ),
     click.option(
         "--reference",
         default="",
@@ -69,18 +58,12 @@ OPTIONS = (
     click.option("--use", default="", help="The use of the recipe that is served, such as many."),
     click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
     UNLOCKED,
-    click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
     click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
     FAULTS,
     click.option(
-        "--dialect", default=DIALECT, show_default=True, help="Which vLLM the simulator speaks like."
-    ),
-    click.option("--runner", type=click.Choice(["v1", "v2"]), help="Ask for this model runner."),
-    click.option("--eager", is_flag=True, help="Serve without CUDA graphs."),
-    click.option(
         "--profile",
         default="",
-        help="How much to measure: quick (20 minutes, the default), full (hours), smoke, demo or cpu.",
+        help="How much: quick (20 min, the default), full (hours), cpu, or smoke (tiny models, any GPU).",
     ),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
@@ -99,7 +82,7 @@ OPTIONS = (
         default=(),
         help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
     ),
-    click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
+    click.option("--slo", default="", help="Find the highest rate that keeps these limits: ttft_p95=2s."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     SPEED,
     SEED,
@@ -112,9 +95,11 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     Raises:
         ConfigError: they contradict each other, or something is missing.
     """
+    from sparkwright.base.digests import sha256_file
+    from sparkwright.verify.datasets import read_prompts
     from sparkwright.verify.options import VerifyOptions
 
-    smoke, demo = asked.pop("smoke"), asked.pop("demo")
+    demo = asked.pop("demo")
     given = {name: value for name, value in asked.items() if value not in (None, "", ())}
     sources = {
         "--url": bool(asked["url"]),
@@ -130,30 +115,17 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
         )
     if asked["faults"] and not demo:
         raise ConfigError("only a simulator can be broken", because="--fault was given without --demo")
+    given["profile"] = asked["profile"] or ("demo" if demo else "quick")
     if not (asked["url"] or demo):
-        given["recipe"] = "smoke" if smoke else asked["recipe"] or DEFAULT_RECIPE
-    usual = "smoke" if smoke else "demo" if demo else "quick"
-    given["profile"] = asked["profile"] or usual
+        given["recipe"] = asked["recipe"] or ("smoke" if asked["profile"] == "smoke" else DEFAULT_RECIPE)
     given |= {
         name: str(Path(given[name]).absolute())
         for name in ("log", "python", "reference", "prompts")
         if name in given
     }
     if "prompts" in given:
-        given["prompts_sha256"] = digest_of_prompts(Path(given["prompts"]))
+        read_prompts(Path(given["prompts"]))  # refused before any server starts
+        given["prompts_sha256"] = sha256_file(Path(given["prompts"]))
     if wheel is not None:
         given["wheel"] = str(wheel.absolute())
     return VerifyOptions(**given, simulator=demo)
-
-
-def digest_of_prompts(path: Path) -> str:
-    """Return the digest of a file of prompts.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    from sparkwright.base.digests import sha256_file
-    from sparkwright.verify.datasets import read_prompts
-
-    read_prompts(path)  # refused before any server starts
-    return sha256_file(path)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Protocol, Self
 
 import msgspec
@@ -22,6 +21,7 @@ from sparkwright.base.events import emit
 from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.search.model import Evaluation, StepVerdict, UntestableError
+from sparkwright.verify.compare import compare_pairs
 
 _FIRST_LOOK = 4
 _ERROR = 0.05  # of all looks at a candidate together
@@ -57,23 +57,6 @@ class Sampler(Protocol):
         Raises:
             UntestableError: this candidate cannot be measured.
         """
-
-
-def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -> tuple[float, float, float]:
-    """Return the ratio of two arms whose samples were taken in turn, and its interval (t, on logarithms).
-
-    A drift of the machine moves both samples of a pair, so it does not widen the interval.
-
-    Raises:
-        ValueError: a sample is not a positive number.
-    """
-    from scipy.stats import t
-
-    if not all(0 < value < math.inf for value in (*of, *to)):
-        raise ValueError(f"no interval of {list(of)} to {list(to)}")
-    logs = [math.log(one / other) for one, other in zip(of, to, strict=True)]
-    width = float(t.ppf((1 + level) / 2, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
-    return math.exp(fmean(logs)), math.exp(fmean(logs) - width), math.exp(fmean(logs) + width)
 
 
 @dataclass
@@ -136,7 +119,8 @@ class MetricJudge:
             while len(pairs.taken) < count:
                 pairs.add(*self._pair(applied, len(pairs.taken), folder))
             good, candidate = zip(*pairs.taken[:count], strict=True)
-            ratio, low, high = paired_interval(candidate, good, level=1 - _ERROR / looks)
+            found = compare_pairs(candidate, good, _ERROR / looks / 2)
+            ratio, low, high = found.value, found.low, found.high
             worst, best = (low, high) if self.higher_is_better else (1 / high, 1 / low)
             detail = f"{ratio:.4f} of the good end's ({low:.4f} to {high:.4f}), {count} samples each"
             emit("bisect.metric", ratio=ratio, low=low, high=high, samples=count)

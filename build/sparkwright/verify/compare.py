@@ -104,6 +104,70 @@ def ratio_of(
     return Ratio(value, below, above, math.exp(high + power) - 1)
 
 
+def compare_starts(
+    one: Sequence[Mapping[str, float]],
+    other: Sequence[Mapping[str, float]],
+    error: float,
+    low_error: float = _LOW,
+    assumed: float = math.inf,
+) -> tuple[Ratio | None, int]:
+    """Return the ratio of *one* to *other* over the items that all starts have, and the number of these.
+
+    There is none without a start of each and a common item. Where an arm has a single start, the spread
+    between starts is the *assumed* one, and the items tell how sure the rest is.
+
+    Args:
+        one: positive values by item of each start, such as tokens a second by prompt.
+        other: likewise.
+        error: chance that the truth lies above the interval.
+        low_error: chance that it lies below.
+        assumed: standard deviation between starts; by default unknown, so that the interval is infinite.
+    """
+    means, items = common_means([*one, *other])
+    arms = means[: len(one)], means[len(one) :]
+    if not (one and other and items):
+        return None, items
+    if min(map(len, arms)) >= LEAST_STARTS or math.isinf(assumed):
+        few = min(map(len, arms)) < LEAST_STARTS
+        return ratio_of(*arms, Spread.of(() if few else arms), error, low_error), items
+    by_item = [
+        _mean_log(one, name) - _mean_log(other, name)
+        for name in sorted(set.intersection(*(set(start) for start in (*one, *other))))
+    ]
+    # Starts are as fast or slow at every concurrency, so their part needs no correction for its number.
+    of_starts = Spread(assumed, math.inf).width(_LOW, len(one), len(other))
+    width = math.hypot(of_starts, Spread.of([by_item]).width(error, items))
+    middle = math.fsum(arms[0]) / len(one) - math.fsum(arms[1]) / len(other)
+    return _around(middle, width), items
+
+
+def _mean_log(starts: Sequence[Mapping[str, float]], name: str) -> float:
+    return math.fsum(math.log(start[name]) for start in starts) / len(starts)
+
+
+def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) -> Ratio:
+    """Return the ratio of *one* to *other*, positive values that were taken in turn, pair by pair.
+
+    A drift of the machine moves both of a pair, so it does not widen the interval.
+
+    Args:
+        one: values.
+        other: likewise.
+        error: chance that the truth lies beyond one end.
+
+    Raises:
+        ValueError: a value is not a positive number.
+    """
+    if not all(0 < value < math.inf for value in (*one, *other)):
+        raise ValueError(f"no ratio of {list(one)} to {list(other)}")
+    logs = [math.log(first / second) for first, second in zip(one, other, strict=True)]
+    return _around(math.fsum(logs) / len(logs), Spread.of([logs]).width(error, len(logs)))
+
+
+def _around(middle: float, width: float) -> Ratio:
+    return Ratio(*(math.exp(middle + side * width) for side in (0, -1, 1)))
+
+
 def common_means(starts: Sequence[Mapping[str, float]]) -> tuple[list[float], int]:
     """Return for each start the mean logarithm over the items that all *starts* have, and their number.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
-from sparkwright.verify.capacity.search import CapacityOptions
 from sparkwright.verify.simulator.settings import DIALECT
 from sparkwright.verify.space import Configuration, load_base, make_space
 
@@ -27,9 +26,9 @@ class VerifyOptions(Model, frozen=True):
         speculative_tokens: tokens that the simulator drafts a step.
         boots: starts of each arm of a comparison, no more and no fewer.
         speed: server's seconds in one of the client's.
-        capacity: a search for the highest rate, which is made instead of checks.
         vary: values by the setting of the recipe that is varied: only its configurations are compared then.
-        slo: limits that each of them must keep, as `capacity.slo` reads them.
+        slo: limits, as `verify.slo` reads them, that each of them must keep; without `vary` the highest rate
+            at which they hold is searched.
         prompts_sha256: of the file of prompts, so that a resumed run sends the same.
     """
 
@@ -44,8 +43,6 @@ class VerifyOptions(Model, frozen=True):
     wheel: str = ""
     python: str = ""
     unlocked: bool = False
-    runner: Literal["", "v1", "v2"] = ""
-    eager: bool = False
     against: str = ""
     against_recipe: str = ""
     vary: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
@@ -57,12 +54,10 @@ class VerifyOptions(Model, frozen=True):
     checks: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
     categories: tuple[str, ...] = ()
-    soak_s: float = 0.0
     boots: int = 0
     thinking: bool = False
     speed: float = 0.0
     seed: int = 0
-    capacity: CapacityOptions | None = None
     reference: str = ""
     prompts: str = ""
     prompts_sha256: str = ""

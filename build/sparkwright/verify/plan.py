@@ -20,11 +20,8 @@ from sparkwright.engine.client import check_address
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
 from sparkwright.recipes import Recipe, load_recipe
-from sparkwright.verify.capacity.check import capacity_check
-from sparkwright.verify.capacity.search import CHECK as CAPACITY
-from sparkwright.verify.capacity.slo import parse_slo
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks import ALL, checks_of, settings
+from sparkwright.verify.checks import ALL, capacity, checks_of, settings
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
@@ -34,6 +31,7 @@ from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.reference import CHECK as REFERENCE
 from sparkwright.verify.reference import load_reference
+from sparkwright.verify.slo import parse_slo
 
 TOOL_PARSER = "tool-call-parser"
 
@@ -127,33 +125,31 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             raise unknown_name("profile", options.profile, list(PROFILES))
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
+    for name in ("levels", "categories", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
         changes["most_boots"] = options.boots
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
-    if options.capacity is not None:
-        names: tuple[str, ...] = (CAPACITY,)
-    elif options.compared and not options.checks:
-        names = (settings.NAME if options.vary else "compare",)
+    if options.compared and not options.checks:
+        names: tuple[str, ...] = (settings.NAME if options.vary else "compare",)
+    elif options.slo and not options.checks:
+        names = (capacity.NAME,)
     else:
         names = options.checks or base.checks or checks_of(base.name)
-        if options.reference and not options.compared and REFERENCE not in names:
-            names = (*names, REFERENCE)
-        if options.rates and not options.checks:
-            names = (*names, "arrivals")
+    if options.reference and not options.compared and REFERENCE not in names:
+        names = (*names, REFERENCE)
+    if options.rates and not options.checks:
+        names = (*names, "arrivals")
     return msgspec.structs.replace(base, checks=names, **changes)
 
 
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity instead."""
-    if (search := options.capacity) is not None:
-        own = read_same(Path(search.prompts), search.prompts_sha256) if search.prompts else ()
-        return [capacity_check(search, own)]
-    known = dict(ALL)
+    """Return the checks to run."""
+    known, slo = dict(ALL), parse_slo(options.slo) if options.slo else None
+    if slo is not None:
+        known[capacity.NAME] = capacity.capacity_check(slo, options.max_tokens or capacity.TOKENS)
     if options.vary:
-        slo = parse_slo(options.slo) if options.slo else None
         levels = options.levels or settings.LEVELS
         known[settings.NAME] = settings.settings_check(
             options.configurations, levels, slo, simulated=options.simulator
@@ -176,7 +172,7 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
 def _refuse(options: VerifyOptions, profile: Profile) -> None:
     """Do nothing if *options* can be planned; `plan_of` says what is raised."""
     for what, names, known in (
-        ("check", profile.checks, (*ALL, CAPACITY, settings.NAME)),
+        ("check", profile.checks, (*ALL, capacity.NAME, settings.NAME)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -184,9 +180,8 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
-    for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
+    if not (math.isfinite(options.speed) and options.speed >= 0):
+        raise ConfigError("--speed takes a positive number", because=f"{options.speed:g} is not one")
     simulated, compared = options.simulator, options.compared
     refusals: tuple[tuple[object, str, str, str], ...] = (
         (
@@ -196,10 +191,16 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "compare wheels: sparkwright verify compare OLD.whl NEW.whl",
         ),
         (
-            options.slo and not options.vary,
+            options.slo and options.compared and not options.vary,
             "--slo goes with --vary",
             "limits are kept or broken by a configuration",
             "",
+        ),
+        (
+            capacity.NAME in profile.checks and not options.slo,
+            "the check 'capacity' needs an objective",
+            "",
+            "give --slo, such as --slo ttft_p95=2s,tpot_p95=200ms",
         ),
         (
             options.baseline_url and not options.url,
@@ -208,7 +209,7 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "",
         ),
         (
-            options.reference and (compared or options.capacity),
+            options.reference and compared,
             "--reference and a comparison of speed exclude each other",
             "that measures speed alone",
             "use the reference in a run of its own: sparkwright verify --reference RUN",

@@ -154,9 +154,7 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         "profile": options.profile,
         "started": manifest.created,
         "speed": profile_of(options).speed,
-        "checks": profile_of(options).checks
-        if options.compared or options.capacity
-        else _all_checks(options),
+        "checks": profile_of(options).checks if options.compared or options.slo else _all_checks(options),
         "report": str(folder / REPORT),
         "files": _files(folder),
         "restarts": contents.restarts,

@@ -160,27 +160,24 @@ def _by_recipe(
 ) -> tuple[Plan, str, dict[str, str]]:
     """Return the plan with servers that the recipe starts, their title and identity."""
     options = plan.options
-    changed = partial(variant, runner=options.runner, eager=True if options.eager else None)
     install = partial(environment_of, locked=not options.unlocked, offline=offline)
-    recipe = changed(load_recipe(options.recipe, options.use))
+    recipe = load_recipe(options.recipe, options.use)
     main, identity = install(options.wheel or options.python, recipe, "wheel")
     baseline, baseline_recipe, title = main, variant(recipe, speculation=False), recipe.title
     if options.against:
         baseline, other = install(options.against, recipe, "against")
         baseline_recipe, identity = recipe, {**identity, **other}
     if options.against_recipe:
-        rival = load_recipe(*recipe_and_use(options.against_recipe))
-        baseline_recipe = changed(rival)
+        baseline_recipe = load_recipe(*recipe_and_use(options.against_recipe))
         identity = {**identity, "against-recipe": _digest(baseline_recipe)}
-        title = f"{recipe.title} against {rival.title}"
+        title = f"{recipe.title} against {baseline_recipe.title}"
 
     served_by = {"main": (main, recipe), "baseline": (baseline, baseline_recipe)}
     refused: dict[str, str] = {}
     if options.vary:
         configurations = options.configurations
         served_by = {
-            arm_of(configurations, index): (main, changed(one.recipe))
-            for index, one in enumerate(configurations)
+            arm_of(configurations, index): (main, one.recipe) for index, one in enumerate(configurations)
         }
         why = refusals(main.python, [one for _, one in served_by.values()]) if refusals else ()
         refused = dict(zip(served_by, why, strict=False))

@@ -53,13 +53,12 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[A
             seed = int(digest_of([arm, boot, options.seed])[:8], 16)
         arguments = [*(simulator_arguments(recipe) if recipe else ("--k", str(k))), "--reasoning"]
         arguments += ["--dialect", options.dialect, "--seed", str(seed)]
-        arguments += ["--runner", options.runner] if options.runner else []
         planted = [one.fault for one in faults if arm != "baseline" and one.fits(recipe)]
         place = folder / "servers" / f"{arm}-{boot}"
         return start_simulator(arguments, planted, place, profile, card=CARD_PAGE)
 
     identity = {
-        "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",
+        "simulator": f"{options.dialect} k={options.speculative_tokens} ",
         "faults": " ".join(options.faults),
         "seed": str(options.seed),
     }

@@ -28,6 +28,7 @@ _NGRAM_TOKENS = 4
 _SPECULATIVE = "speculative."
 _DEFAULT = "auto"  # of a flag that is not set: what vLLM chooses
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
+_OF_SEVERAL_CARDS = frozenset({"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"})
 
 
 class Drafting(Model, frozen=True):
@@ -82,6 +83,12 @@ def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.strip()
+        if name in found:
+            raise ConfigError(
+                f"{name} is varied twice",
+                because="--vary takes all values of a setting at once",
+                next_step=f"--vary {name}={','.join(map(_written, found[name]))},{values.strip()}",
+            )
         if not (name and equals and values.strip()):
             raise ConfigError(
                 f"--vary {text!r} cannot be used",
@@ -97,8 +104,10 @@ def _require_settable(vary: Mapping[str, tuple[Any, ...]]) -> None:
     for name, values in vary.items():
         if name.strip("-").replace("_", "-") in _RESERVED or (name.isupper() and refused_variable(name)):
             raise ConfigError(f"{name} cannot be varied", because="it is decided when a server is started")
-        if not values:
-            raise ConfigError(f"{name} has no values to vary")
+        if name.strip("-").replace("_", "-") in _OF_SEVERAL_CARDS:
+            raise ConfigError(f"{name} cannot be varied", because="servers are compared on one card")
+        if odd := [one for one in values if str(one).lower().lstrip("+-") in {"inf", "infinity", "nan"}]:
+            raise ConfigError(f"{name} cannot be {odd[0]}", because="that is no finite number")
         if name == TOKENS and not all(isinstance(one, int) and one >= 0 for one in values):
             raise ConfigError(
                 f"{TOKENS} takes numbers from 0 on", because=f"{', '.join(map(str, values))} were given"

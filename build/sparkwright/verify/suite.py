@@ -24,7 +24,6 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.server import ServerFailedError
 from sparkwright.engine.servers import MeasuredServer
-from sparkwright.verify.capacity.search import CHECK as CAPACITY
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.triage import unanswered
@@ -54,7 +53,7 @@ _MOST_SILENCES = 1
 # Length of the document whose tokens servers count: question and template are a negligible share of it.
 _MEASURED_TOKENS = 16_000
 _COUNTED = 6  # documents
-_WITH_DOCUMENTS = {"context", CAPACITY}  # checks that send some
+_WITH_DOCUMENTS = {"context"}  # checks that send some without being asked
 # English words per token: tokenizers in use have 0.6 to 0.8. Beyond these limits the count is of something
 # else, and documents sized by it would be empty or endless.
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0

@@ -261,8 +261,10 @@ REFUSED = {
     "another password": (
         ("--url", "http://127.0.0.1:9", "--baseline-url", f"http://bob:{KEY}@127.0.0.1:8"), 82, "127.0.0.1:8"
     ),
-    "less than nothing": (("--demo", "--soak-seconds=-5"), 10, "--soak-seconds"),
-    "for ever": (("--demo", "--soak-seconds=inf"), 10, "--soak-seconds"),
+    "less than nothing": (("--demo", "--speed=-5"), 10, "--speed"),
+    "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
+    "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
+    "another objective": (("--demo", "--slo", "ttft_p85=2s"), 10, "p85"),
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
     "starts of an address": (
         ("--url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:8", "--checks", "compare"),
@@ -281,6 +283,16 @@ REFUSED = {
     "an unknown recipe": (("compare", "soup", "--demo", "--vary", "max-num-seqs=1,2"), 12, "soup"),
     "nothing to serve with": (("compare", "smoke", "--vary", "max-num-seqs=1,2"), 10, "--demo"),
     "what cannot be varied": (("compare", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
+    "no number": (("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,inf"), 10, "no finite number"),
+    "more cards": (("compare", "smoke", "--demo", "--vary", "tensor-parallel-size=1,2"), 10, "one card"),
+    "a setting twice": (
+        ("compare", "smoke", "--demo", "--vary", "max-num-seqs=1", "--vary", "max-num-seqs=2,4"),
+        10,
+        "--vary max-num-seqs=1,2,4",
+    ),
+    "a use that is none": (("compare", "smoke:soup", "--demo", "--vary", "max-num-seqs=1,2"), 12, "soup"),
+    "settings of runs": (("compare", ".", ".", "--vary", "max-num-seqs=1,2"), 10, "leave out --vary"),
+    "a run and a recipe": (("compare", "smoke", "smoke", "--demo", "--also-after", "r"), 10, "is no folder"),
     "a fault of no simulator": (
         ("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,2", "--fault", "gremlins@x=1"),
         12,
@@ -324,7 +336,7 @@ def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
     assert done.returncode not in {0, 1, 10}, done.stderr
     assert f"verifying dist/{newest.name}: the highest revision of series 0.24\n" in done.stderr
     newest.unlink()
-    assert "verifying dist/vllm-0.24.0+spark.2.1a2b3c4d-" in verify("--smoke", cwd=tmp_path).stderr
+    assert "verifying dist/vllm-0.24.0+spark.2.1a2b3c4d-" in verify("--profile", "smoke", cwd=tmp_path).stderr
 
 
 def test_without_a_wheel_one_is_made_as_serve_makes_it(
@@ -441,7 +453,7 @@ def listening(*, counters: bool) -> Iterator[tuple[str, list[str]]]:
 
 def test_without_a_network_a_wheel_whose_requirements_are_not_cached_is_refused(tmp_path: Path) -> None:
     wheel = plain_wheel(tmp_path, "vllm", "0.24.0", "no-such-distribution==9")
-    done = verify(wheel, "--smoke", "--unlocked", "--offline", "--out", "run", cwd=tmp_path)
+    done = verify(wheel, "--profile", "smoke", "--unlocked", "--offline", "--out", "run", cwd=tmp_path)
     assert done.returncode == 22
     assert "no-such-distribution" in done.stderr
     assert not (tmp_path / "run" / "journal.jsonl").exists()

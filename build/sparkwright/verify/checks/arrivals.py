@@ -1,7 +1,7 @@
 """Requests that arrive at random at given rates and wait for no other, as those of many users do.
 
 The sweep's closed loops send a request when another has ended, so that a slow server gets fewer of them. Here
-it gets as many, and they pile up where it is too slow; `sparkwright verify capacity` searches for that rate.
+it gets as many, and they pile up where it is too slow; `sparkwright verify --slo` searches for that rate.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.capacity.slo import times_of
 from sparkwright.verify.check import Context
+from sparkwright.verify.checks.capacity import grows, lateness_s
 from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.triage import CheckedCells, describe
 from sparkwright.verify.datasets import CHATS
+from sparkwright.verify.slo import times_of
 from sparkwright.verify.statistics import percentile
 
 SECONDS = 60.0
@@ -59,8 +60,6 @@ CHECK = Check("arrivals", cells, judge)
 
 
 def _rate(context: Context, seen: CheckedCells, rate: float) -> Finding:
-    from sparkwright.verify.capacity.check import grows, lateness_s  # which imports checks itself
-
     speed = context.profile.speed
     measured: Values = {}
     warnings = list(seen.notes)

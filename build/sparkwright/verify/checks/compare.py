@@ -20,7 +20,7 @@ from sparkwright.verify.checks.common import Check, Values, conclude, not_applic
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.triage import CheckedCells, Reason, triage
-from sparkwright.verify.compare import LEAST_STARTS, Ratio, Spread, common_means, ratio_of
+from sparkwright.verify.compare import Ratio, compare_starts
 from sparkwright.verify.profile import Profile
 
 ARMS = ("main", "baseline")
@@ -176,7 +176,7 @@ def _steps(seen: CheckedCells, look: Look) -> Finding:
         against.append((Verdict.INCONCLUSIVE, _too_few(look)))
     else:
         verdict, word, shown = look.judged(ratio)
-        measured = {**_interval(word, ratio), "starts of each": look.starts}
+        measured = {"verdict": word, **interval_of(ratio), "starts of each": look.starts}
         if verdict is Verdict.PASS:
             passed = shown
         else:
@@ -199,19 +199,13 @@ def _ratio(
         place = observation.cell.arm, observation.cell.boot
         starts.setdefault(place, {}).update(values(observation))
     starts = {place: found for place, found in starts.items() if found}
-    means, common = common_means(list(starts.values()))
-    main, baseline = (
-        [mean for (of, _), mean in zip(starts, means, strict=True) if of == arm] for arm in ARMS
-    )
-    if not (main and baseline and common):
-        return None
-    few = min(len(main), len(baseline)) < LEAST_STARTS
-    return ratio_of(main, baseline, Spread.of(() if few else (main, baseline)), error)
+    main, baseline = ([found for (of, _), found in starts.items() if of == arm] for arm in ARMS)
+    return compare_starts(main, baseline, error)[0]
 
 
-def _interval(word: str, ratio: Ratio) -> Values:
+def interval_of(ratio: Ratio) -> Values:
+    """Return *ratio* as measured values."""
     return {
-        "verdict": word,
         "speed over the baseline's": round(ratio.value, 4),
         "low": round(ratio.low, 4),
         "high": round(ratio.high, 4) if math.isfinite(ratio.high) else "unknown",
@@ -243,7 +237,11 @@ def _speed(seen: CheckedCells, level: int, context: Context, look: Look, of_step
             shown = f"steps are as fast and bring as many tokens; {ratio.value:.3f} times as fast"
         elif verdict is Verdict.INCONCLUSIVE:
             shown += f"; differences below {detectable} % would not show"
-        measured = {**_interval(word, ratio), "smallest difference that would show %": detectable}
+        measured = {
+            "verdict": word,
+            **interval_of(ratio),
+            "smallest difference that would show %": detectable,
+        }
         steps, why = _why(seen, ratio)
         measured |= steps
         if verdict is Verdict.PASS:
@@ -268,12 +266,17 @@ def _of_requests(seen: CheckedCells, value: Callable[[Sample], float], look: Loo
 
     Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
     """
+    return _ratio(seen, lambda observation: by_prompt([observation], value), look.error / 4 / len(LEVELS))
 
-    def values(observation: Observation) -> dict[str, float]:
-        found = {f"{observation.cell.name} {one.prompt}": value(one) for one in observation.counted}
-        return {name: rate for name, rate in found.items() if math.isfinite(rate) and rate > 0}
 
-    return _ratio(seen, values, look.error / 4 / len(LEVELS))
+def by_prompt(observations: Iterable[Observation], value: Callable[[Sample], float]) -> dict[str, float]:
+    """Return *value* of each counted request by cell and prompt, where it is positive and finite."""
+    return {
+        f"{observation.cell.name} {sample.prompt}": found
+        for observation in observations
+        for sample in observation.counted
+        if math.isfinite(found := value(sample)) and found > 0
+    }
 
 
 def _brings_as_much(seen: CheckedCells) -> bool:

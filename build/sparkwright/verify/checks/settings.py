@@ -17,12 +17,12 @@ import msgspec
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.capacity.slo import Slo
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import coherence, lossless
 from sparkwright.verify.checks.common import Check, Values, text_of
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
+from sparkwright.verify.checks.quality import judge_quality
 from sparkwright.verify.checks.triage import CheckedCells, troubles
 from sparkwright.verify.compare import Ratio, ratio_of
 from sparkwright.verify.ranking import (
@@ -38,10 +38,9 @@ from sparkwright.verify.ranking import (
     standings,
     starts_left,
 )
+from sparkwright.verify.slo import Slo
 from sparkwright.verify.space import Configuration
 from sparkwright.verify.statistics import share_interval
-from sparkwright.verify.upgrade.pairs import MatchedCells
-from sparkwright.verify.upgrade.quality import judge_quality
 
 NAME = "settings"
 LEVELS = (1, 8, 32)
@@ -229,7 +228,7 @@ class SettingsComparison:
         """Return the answers in *seen* beside those of the recipe as it is."""
         findings = coherence.CHECK.judge(context, list(seen.values()))
         if keys := tuple(key for key in seen if key in own):
-            findings += judge_quality(MatchedCells((own,), (seen,), keys, 0, context.profile.speed))
+            findings += judge_quality([own], [seen], keys)
         changed = set(self.configurations[index].settings) - _SAME_ARITHMETIC
         bad = [one for one in findings if one.verdict in _BAD]
         meant = [one for one in bad if changed and one.name == _ANSWERS]

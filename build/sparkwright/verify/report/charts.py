@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sparkwright.engine.findings import Finding
-from sparkwright.verify.capacity.check import OBJECTIVE, step_of
-from sparkwright.verify.capacity.search import Step
-from sparkwright.verify.capacity.slo import parse_slo
+from sparkwright.verify.checks.capacity import OBJECTIVE, step_of
 from sparkwright.verify.checks.settings import NAME as SETTINGS
+from sparkwright.verify.rate_search import Step
 from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.overview import Level, levels
 from sparkwright.verify.report.svg import (
@@ -30,6 +29,7 @@ from sparkwright.verify.report.svg import (
 )
 from sparkwright.verify.report.text import NOTHING, at_c, number, plural, share, span
 from sparkwright.verify.run import Run
+from sparkwright.verify.slo import parse_slo
 
 _Row = TypeVar("_Row")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sparkwright.base.config import Model
-from sparkwright.verify.capacity.slo import Slo, parse_slo
+from sparkwright.verify.slo import Slo
 from sparkwright.verify.statistics import t_quantile
 
 if TYPE_CHECKING:
@@ -143,6 +142,7 @@ _MOST_WARM_UP = 0.5  # of a step around the crossing
 _LIMITS = 10.0  # a step lasts for so many: at a rate that is 10 % too high, waiting reaches the limit in it
 _STRAY = 1.2  # factor by which a fit may leave the middle that it began with
 _LEAST_WARM_UP, _MOST_REQUESTS = 10, 5000
+_HIGH = 0.95
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,14 @@ class SearchPlan:
     most: float = 1024.0
     requests: int = 200
     width: float = 0.05
+
+    @classmethod
+    def of(cls, slo: Slo, requests: int) -> SearchPlan:
+        """Return the limits of a search for the rate at which *slo* holds."""
+        waits = [seconds for name, seconds in slo.limits.items() if name != "tpot"]
+        # Ten requests beyond a high percentile, or its share means little.
+        tail = round(10 / (1 - slo.share)) if slo.share > _HIGH else 0
+        return cls(slo.share, max(waits, default=0.0), requests=max(requests, tail))
 
 
 @dataclass(frozen=True)
@@ -360,59 +368,3 @@ def _sized(steps: Sequence[Step], plan: SearchPlan, rate: float, factor: int = 1
         min(math.ceil(warm_up), _MOST_REQUESTS),
         factor,
     )
-
-
-CHECK = "capacity"
-"""Name of the check that the search is: on the command line, in journals and in reports."""
-
-
-class CapacityOptions(Model, frozen=True):
-    """Objective, requests and limits of a search.
-
-    Attributes:
-        slo: the objective, as `slo.parse_slo` reads it.
-        prompts: file with prompts; the corpus's own if empty.
-        prompts_sha256: of that file, so that a resumed search sends the same.
-        input_tokens: length of generated documents that are sent instead; 0 for none.
-        max_tokens: output of each request, exactly.
-        first_rate: requests a second of the first step.
-        most_rate: highest rate to try.
-        requests: of a step, at the least.
-        precision: half of the answer's interval, in percent, at which the search ends.
-    """
-
-    slo: str
-    prompts: str = ""
-    prompts_sha256: str = ""
-    input_tokens: int = 0
-    max_tokens: int = 128
-    first_rate: float = 1.0
-    most_rate: float = 1024.0
-    requests: int = 200
-    precision: float = 5.0
-
-    @property
-    def objective(self) -> Slo:
-        """The objective.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        return parse_slo(self.slo)
-
-    @property
-    def plan(self) -> SearchPlan:
-        """The limits of the search, with the lowest rate six halvings below the first."""
-        slo = self.objective
-        tail = 10 / (1 - slo.share)  # ten requests beyond the percentile, or its share means little
-        return SearchPlan(
-            share=slo.share,
-            longest_s=max(seconds for name, seconds in slo.limits.items() if name != "tpot")
-            if slo.limits.keys() - {"tpot"}
-            else 0.0,
-            first=self.first_rate,
-            least=self.first_rate / 64,
-            most=max(self.most_rate, self.first_rate),
-            requests=max(self.requests, round(tail) if slo.share > 0.95 else 0),  # noqa: PLR2004
-            width=self.precision / 100,
-        )

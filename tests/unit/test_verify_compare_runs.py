@@ -18,10 +18,10 @@ from sparkwright.cli.main import main
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.runs import compare_runs
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
 from sparkwright.verify.run import Run
-from sparkwright.verify.upgrade.report import compare_runs
 
 LOTTERY = 0.015
 RATE, FIRST, STEP, ACCEPTED = (

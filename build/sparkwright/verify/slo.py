@@ -32,6 +32,11 @@ class Slo:
         shown = (f"{name.upper()} p{self.share * 100:.0f} ≤ {_shown(s)}" for name, s in self.limits.items())
         return " and ".join(shown)
 
+    @property
+    def text(self) -> str:
+        """What `parse_slo` makes the same objective of."""
+        return ",".join(f"{name}_p{self.share * 100:.0f}={s * 1000:g}ms" for name, s in self.limits.items())
+
     def met_by(self, sample: Sample, speed: float) -> bool:
         """Tell if *sample* did not fail and kept every limit; *speed* is the server's seconds in one."""
         times = times_of(sample, speed)
