@@ -70,10 +70,10 @@ LIST = '[\n {"prompt": "a"},\n {"prompt": "b"},\n %s\n]'
         ('\n{"messages": [{"role": "robot", "content": "x"}]}', "line 2 has a message of 'robot'"),
         ('{"messages": [{"role": "user", "content": [1]}]}', "no text"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message of a user"),
-        (LIST % '{"prompt": }', "line 4 is not JSON: Expecting value in column 13"),
-        (LIST % '{"messages": [{"role": "robot"}]}', "in line 4, entry 3 has a message of 'robot'"),
-        (LIST % "17", "in line 4, entry 3 has no prompt"),
-        (b'[\n{"prompt": "a"},\n{"prompt": "\xff"}]', "line 3 is not JSON"),
+        (LIST % '{"prompt": }', "it is not JSON"),
+        (LIST % '{"messages": [{"role": "robot"}]}', "entry 3 has a message of 'robot'"),
+        (LIST % "17", "entry 3 has no prompt"),
+        (b'[\n{"prompt": "a"},\n{"prompt": "\xff"}]', "it is not JSON"),
     ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str | bytes, because: str) -> None:

@@ -28,7 +28,15 @@ from sparkwright.recipes import Recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results
 
-_OF_RUNS = ("before", "after", "also_before", "also_after", "out")
+_OF_SERVERS = {"before", "after", "unlocked", "cluster", "only_plan", "seed", "out"}
+_OF_RECIPES = {*_OF_SERVERS, "wheel", "python", "demo", "faults", "speed"}
+# Parameters that mean something, by what is compared; others are refused.
+_TAKEN = {
+    "finished runs": {"before", "after", "also_before", "also_after", "out"},
+    "two wheels": {*_OF_SERVERS, "recipe", "use", "boots"},
+    "two recipes": {*_OF_RECIPES, "boots"},
+    "settings": {*_OF_RECIPES, "vary", "slo", "use", "levels"},
+}
 
 
 @click.command("compare", cls=Command)
@@ -68,6 +76,7 @@ def command(
     after: str | None,
     also_before: tuple[str, ...],
     also_after: tuple[str, ...],
+    vary: tuple[str, ...],
     cluster: str,
     offline: bool,
     only_plan: bool,
@@ -98,10 +107,14 @@ def command(
     from sparkwright.cli.verify_show import show_results
 
     require_libraries()
-    if resume is None and _kind(before) == "run":
-        refuse_stated(context, "finished runs are compared as they are", _OF_RUNS)
-        sides = (before, *also_before), (after, *also_after)
-        old, new = ([Path(one) for one in side if one] for side in sides)
+    kind = "" if resume else _compared(before, after, vary)
+    if kind:
+        refuse_stated(context, f"an option does not go with a comparison of {kind}", _TAKEN[kind])
+    if kind == "finished runs":
+        old, new = (
+            [Path(one) for one in (side, *also) if one]
+            for side, also in ((before, also_before), (after, also_after))
+        )
         folder = (out or evidence_folder("compare")).absolute()
         show_results(_runs(old, new, folder, quiet=quiet or as_json), as_json=as_json)
         return
@@ -109,9 +122,7 @@ def command(
         if resume is not None:
             options = recorded_options(context, resume, {**asked, "url": "", "baseline_url": ""}, ("", ""))
         else:
-            if also_before or also_after:
-                raise ConfigError("only runs are added to a side", because=f"{before} is no folder of a run")
-            options = _options_of(before, after, asked)
+            options = _options_of(kind, str(before), after, vary, asked)
         if only_plan and options.vary:
             _show_configurations(options, as_json=as_json)
             return
@@ -148,16 +159,33 @@ def _show_ranking(results: Results) -> None:
     )
 
 
-def _kind(place: str | None) -> str:
-    """Return the kind of *place*: ``run``, ``vllm`` or ``recipe``; empty for none."""
-    if not place:
-        return ""
-    path = Path(place)
-    if path.is_dir():
-        return "run"
-    if path.suffix == ".whl" or (path.is_file() and path.suffix != ".toml" and os.access(path, os.X_OK)):
-        return "vllm"
-    return "recipe"
+def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str:
+    """Return what is compared, a key of `_TAKEN`.
+
+    Raises:
+        ConfigError: the two are of different kinds, or one is missing.
+    """
+
+    def kind(place: str) -> str:
+        path = Path(place)
+        if path.is_dir():
+            return "finished runs"
+        if path.suffix == ".whl" or (path.is_file() and path.suffix != ".toml" and os.access(path, os.X_OK)):
+            return "two wheels"
+        return "two recipes"
+
+    kinds = {kind(one) for one in (before, after) if one}
+    if before and kinds == {"finished runs"}:
+        return "finished runs"
+    if before and after and len(kinds) == 1 and not vary:
+        return kinds.pop()
+    if before and not after and vary and kinds == {"two recipes"}:
+        return "settings"
+    raise ConfigError(
+        "it is not clear what to compare",
+        because=f"{before or 'nothing'} and {after or 'nothing'} were named{', and --vary' * bool(vary)}",
+        next_step="name two runs, two wheels, two recipes, or one recipe and --vary SETTING=VALUE,VALUE",
+    )
 
 
 def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet: bool) -> Results:
@@ -182,45 +210,34 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet:
             raise unforeseen(error, folder) from error
 
 
-def _options_of(before: str | None, after: str | None, asked: dict[str, Any]) -> VerifyOptions:
+def _options_of(
+    kind: str, before: str, after: str | None, vary: Sequence[str], asked: dict[str, Any]
+) -> VerifyOptions:
     """Return the options of a comparison for which servers are started.
 
     Raises:
-        ConfigError: they contradict each other, or something is missing.
+        ConfigError: it is not clear what to start them from, or what is varied cannot be.
     """
     from sparkwright.verify.space import parse_vary
 
-    kinds = {_kind(before), _kind(after) or _kind(before)}
-    demo, vary = asked.pop("demo"), parse_vary(asked.pop("vary"))
+    demo = asked.pop("demo")
     given = {name: value for name, value in asked.items() if value not in (None, "", ())}
-    for name in ("wheel", "python"):
-        if name in given:
-            given[name] = str(Path(given[name]).absolute())
-    serving = [name for name in ("wheel", "python") if name in given]
-    if not before or len(kinds) > 1 or bool(after) == bool(vary) or kinds == {"run"}:
-        raise ConfigError(
-            "it is not clear what to compare",
-            because=f"{before or 'nothing'} and {after or 'nothing'} were named{', and --vary' * bool(vary)}",
-            next_step="name two runs, two wheels, two recipes, or one recipe and --vary SETTING=VALUE,VALUE",
-        )
-    if kinds == {"vllm"}:
-        if vary or serving or demo:
-            raise ConfigError("wheels are compared with each other", because="another one was named to serve")
-        assert after is not None  # noqa: S101 - without --vary there are two
+    given |= {name: str(Path(given[name]).absolute()) for name in ("wheel", "python") if name in given}
+    if kind == "two wheels" and after:
         given["recipe"] = given.get("recipe") or DEFAULT_RECIPE
         given["wheel" if after.endswith(".whl") else "python"] = str(Path(after).absolute())
         return VerifyOptions(**given, profile="full", against=str(Path(before).absolute()))
-    if len(serving) + demo != 1:
+    sources = sum((demo, "wheel" in given, "python" in given))
+    if sources != 1:
         raise ConfigError(
             "it is not clear what to start servers from",
-            because=f"{len(serving) + demo} of --wheel, --python and --demo were given",
+            because=f"{sources} of --wheel, --python and --demo were given",
             next_step="give one of them",
         )
-    profile = "demo" if demo else "full"
     recipe, use = recipe_and_use(after or before)
     given |= {"recipe": recipe, "use": use or given.get("use", "")}
-    rival = {"against_recipe": before} if after else {"vary": vary}
-    return VerifyOptions(**given, **rival, profile=profile, simulator=demo)
+    rival = {"against_recipe": before} if after else {"vary": parse_vary(vary)}
+    return VerifyOptions(**given, **rival, profile="demo" if demo else "full", simulator=demo)
 
 
 def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:

@@ -113,8 +113,6 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
             because=f"{' and '.join(named)} exclude each other" if named else "none was named",
             next_step="give a wheel, --python, --url or --demo",
         )
-    if asked["faults"] and not demo:
-        raise ConfigError("only a simulator can be broken", because="--fault was given without --demo")
     given["profile"] = asked["profile"] or ("demo" if demo else "quick")
     if not (asked["url"] or demo):
         given["recipe"] = asked["recipe"] or ("smoke" if asked["profile"] == "smoke" else DEFAULT_RECIPE)

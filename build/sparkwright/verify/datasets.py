@@ -7,7 +7,6 @@ have ``conversations``. A conversation is sent up to its last message of the use
 from __future__ import annotations
 
 import codecs
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -138,48 +137,20 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 def _prompts(path: Path, data: bytes) -> Iterator[Prompt | None]:
     """Yield the prompt of each entry."""
-    if data.lstrip()[:1] != b"[":
-        for number, line in enumerate(data.splitlines(), 1):
-            if line.strip():
-                yield _prompt(path, f"line {number}", _decoded(path, line, number))
-        return
-    for number, entry in enumerate(_decoded(path, data, 0), 1):
-        try:
+    if data.lstrip()[:1] == b"[":
+        for number, entry in enumerate(_decoded(path, "it", data), 1):
             yield _prompt(path, f"entry {number}", entry)
-        except ConfigError as error:
-            raise _refused(path, f"in line {_line_of(data, number)}, {error.because}") from None
+        return
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            yield _prompt(path, f"line {number}", _decoded(path, f"line {number}", line))
 
 
-def _decoded(path: Path, data: bytes, line: int) -> Any:
-    """Return the value of *data*, which is one line of the file, or all of it if *line* is 0."""
+def _decoded(path: Path, place: str, data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        because = str(error)
-    if not line:
-        try:
-            json.loads(data)
-        except json.JSONDecodeError as error:
-            line, because = error.lineno, f"{error.msg} in column {error.colno}"
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-    raise _refused(path, f"line {line} is not JSON: {because}")
-
-
-def _line_of(data: bytes, number: int) -> int:
-    """Return the line at which the entry of this *number* of a JSON list begins."""
-    text, decoder = data.decode(), json.JSONDecoder()
-    at = text.index("[") + 1
-    for _ in range(number - 1):
-        at = decoder.raw_decode(text, _next(text, at))[1]
-    return text.count("\n", 0, _next(text, at)) + 1
-
-
-def _next(text: str, at: int) -> int:
-    """Return the next place in *text* from *at* on that is neither space nor a comma."""
-    while text[at].isspace() or text[at] == ",":
-        at += 1
-    return at
+        raise _refused(path, f"{place} is not JSON: {error}") from None
 
 
 def _prompt(path: Path, place: str, entry: Any) -> Prompt | None:

@@ -191,6 +191,12 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "compare wheels: sparkwright verify compare OLD.whl NEW.whl",
         ),
         (
+            options.faults and not simulated,
+            "only a simulator can be broken",
+            "--fault was given without --demo",
+            "",
+        ),
+        (
             options.slo and options.compared and not options.vary,
             "--slo goes with --vary",
             "limits are kept or broken by a configuration",

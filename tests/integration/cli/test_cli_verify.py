@@ -285,6 +285,10 @@ REFUSED = {
     "what cannot be varied": (("compare", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
     "no number": (("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,inf"), 10, "no finite number"),
     "more cards": (("compare", "smoke", "--demo", "--vary", "tensor-parallel-size=1,2"), 10, "one card"),
+    "levels of two recipes": (("compare", "smoke", "smoke", "--demo", "--levels", "1"), 10, "--levels"),
+    "a fault of a real server": (
+        ("compare", "smoke", "smoke", "--python", sys.executable, "--fault", "inert"), 10, "without --demo"
+    ),
     "a setting twice": (
         ("compare", "smoke", "--demo", "--vary", "max-num-seqs=1", "--vary", "max-num-seqs=2,4"),
         10,
@@ -292,7 +296,7 @@ REFUSED = {
     ),
     "a use that is none": (("compare", "smoke:soup", "--demo", "--vary", "max-num-seqs=1,2"), 12, "soup"),
     "settings of runs": (("compare", ".", ".", "--vary", "max-num-seqs=1,2"), 10, "leave out --vary"),
-    "a run and a recipe": (("compare", "smoke", "smoke", "--demo", "--also-after", "r"), 10, "is no folder"),
+    "a run and a recipe": (("compare", "smoke", "smoke", "--demo", "--also-after", "r"), 10, "--also-after"),
     "a fault of no simulator": (
         ("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,2", "--fault", "gremlins@x=1"),
         12,

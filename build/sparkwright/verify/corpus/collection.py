@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -13,13 +14,15 @@ from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import unknown_name
 from sparkwright.engine.cell import Prompt
-from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes
-from sparkwright.verify.corpus.tasks import write_task
+from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes, write_task
 
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 FACTS = "facts"
 """Category of known facts, which are no load: see `Corpus.facts`."""
 _FORMAT = 1
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w]|\.\d)")
+_GROUPED = re.compile(r"(?<=\d)[,\u202f\u00a0](?=\d{3}(?!\d))")  # 1,234: comma or a narrow space
+_NOT_A_SIGN = re.compile(r"(?<=[\w)\]])-(?=\d)")  # 12-15 is a range, not a negative number
 
 
 class CorpusEntry(Model, frozen=True):
@@ -171,3 +174,21 @@ def _entries(category: str) -> tuple[CorpusEntry, ...]:
     name = f"{category}.toml"
     data = (resources.files("sparkwright.verify.corpus") / name).read_bytes()
     return parse_toml(data, _CorpusFile, newest_format=_FORMAT, name=name).prompt
+
+
+def holds(expect: str, text: str) -> bool:
+    """Tell if *text* contains the answer *expect*.
+
+    A number is compared as a number, so that ``2,315.250`` is ``2315.25`` and ``112`` is not ``12``. Anything
+    else must stand in the text as it is but for its case, and not as a part of a longer word.
+
+    Args:
+        expect: the answer, such as ``2315.25`` or ``HL-2291-B``; nothing is expected where it is empty.
+        text: the generated text.
+    """
+    plain = text.replace("\u2212", "-")
+    if not _NUMBER.fullmatch(expect):
+        pattern = rf"(?<!\w){re.escape(expect)}(?!\w)"
+        return re.search(pattern, plain, re.IGNORECASE) is not None
+    numbers = _NUMBER.findall(_NOT_A_SIGN.sub(" ", _GROUPED.sub("", plain)))
+    return any(float(number) == float(expect) for number in numbers)
