@@ -249,12 +249,11 @@ FAST = dataclasses.replace(CONTEXT, profile=Profile(name="fast", speed=2.0))  # 
 
 def judged(queue: Queue, late_s: float = 0.0, steps: int = 60) -> Finding:
     """Return what is concluded after a search on *queue*, or after so many steps of it."""
-    seen = list[Observation]()
-    while len(seen) < steps and (cells := CHECK.cells(FAST, seen)[len(seen) :]):
-        load, length = cells[0].load, int(cells[0].tags["length"])
-        step = NextStep(load.rate, load.requests, load.warm_up, length)
-        samples = queue.observe(step, f"{len(seen)}", late_s).samples
-        seen.append(Observation(cell=cells[0], samples=samples))
+    seen, made = list[Observation](), list[Step]()
+    plan = SearchPlan.of(WAIT, 20)
+    while len(seen) < steps and isinstance(step := decide(made, plan), NextStep):
+        seen.append(queue.observe(step, f"{len(seen)}", late_s))
+        made.append(step_of(seen[-1], WAIT, 2.0))
     (finding,) = CHECK.judge(FAST, seen)
     return finding
 
