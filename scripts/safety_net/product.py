@@ -318,7 +318,28 @@ def recorded_runs(folder: Path) -> Path:
         for pattern, instead in _JOURNALS.items():
             text = pattern.sub(instead, text)
         journal.write_text(text, encoding="utf-8")
+        _rename_cells(journal)
     return folder
+
+
+def _rename_cells(journal: Path) -> None:
+    """Write the digest of today's profile into *journal*, and the ids of cells that follow from it."""
+    from sparkwright.base.config import to_builtins
+    from sparkwright.base.digests import digest_of
+    from sparkwright.verify.journal import cell_id, read_journal
+    from sparkwright.verify.options import VerifyOptions
+    from sparkwright.verify.plan import profile_of
+
+    contents = read_journal(journal.parent)
+    profile = profile_of(VerifyOptions.from_options(contents.manifest.options))
+    identity = {**contents.manifest.identity, "profile": digest_of(to_builtins(profile))[:16]}
+    text = journal.read_text(encoding="utf-8")
+    text = text.replace(
+        f'"profile":"{contents.manifest.identity["profile"]}"', f'"profile":"{identity["profile"]}"'
+    )
+    for name, seen in contents.measured.items():
+        text = text.replace(f'"id":"{name}"', f'"id":"{cell_id(seen.cell, identity)}"')
+    journal.write_text(text, encoding="utf-8")
 
 
 def figures(run: Path) -> list[dict[str, Any]]:

@@ -6,11 +6,9 @@ import pytest
 from msgspec.structs import replace
 from verify_kit import (
     Bench,
-    Server,
     boot_facts,
     by_name,
     context,
-    judge,
 )
 
 from sparkwright.engine.findings import Finding
@@ -68,13 +66,6 @@ def test_a_server_that_does_not_come_up_or_answer_fails(changes: dict[str, Any],
     assert finding.verdict == "fail"
     assert words in finding.cause
     assert all(line in finding.cause for line in changes.get("log", ()))
-
-
-def test_an_inert_drafter_fails() -> None:
-    found = judge(BOOT, context(), Server(seed=1, factor=lambda cell, at_s, cached: 0.0))
-    assert found[DRAFTER].verdict == "fail"
-    assert found[DRAFTER].cause.startswith("drafter inert: 0 tokens of ")
-    assert found[ANSWERS].verdict == "pass"
 
 
 # Rules over each start -----------------------------------------------------------------------------------

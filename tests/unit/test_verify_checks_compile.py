@@ -138,12 +138,6 @@ def test_a_quiet_server_passes_and_its_warm_up_is_a_remark() -> None:
     assert any("nvcc" in warning for warning in found.warnings)
 
 
-def test_a_compiler_in_the_second_round_fails() -> None:
-    found, cause = verdict(seen(again=("nvcc (3)", "FlashInfer: sampling.so")))
-    assert found is Verdict.FAIL
-    assert "nvcc (3), FlashInfer: sampling.so" in cause
-
-
 def test_processes_that_were_not_watched_decide_nothing() -> None:
     assert verdict(seen(again=None))[0] is Verdict.INCONCLUSIVE
     assert verdict(seen()[:-1])[0] is Verdict.INCONCLUSIVE

@@ -65,14 +65,6 @@ def lost(tokens: int, to: float, *, cached_only: bool = False) -> Callable[[Cell
     return factor
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_acceptance_that_is_lost_at_length_fails_there(seed: int) -> None:
-    found = judge(LONG, context(SIZES), Server(seed=seed, factor=lost(3300, 0.1)))
-    assert found[HOLD].verdict == "fail"
-    assert found[HOLD].cause.startswith("acceptance is lost: at 3300 tokens MAL is 1.")
-    assert found["acceptance holds at 1600 tokens"].verdict == "pass"
-
-
 def test_a_weak_drafter_that_is_lost_fails_as_well() -> None:
     """Its mean acceptance length falls from 2.0 to 1.0, which is more than 0.4 of it."""
     weak = Server(seed=1, factor=lambda cell, *_: 0.62 if cell.tags["cache"] == "control" else 0.02)

@@ -5,7 +5,6 @@ from verify_kit import (
     Bench,
     changed,
     context,
-    crash_from,
     failing,
     profile,
 )
@@ -43,26 +42,6 @@ def test_waves_mix_prompts_of_many_lengths() -> None:
     lengths = [len(prompt.text.split()) for prompt in healthy()[named("wave 1")].cell.prompts]
     assert min(lengths) < 20
     assert max(lengths) > 100
-
-
-@pytest.mark.parametrize("level", [3, 17, 24])
-def test_a_crash_in_a_burst_names_its_level_and_the_log(level: int) -> None:
-    found = judged(crash_from(healthy(), f"burst c={level}", log=(LINE,)))
-    assert found[BURSTS].verdict == "fail"
-    assert found[BURSTS].cause.startswith(
-        f"the server ended in burst c={level} with {level} requests in flight"
-    )
-    assert "block_table must have shape" in found[BURSTS].cause
-    for name in (DRAIN, WAVES):
-        assert found[name].verdict == "inconclusive"
-        assert f"the server was gone since burst c={level}" in found[name].cause
-
-
-def test_a_crash_on_the_drain_is_not_hidden_by_healthy_bursts() -> None:
-    found = judged(crash_from(healthy(), "drain from c=24"))
-    assert found[BURSTS].verdict == "pass"
-    assert found[DRAIN].verdict == "fail"
-    assert "ended in drain from c=24" in found[DRAIN].cause
 
 
 def test_a_crash_on_the_drain_names_what_was_left_of_the_batch() -> None:

@@ -13,7 +13,7 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.blocks import OFFSETS
+from sparkwright.verify.checks.prefix import OFFSETS
 from sparkwright.verify.corpus import load_corpus
 
 CHECK = ALL["prefix"]

@@ -12,7 +12,7 @@ from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.machine import disturbances, energy_per_token_j
+from sparkwright.verify.checks.machine import energy_per_token_j
 from sparkwright.verify.checks.states import find_wedge
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator.faults import Faults, parse_faults
@@ -45,16 +45,6 @@ def test_a_healthy_card_passes(seed: int) -> None:
     assert found[USUAL].verdict is Verdict.PASS
     assert found[USUAL].cause == "2411 of 3003 MHz at 38 W under load (medians)"
     assert found[HELD].verdict is Verdict.PASS
-
-
-def test_a_stuck_card_is_named_with_its_clock_and_power() -> None:
-    observations = swept(card(**STUCK))
-    found = judged(observations)[USUAL]
-    assert found.verdict is Verdict.INVALID
-    assert found.cause.startswith("slow state of the machine in code c=1 and 8 more: 611 of 3003 MHz at 14 W")
-    assert disturbances(observations[0]) == (
-        "the card was in a slow state (611 of 3003 MHz at 14 W under load, and no heat)",
-    )
 
 
 def test_throughput_is_compared_with_cells_of_the_same_load() -> None:

@@ -1,8 +1,6 @@
-"""The simulated engine: it counts as vLLM does, shares blocks, queues, preempts, and repeats itself."""
+"""The simulated engine: it counts as vLLM does, finds blocks again, queues, and repeats itself."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from simulator_kit import Bench, prompt
 
 from sparkwright.verify.simulator.model import (
@@ -12,7 +10,7 @@ from sparkwright.verify.simulator.model import (
     category_of,
     mix,
 )
-from sparkwright.verify.simulator.request import BlockPool, BlockTable, block_hash
+from sparkwright.verify.simulator.request import PrefixCache, block_hash
 from sparkwright.verify.simulator.settings import BLOCK
 
 # Counters ------------------------------------------------------------------------------------------------
@@ -124,32 +122,25 @@ def test_a_long_prompt_is_worked_through_in_chunks() -> None:
     assert steps == -(-request.prompt_tokens // 256)
 
 
-def test_preemption_takes_from_the_last_and_loses_nothing() -> None:
+def test_a_request_waits_for_place_for_all_of_its_tokens() -> None:
     bench = Bench.of(kv_tokens=1024, max_model_len=900)
     first, last = bench.add(prompt(1), 600), bench.add(prompt(2), 600)
-    said: list[int] = []
-    while bench.engine.busy:
+    while not first.finish:
+        assert len(bench.engine.running) <= 1
         bench.step()
-        assert last.tokens[: len(said)] == said
-        said = list(last.tokens)
-    assert bench.engine.counters.preemptions == last.preemptions >= 1
-    assert first.preemptions == 0
+    bench.drain()
     assert first.output_tokens == last.output_tokens == 600
-    assert bench.engine.pool.used == 0
-    calm = Bench.of()
-    calm.serve(2, 600)
-    assert calm.engine.counters.preemptions == 0
 
 
 def test_an_abort_gives_everything_back() -> None:
     bench = Bench.of(max_num_seqs=1)
     running, waiting = bench.add(prompt(1), 500), bench.add(prompt(2), 500)
     bench.step()
-    assert bench.engine.pool.used > 0
+    assert bench.engine.usage > 0
     for request in (running, waiting, running):
         bench.engine.abort(request)
     assert not bench.engine.busy
-    assert bench.engine.pool.used == 0
+    assert bench.engine.usage == 0
 
 
 # The prefix cache ----------------------------------------------------------------------------------------
@@ -187,40 +178,13 @@ def test_answers_of_one_turn_are_found_in_the_next() -> None:
     assert follow.cached > first.prompt_tokens
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40), st.integers(12, 40))
-def test_blocks_are_neither_lost_nor_doubled(moves: list[tuple[int, int]], size: int) -> None:
-    pool, held = BlockPool(size), dict[int, tuple[BlockTable, list[bytes]]]()
-    for who, blocks in moves:
-        if who in held:
-            pool.release(held.pop(who)[0])
-        else:
-            hashes = [block_hash(b"", [who, index]) for index in range(blocks)]
-            block_table, found = BlockTable(), pool.match(hashes)
-            before = pool.used
-            if pool.allocate(block_table, hashes[:found], blocks):
-                for name in hashes[found:]:
-                    pool.cache_block(block_table, name)
-                held[who] = block_table, hashes
-                assert pool.match(hashes) == blocks
-            else:
-                assert (block_table.blocks, pool.used) == (0, before)
-        assert pool.used == sum(block_table.blocks for block_table, _ in held.values()) <= size
-        assert pool.cached <= size
-    for block_table, _ in held.values():
-        pool.release(block_table)
-    assert pool.used == 0
-
-
 def test_blocks_that_are_needed_are_taken_from_those_used_longest_ago() -> None:
-    pool = BlockPool(4)
+    cache = PrefixCache(3)
     names = [block_hash(b"", [index]) for index in range(4)]
-    for name in names:
-        block_table = BlockTable()
-        assert pool.allocate(block_table, (), 1)
-        pool.cache_block(block_table, name)
-        pool.release(block_table)
-    assert pool.allocate(BlockTable(), (), 1)
-    assert [pool.match([name]) for name in names] == [0, 1, 1, 1]
+    cache.add(names[:3])
+    assert cache.match(names[:1]) == 1
+    cache.add(names[3:])
+    assert [cache.match([name]) for name in names] == [1, 0, 1, 1]
 
 
 # Repetition ----------------------------------------------------------------------------------------------

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from simulator_kit import Bench, prompt, settings
+from simulator_kit import settings
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.lock import read_lock
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.simulator.engine import EngineDeadError
 from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.log import (
     boot_lines,
@@ -61,120 +60,6 @@ def test_unknown_names_are_refused_wherever_they_are_asked_for() -> None:
         _ = "inrt" in Faults()
     with pytest.raises(KeyError):
         Faults().value("slow", "speed")
-
-
-# Acceptance ----------------------------------------------------------------------------------------------
-
-
-def rate(*faults: str, many: int = 24, now: float = 0.0, **changes: object) -> float:
-    bench = Bench.of(*faults, **changes)
-    bench.now = now
-    bench.serve(many, max_tokens=200)
-    return bench.rate
-
-
-def test_a_healthy_engine_accepts_what_it_should_at_any_time_and_load() -> None:
-    assert rate() == pytest.approx(HEALTHY, abs=0.03)
-    assert rate(now=1e6) == rate()
-    assert rate(many=1) > 0.2
-
-
-# Death and time ------------------------------------------------------------------------------------------
-
-
-def largest(bench: Bench, many: int, *, drain: bool = False) -> int:
-    """Decode batches up to *many* until the engine dies, or to the end; returns the last batch size."""
-    for number in range(many):
-        bench.add(prompt(number), 100 - 2 * number if drain else 60)
-    size = 0
-    while bench.engine.busy:
-        size = len(bench.engine.running)
-        bench.step()
-    return size
-
-
-@pytest.mark.parametrize(
-    ("fault", "many", "dies"),
-    [
-        ("crash-at=32", 32, True),
-        ("crash-at=32", 48, True),
-        ("crash-at=32", 31, False),
-        ("crash-off-grid=17", 17, True),
-        ("crash-off-grid=17", 16, False),
-    ],
-)
-def test_the_engine_dies_at_a_batch_size(fault: str, many: int, *, dies: bool) -> None:
-    if dies:
-        with pytest.raises(EngineDeadError, match="block_table must have shape"):
-            largest(Bench.of(fault), many)
-    else:
-        assert largest(Bench.of(fault), many)
-    assert largest(Bench.of(), many)
-
-
-def test_the_engine_dies_as_the_batch_shrinks_and_not_as_it_grows() -> None:
-    with pytest.raises(EngineDeadError):
-        largest(Bench.of("crash-on-drain=5"), 12, drain=True)
-    growing = Bench.of("crash-on-drain=5", max_num_seqs=5)
-    assert largest(growing, 5)
-    assert largest(Bench.of(), 12, drain=True)
-
-
-def test_steps_take_longer_or_no_time() -> None:
-    healthy, slow, flood = Bench.of(), Bench.of("slow"), Bench.of("flood")
-    for bench in (healthy, slow, flood):
-        bench.serve(4)
-    assert slow.now == pytest.approx(10 * healthy.now)
-    assert flood.now == pytest.approx(healthy.now / 1000)
-    assert slow.engine.counters.accepted == healthy.engine.counters.accepted
-
-
-# What is generated ---------------------------------------------------------------------------------------
-
-
-def said(*faults: str, many: int = 60, seed: int = 0, **changes: int) -> list[list[int]]:
-    bench = Bench.of(*faults, seed=seed, **changes)
-    outputs = []
-    for number in range(many):
-        request = bench.add(prompt(number), 128)
-        bench.drain()
-        outputs.append(request.tokens[request.prompt_tokens :])
-    return outputs
-
-
-def differing(one: list[list[int]], other: list[list[int]]) -> list[int]:
-    """Where answers that differ begin to."""
-    pairs = [zip(a, b, strict=True) for a, b in zip(one, other, strict=True)]
-    found = (next((at for at, (a, b) in enumerate(pair) if a != b), -1) for pair in pairs)
-    return [at for at in found if at >= 0]
-
-
-def test_greedy_answers_repeat_and_near_ties_alone_divide_servers() -> None:
-    assert said(many=20) == said(many=20)
-    divided = differing(said(), said(k=0))
-    assert 5 < len(divided) < 55
-    assert len(set(divided)) > len(divided) // 2  # anywhere
-    assert 5 < len(differing(said(k=0), said(k=0, seed=1))) < 55
-
-
-def gaps(*faults: str) -> list[float]:
-    """By how much what was said was less likely than the likeliest token."""
-    bench, found = Bench.of(*faults), list[float]()
-    for number in range(30):
-        bench.add(prompt(number), 128, logprobs=5)
-    while bench.engine.busy:
-        for _, delta in bench.engine.step(0.0).deltas:
-            found += [choice.top[0][1] - choice.logprob for choice in delta.choices]
-    return found
-
-
-def test_wrong_tokens_are_far_from_likely_and_near_ties_are_not() -> None:
-    healthy, lossy, ties = gaps(), gaps("lossy"), gaps("near-ties=0.5")
-    assert 0 < sum(gap > 0 for gap in healthy) < 0.02 * len(healthy)
-    assert max(healthy) < 0.05
-    assert sum(gap > 0 for gap in ties) > 1.3 * sum(gap > 0 for gap in healthy)
-    assert max(ties) < 0.05
-    assert 0.003 < sum(gap > 1 for gap in lossy) / len(lossy) < 0.02
 
 
 # The start -----------------------------------------------------------------------------------------------

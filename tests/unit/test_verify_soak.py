@@ -15,7 +15,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Chunk, HostSample, MetricsSnapshot, Observation, Sample
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.drift import clock, elapsed
+from sparkwright.verify.checks.soak_rounds import clock, elapsed
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 
 SERVED = "requests are answered throughout"

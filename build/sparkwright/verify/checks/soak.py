@@ -17,8 +17,18 @@ from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import DECAYS, drafter, not_speculating, paired_ratio
 from sparkwright.verify.checks.common import Check, Values, conclude
-from sparkwright.verify.checks.drift import clock, elapsed, lives, longest_life, memory_trends
-from sparkwright.verify.checks.soak_rounds import HOLD, LEAST_ROUNDS, SURE, Probes, cells
+from sparkwright.verify.checks.soak_rounds import (
+    HOLD,
+    LEAST_ROUNDS,
+    SURE,
+    Probes,
+    cells,
+    clock,
+    elapsed,
+    lives,
+    longest_life,
+    memory_trends,
+)
 from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.checks.triage import CheckedCells, Reason
 

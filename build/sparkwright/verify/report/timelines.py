@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from sparkwright.engine.observations import HostSample, Observation
-from sparkwright.verify.checks.drift import elapsed
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.soak import LEAST_HITS
+from sparkwright.verify.checks.soak_rounds import elapsed
 from sparkwright.verify.report.charts import Chart, Table, name_of
 from sparkwright.verify.report.figures import CellFigures, Moment, cells, moments
 from sparkwright.verify.report.svg import Axis, Note, Panel, Point, Series, linear, percent, timeline

@@ -2,8 +2,8 @@
 
 `Engine.step` receives the simulated time at which a step begins and returns its duration and its tokens;
 `driver` waits that long and delivers them. The scheduling is vLLM's in outline: running requests come first,
-each with its drafted tokens; prompts are prefilled in chunks within a budget of tokens; a request that finds
-no free block preempts the one that was scheduled last.
+each with its drafted tokens; prompts are prefilled in chunks within a budget of tokens; a request waits until
+the cache has place for all of its tokens, so that none is preempted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparkwright.verify.simulator.model import (
     gaussian,
     mix,
 )
-from sparkwright.verify.simulator.request import BlockPool, Counters, Request, StreamDelta
+from sparkwright.verify.simulator.request import Counters, PrefixCache, Request, StreamDelta
 from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 
 
@@ -54,7 +54,7 @@ class Engine:
         self.counters = Counters(settings.k)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.pool = BlockPool(plan_memory(settings).kv_tokens // BLOCK)
+        self.cache = PrefixCache(plan_memory(settings).kv_tokens // BLOCK)
         self._effects = FaultEffects(settings.faults)
         self._tables = {name: acceptance_table(name, settings.k) for name in CATEGORIES}
         self._boot_jitter = math.exp(settings.costs.boot_jitter * gaussian(mix(settings.seed, 3)))
@@ -66,6 +66,11 @@ class Engine:
         """Tell if any request runs or waits."""
         return bool(self.running or self.waiting)
 
+    @property
+    def usage(self) -> float:
+        """Return the share of the cache that running requests hold."""
+        return min(1.0, sum(_blocks(len(each.tokens)) for each in self.running) / self.cache.blocks)
+
     def add(self, request: Request) -> None:
         """Queue *request*."""
         self.waiting.append(request)
@@ -76,7 +81,6 @@ class Engine:
             self.waiting.remove(request)
         elif request in self.running:
             self.running.remove(request)
-            self.pool.release(request.block_table)
 
     def step(self, now: float) -> EngineStep:
         """Schedule and run one step that begins at the simulated time *now*.
@@ -107,66 +111,49 @@ class Engine:
 
     def _schedule(self) -> _StepPlan:
         plan = _StepPlan(self.settings.max_batched_tokens)
-        preemptions = self.counters.preemptions
         if "prefill-starves" in self.settings.faults:
             for request in [each for each in self.running if not each.decoding]:
                 self._schedule_running(request, plan)
             self._admit(plan)
             if plan.prefills:
                 return plan
-        index = 0
-        while index < len(self.running):
-            self._schedule_running(self.running[index], plan)
-            index += 1
-        if self.counters.preemptions == preemptions:
-            self._admit(plan)
+        for request in self.running:
+            self._schedule_running(request, plan)
+        self._admit(plan)
         return plan
 
     def _schedule_running(self, request: Request, plan: _StepPlan) -> None:
-        """Schedule a running request's tokens, preempting the last request where blocks are short."""
         count = 1 + self.settings.k if request.decoding else min(request.missing, plan.budget)
         if count <= 0:
             return
-        while not self.pool.allocate(request.block_table, (), _blocks(request.computed + count)):
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return
         plan.budget -= count
         if request.decoding:
             plan.decodes.append(request)
         else:
             plan.prefills.append((request, count))
 
-    def _preempt(self, request: Request) -> None:
-        """Free all blocks of *request* and put it at the front of the queue."""
-        self.running.remove(request)
-        self.pool.release(request.block_table)
-        request.computed = 0
-        request.preemptions += 1
-        self.counters.preemptions += 1
-        self.waiting.appendleft(request)
-
     def _admit(self, plan: _StepPlan) -> None:
-        """Start waiting requests, first come first served, while the budget and the blocks allow."""
+        """Start waiting requests, first come first served, while there is place for all of their tokens."""
+        held = sum(map(self._longest, self.running))
         while self.waiting and len(self.running) < self.settings.max_num_seqs and plan.budget > 0:
             request = self.waiting[0]
-            found = self._cached(request)
-            hit = found * BLOCK
-            count = min(len(request.tokens) - hit, plan.budget)
-            if not self.pool.allocate(request.block_table, request.hashes[:found], _blocks(hit + count)):
+            held += self._longest(request)
+            if self.running and held > self.cache.blocks:
                 return
             self._effects.check_prompt(request.prompt_tokens, self.settings.max_model_len)
-            self.waiting.popleft()
-            self.running.append(request)
-            request.computed = hit
+            self.running.append(self.waiting.popleft())
+            found = self._cached(request)
+            request.computed = request.cached = found * BLOCK
+            self._effects.reuse(request, found, BLOCK)
+            self.counters.prefix_queries += len(request.tokens)
+            self.counters.prefix_hits += request.cached
+            count = min(request.missing, plan.budget)
             plan.budget -= count
             plan.prefills.append((request, count))
-            if request.cached < 0:
-                request.cached = hit
-                self._effects.reuse(request, found, BLOCK)
-                self.counters.prefix_queries += len(request.tokens)
-                self.counters.prefix_hits += hit
+
+    def _longest(self, request: Request) -> int:
+        """Return the blocks of *request* at its end."""
+        return _blocks(min(request.prompt_tokens + request.max_tokens, self.settings.max_model_len))
 
     def _cached(self, request: Request) -> int:
         """Return the number of cached blocks at the start of *request* that may be reused.
@@ -176,7 +163,7 @@ class Engine:
         """
         if not self.settings.prefix_caching or "no-hits" in self.settings.faults:
             return 0
-        found = self.pool.match(request.hashes[: (len(request.tokens) - 1) // BLOCK])
+        found = self.cache.match(request.hashes[: (len(request.tokens) - 1) // BLOCK])
         return max(0, found - 1) if self.settings.k else found
 
     # The model ------------------------------------------------------------------------------------------
@@ -217,8 +204,8 @@ class Engine:
     def _fill(self, request: Request) -> None:
         """Cache the blocks of *request* that are full and computed."""
         if self.settings.prefix_caching:
-            for name in request.hashes[len(request.block_table.shared) : request.computed // BLOCK]:
-                self.pool.cache_block(request.block_table, name)
+            self.cache.add(request.hashes[request.filled : request.computed // BLOCK])
+            request.filled = request.computed // BLOCK
 
     def _settle(self, deltas: list[tuple[Request, StreamDelta]]) -> None:
         """Count the tokens of the step, and release finished requests."""
@@ -226,7 +213,6 @@ class Engine:
             self.counters.tokens(request, len(delta.choices))
             if delta.finish:
                 self.running.remove(request)
-                self.pool.release(request.block_table)
                 self.counters.success[delta.finish] += 1
 
 

@@ -198,7 +198,7 @@ def _gauges(engine: Engine, started_s: float) -> Iterator[str]:
     for name, value in (
         ("num_requests_running", len(engine.running)),
         ("num_requests_waiting", len(engine.waiting)),
-        ("kv_cache_usage_perc", engine.pool.usage),
+        ("kv_cache_usage_perc", engine.usage),
     ):
         yield f"# TYPE vllm:{name} gauge"
         yield f"vllm:{name}{_labels(_common(engine))} {float(value)!r}"
@@ -223,7 +223,7 @@ def _counters(engine: Engine) -> Iterator[tuple[str, str, dict[str, int]]]:
     """Yield the name of each counter, the label that its values differ in (or ""), and these."""
     counters, faults = engine.counters, engine.settings.faults
     plain = {
-        "num_preemptions": counters.preemptions,
+        "num_preemptions": 0,
         "prefix_cache_queries": counters.prefix_queries,
         "prefix_cache_hits": counters.prefix_hits,
         "prompt_tokens": counters.prompt,
@@ -245,7 +245,7 @@ def _counters(engine: Engine) -> Iterator[tuple[str, str, dict[str, int]]]:
 
 def _cache_config(engine: Engine) -> Iterator[str]:
     settings = engine.settings
-    tokens = engine.pool.blocks * BLOCK
+    tokens = engine.cache.blocks * BLOCK
     labels = {
         "block_size": str(BLOCK),
         "cache_dtype": plan_memory(settings).kv_dtype,
@@ -260,7 +260,7 @@ def _cache_config(engine: Engine) -> Iterator[str]:
         "kv_cache_size_tokens": str(tokens),
         "mamba_block_size": "None",
         "num_cpu_blocks": "None",
-        "num_gpu_blocks": str(engine.pool.blocks),
+        "num_gpu_blocks": str(engine.cache.blocks),
         "num_gpu_blocks_override": "None",
         "prefix_caching_hash_algo": "sha256",
         "sliding_window": "None",

@@ -201,11 +201,9 @@ def _settings() -> Iterator[click.Option]:
 @click.option("--draft-ms", default=StepCosts.draft, help="Added for each drafted token of a step.")
 @click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
 @click.option("--list-faults", is_flag=True, help="List the faults and end.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def _command(
     *,
     list_faults: bool,
-    as_json: bool,
     step_ms: str,
     draft_ms: float,
     faults: tuple[str, ...],
@@ -213,7 +211,7 @@ def _command(
 ) -> int:
     """Serve like vLLM with speculative decoding, without computing anything."""
     if list_faults:
-        click.echo(_fault_table(as_json=as_json))
+        click.echo(_fault_table())
         return 0
     settings = Settings(
         **options, costs=replace(_costs(step_ms), draft=draft_ms), faults=parse_faults(faults)
@@ -232,18 +230,7 @@ def _costs(text: str) -> StepCosts:
         raise click.BadParameter(f"{text!r} is not BASE,REQUEST,CONTEXT,PREFILL") from error
 
 
-def _fault_table(*, as_json: bool) -> str:
-    if as_json:
-        rows = [
-            {
-                "name": fault.name,
-                "does": fault.does,
-                "noticed-by": list(fault.noticed_by),
-                "parameters": dict(fault.parameters),
-            }
-            for fault in FAULTS.values()
-        ]
-        return json.dumps(rows, indent=1)
+def _fault_table() -> str:
     return "\n".join(
         f"{fault.name:20} {fault.does}"
         + "".join(f" [{name}={value:g}]" for name, value in fault.parameters.items())

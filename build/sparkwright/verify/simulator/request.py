@@ -1,10 +1,10 @@
-"""The blocks of the KV cache: those of each request, and the pool that requests take them from."""
+"""Requests and their progress, the server's counters, and the blocks that the prefix cache holds."""
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -17,90 +17,26 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
-@dataclass
-class BlockTable:
-    """The blocks of one request.
-
-    Attributes:
-        shared: hashes of the cached blocks, which other requests may reuse, in order.
-        private: number of other blocks, each partly filled or equal to one that is cached already.
-    """
-
-    shared: list[bytes] = field(default_factory=list)
-    private: int = 0
-
-    @property
-    def blocks(self) -> int:
-        """Return the number of blocks."""
-        return len(self.shared) + self.private
-
-
-class BlockPool:
-    """All blocks of the cache. Free blocks keep their content until they are needed."""
+class PrefixCache:
+    """Full blocks that were computed, by their hashes; with too many, the least recently used ones go."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self._holders: dict[bytes, int] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
-        self._private = 0
-
-    @property
-    def used(self) -> int:
-        """Return the number of blocks that requests hold."""
-        return len(self._holders) + self._private
-
-    @property
-    def usage(self) -> float:
-        """Return the share of the blocks that requests hold."""
-        return self.used / self.blocks
-
-    @property
-    def cached(self) -> int:
-        """Return the number of blocks that can be found by their hashes."""
-        return len(self._holders) + len(self._idle)
+        self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """Return how many of *hashes*, from the first on, are cached."""
-        for count, name in enumerate(hashes):
-            if name not in self._holders and name not in self._idle:
-                return count
-        return len(hashes)
+        count = next((count for count, name in enumerate(hashes) if name not in self._known), len(hashes))
+        self.add(hashes[:count])
+        return count
 
-    def allocate(self, block_table: BlockTable, found: Sequence[bytes], blocks: int) -> bool:
-        """Add the cached blocks *found* to *block_table*, and new ones up to *blocks*; all or nothing."""
-        more = blocks - block_table.blocks - len(found)
-        waking = sum(name in self._idle for name in found)
-        if max(more, 0) + waking > self.blocks - self.used:
-            return False
-        for name in found:
-            self._idle.pop(name, None)
-            self._holders[name] = self._holders.get(name, 0) + 1
-            block_table.shared.append(name)
-        if more > 0:
-            block_table.private += more
-            self._private += more
-        while self.used + len(self._idle) > self.blocks:
-            self._idle.popitem(last=False)
-        return True
-
-    def cache_block(self, block_table: BlockTable, name: bytes) -> None:
-        """Cache one full private block of *block_table*, unless an equal one is cached."""
-        if name in self._holders or name in self._idle or not block_table.private:
-            return
-        block_table.private -= 1
-        self._private -= 1
-        self._holders[name] = 1
-        block_table.shared.append(name)
-
-    def release(self, block_table: BlockTable) -> None:
-        """Free all blocks; later blocks of a sequence are evicted before earlier ones."""
-        self._private -= block_table.private
-        for name in reversed(block_table.shared):
-            self._holders[name] -= 1
-            if not self._holders[name]:
-                del self._holders[name]
-                self._idle[name] = None
-        block_table.shared, block_table.private = [], 0
+    def add(self, hashes: Iterable[bytes]) -> None:
+        """Note blocks as computed, or as used."""
+        for name in hashes:
+            self._known[name] = None
+            self._known.move_to_end(name)
+        while len(self._known) > self.blocks:
+            self._known.popitem(last=False)
 
 
 @dataclass
@@ -116,7 +52,6 @@ class Counters:
     prompt: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    preemptions: int = 0
     success: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
     )
@@ -163,6 +98,7 @@ class Request:
         limit_finish: the finish reason in that case.
         computed: tokens whose keys and values are in the cache.
         hashes: hashes of the full blocks of `tokens`.
+        filled: number of them that the prefix cache was told of.
         cached: prompt tokens found in the cache when it was first scheduled; -1 before.
         steps: accepted tokens of each step with drafted tokens.
         thoughts: generated tokens that are reasoning.
@@ -180,10 +116,9 @@ class Request:
     computed: int = 0
     prompt_tokens: int = 0
     hashes: list[bytes] = field(default_factory=list)
-    block_table: BlockTable = field(default_factory=BlockTable)
+    filled: int = 0
     cached: int = -1
     steps: list[int] = field(default_factory=list)
-    preemptions: int = 0
     finish: str = ""
     thoughts: int = 0
 
