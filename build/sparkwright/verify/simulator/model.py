@@ -13,7 +13,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -115,6 +115,7 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(map(_spelling, tokens))
 
 
+@lru_cache(1 << 16)
 def _token(piece: str) -> int:
     known = _IDS.get(piece)
     if known is not None:
