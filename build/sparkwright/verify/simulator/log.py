@@ -77,7 +77,7 @@ def _values(settings: Settings) -> dict[str, Any]:
         "gpu_memory_utilization": settings.utilization,
         "kv_cache_dtype": memory.kv_dtype,
         "max_num_seqs": settings.max_num_seqs,
-        "enable_prompt_tokens_details": settings.prompt_details,
+        "enable_prompt_tokens_details": True,
     }
     speculative, used, total = "None", settings.utilization, settings.total_gib
     if settings.k:

@@ -14,12 +14,11 @@ from sparkwright.verify.simulator.settings import Settings
 _END_OF_THOUGHTS = "\n</think>\n\n"
 
 
-def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bool = True) -> dict[str, Any]:
+def usage_of(request: Request, *, more: int = 0, details: bool = True) -> dict[str, Any]:
     """Return the count of a request's tokens so far.
 
     Args:
         request: the request.
-        settings: the server's settings.
         more: tokens that a fault adds.
         details: include the tokens from the prefix cache; only the last count of a stream does.
     """
@@ -29,7 +28,7 @@ def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bo
         "total_tokens": request.prompt_tokens + output,
         "completion_tokens": output,
     }
-    if details and settings.prompt_details:
+    if details:
         usage["prompt_tokens_details"] = {"cached_tokens": max(0, request.cached)}
     return usage
 
@@ -110,7 +109,7 @@ class ResponseBuilder:
 
     def closing(self, *, more: int = 0) -> dict[str, Any]:
         """Return the last event: the count."""
-        return self.event([], usage_of(self.request, self.settings, more=more))
+        return self.event([], usage_of(self.request, more=more))
 
     def whole(self, deltas: Sequence[StreamDelta], *, more: int = 0) -> dict[str, Any]:
         """Return the response in one body, for a request without streaming."""
@@ -126,7 +125,7 @@ class ResponseBuilder:
         one["finish_reason"] = self._finish(deltas[-1].finish)
         one["stop_reason"] = None
         one["token_ids"] = tokens if self._with_ids else None
-        body = self.event([one], usage_of(self.request, self.settings, more=more))
+        body = self.event([one], usage_of(self.request, more=more))
         body["object"] = "chat.completion" if self.params.chat else "text_completion"
         return body
 
@@ -139,7 +138,7 @@ class ResponseBuilder:
     def _running(self) -> dict[str, Any] | None:
         if not (self.ids and self.params.continuous):
             return None
-        usage = usage_of(self.request, self.settings, details=False)
+        usage = usage_of(self.request, details=False)
         usage["completion_tokens"] = self._sent
         usage["total_tokens"] = usage["prompt_tokens"] + self._sent
         return usage

@@ -71,7 +71,6 @@ class Settings:
     kv_dtype: Annotated[Literal["bfloat16", "fp8", "nvfp4"], "KV cache type."] = "fp8"
     runner: Annotated[Literal["v1", "v2"], "Model runner."] = "v1"
     prefix_caching: Annotated[bool, "Reuse cached blocks."] = True
-    prompt_details: Annotated[bool, "Include cached tokens in usage."] = True
     reasoning: Annotated[bool, "Begin chat output with reasoning."] = False
     images: Annotated[bool, "Let chats hold pictures."] = True
     tool_parser: Annotated[bool, "Let chats offer tools."] = True
