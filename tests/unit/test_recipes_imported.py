@@ -186,3 +186,65 @@ def test_what_a_release_lacks_is_left_out_and_what_it_refuses_is_wrong() -> None
     assert [(one.level, one.what) for one in remarks] == [
         ("left out", "--old"), ("left out", "VLLM_OLD"), ("wrong", "--kv 2"),
     ]  # fmt: skip
+
+
+# What hostile or careless texts hold ----------------------------------------------------------------
+
+
+def test_a_secret_is_not_written_in_place_of_its_variable() -> None:
+    recipe, _ = import_recipe("export HF_TOKEN=hf_abc MODEL=org/m; vllm serve $MODEL --revision $HF_TOKEN")
+    assert (recipe.model, recipe.flags["revision"]) == ("org/m", "$HF_TOKEN")
+
+
+def test_a_null_in_a_list_is_refused(tmp_path: Path) -> None:
+    recipe, _ = import_recipe("vllm serve org/m --limit '[1, null]'")
+    with pytest.raises(ConfigError, match="null"):
+        recipe_text(recipe)
+
+
+def test_a_long_name_becomes_that_of_a_file() -> None:
+    recipe, _ = import_recipe(f"vllm serve org/m --served-model-name {'x' * 500}")
+    assert recipe.name == "x" * 64
+
+
+def test_what_grows_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read as a command"):
+        import_recipe("A=xxxxxxxx\n" + "A=$A$A\n" * 40 + "vllm serve $A")
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
+        for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(ConfigError):
+        import_recipe(bomb + "model: org/m\ndefaults: {x: *i}\n")
+    shared = "x: &x {A: '1'}\nservices: {s: {image: vllm/vllm, environment: *x, command: [org/m]}}"
+    assert import_recipe(shared)[0].environment == {"A": "1"}
+
+
+def test_a_variable_without_a_value_is_the_shells() -> None:
+    recipe, remarks = import_recipe("docker run -e FOO vllm/vllm-openai org/m")
+    assert "FOO" not in recipe.environment
+    assert ("FOO=$FOO", "its value is set elsewhere") in {(one.what, one.because) for one in remarks}
+
+
+def test_an_option_and_one_behind_its_dot_clash() -> None:
+    assert ("left out", "--a.b") in levels("vllm serve org/m --a 1 --a.b 2")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "# stop; vllm serve org/other",
+        "true # vllm serve org/other; vllm serve org/third",
+        "echo vllm serve org/other",
+        "cat > run.sh <<'EOF'\nvllm serve org/other\nEOF",
+        "pkill -f 'vllm serve'",
+    ],
+)
+def test_what_only_names_a_command_is_none(beside: str) -> None:
+    assert import_recipe(f"{beside}\nvllm serve org/m --seed 1")[0].model == "org/m"
+    assert import_recipe("vllm serve org/m --tag a#b")[0].flags["tag"] == "a#b"
+
+
+def test_yaml_without_a_model_names_none() -> None:
+    with pytest.raises(ConfigError, match="names no model"):
+        import_recipe("model:\ndefaults: {port: 8000}\n")

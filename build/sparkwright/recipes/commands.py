@@ -24,6 +24,19 @@ _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main)$")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# Commands that serve nothing, whatever their words are.
+_SHOWS = frozenset(
+    {"#", "alias", "cat", "echo", "grep", "ls", "man", "pgrep", "pkill", "printf", "test", "[", "which"}
+)
+_HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n.*?^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
+# Names of secrets: their last word, or any of them.
+SECRET = re.compile(
+    r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
+    r"|passphrase|credentials?)(?:[_-]|$)",
+    re.IGNORECASE,
+)
+LONGEST = 1 << 18  # characters; a command has a few thousand
+_MOST_ALIASES = 32  # of YAML; each may double what it stands for
 _UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)(?:(:?-)([^}]*))?\}?")
 # Of ``docker run``: options without a value; all others have one.
 _ALONE = {
@@ -64,7 +77,8 @@ def read_yaml(text: str) -> dict[str, Any] | None:
     import yaml
 
     try:
-        data = yaml.safe_load(text)
+        aliases = sum(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text))
+        data = yaml.safe_load(text) if aliases <= _MOST_ALIASES else None
     except (yaml.YAMLError, ValueError, KeyError, RecursionError):  # a date that is none, tags, nesting
         return None
     return data if isinstance(data, dict) and {"services", "command", "model"} & data.keys() else None
@@ -108,10 +122,16 @@ def _variables(data: Mapping[str, Any], key: str) -> dict[str, str]:
     """Return a mapping, or a list of NAME=VALUE, as texts by name."""
     stated = data.get(key) or {}
     if isinstance(stated, list):
-        stated = dict(str(one).partition("=")[::2] for one in stated)
+        stated = dict(map(_assigned, map(str, stated)))
     if not isinstance(stated, dict):
         raise ConfigError(f"{key} cannot be read", because="it is neither a mapping nor a list of NAME=VALUE")
     return {str(name): _written(value) for name, value in stated.items()}
+
+
+def _assigned(text: str) -> tuple[str, str]:
+    """Return the name and value of NAME=VALUE; a NAME alone has the shell's, as Docker takes it."""
+    name, equals, value = text.partition("=")
+    return name, value if equals else f"${name}"
 
 
 def _listed(data: Mapping[str, Any], key: str) -> list[str]:
@@ -165,10 +185,10 @@ def _words_of(command: Any) -> list[str]:
 def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[ServeCommand]:
     """Yield the servers that a script starts, with the variables that it exports before."""
     known, own = dict(environment), dict[str, str]()
-    lines = list(_logical_lines(text))
+    lines = list(_logical_lines(_HEREDOC.sub("", text)))
     installs = [Remark("left out", one, "the runtime is locked") for one in lines if _INSTALLS.match(one)]
     for line in lines:
-        words = shlex.split(line, comments=True)
+        words = shlex.split(line)
         before: dict[str, str] = {}
         while words and (found := _VARIABLE.fullmatch(words[0])):
             before[found[1]] = _expanded(found[2], {**known, **own})
@@ -189,8 +209,13 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
 def _logical_lines(text: str) -> Iterator[str]:
     """Yield the commands of a script: continued lines as one, and those behind ``&&`` on their own."""
     whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
-    line = ""
+    line, comment = "", False
     for at, sign in enumerate(whole):
+        comment = sign != "\n" and (
+            comment or (sign == "#" and not quoted and whole[at - 1 : at].strip() in {"", ";"})
+        )
+        if comment:
+            continue
         if quoted:
             quoted = "" if sign == quoted else quoted
         elif sign in "\"'":
@@ -206,20 +231,27 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _expanded(word: str, values: Mapping[str, str]) -> str:
-    """Return *word* with shell variables that are known, or have a default, replaced."""
+    """Return *word* with shell variables that are known, or have a default, replaced; secrets are not.
+
+    Raises:
+        ValueError: it grows beyond any command.
+    """
 
     def value(found: re.Match[str]) -> str:
-        known = values.get(found[1])
+        known = "" if SECRET.search(found[1]) else values.get(found[1])
         return known or (found[3] if found[2] else found[0])
 
-    return _UNSET.sub(value, word)
+    expanded = _UNSET.sub(value, word)
+    if len(expanded) > LONGEST:
+        raise ValueError("a variable that grows beyond any command")
+    return expanded
 
 
 def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[ServeCommand]:
     """Yield the server that one command starts; nothing for another command."""
     while words and words[0] in {"sudo", "exec", "nohup"}:
         words = words[1:]
-    if not words:
+    if not words or words[0] in _SHOWS:
         return
     names = [word.rpartition("/")[2] for word in words]
     if names[0] in {"docker", "podman"} and "run" in words:
@@ -247,8 +279,7 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
         option, value = _docker_option(rest)
         match option:
             case "-e" | "--env":
-                name, _, stated = value.partition("=")
-                environment[name] = stated
+                environment |= dict([_assigned(value)])
             case "-v" | "--volume":
                 mounts |= dict([_mount(value)])
             case "--entrypoint":
@@ -261,7 +292,7 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
         if "--privileged" in unused:
             one.remarks.append(Remark("dangerous", "--privileged", "the container owns the machine"))
         if unused:
-            why = "a recipe is served without a container, or by the image of 'service install --container'"
+            why = "a recipe is served without a container, or by the image that ci/image.sh builds"
             one.remarks.append(Remark("left out", ", ".join(unused), why))
         yield one
 

@@ -16,7 +16,15 @@ from typing import Any, Literal
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes.commands import Remark, ServeCommand, commands_of_script, commands_of_yaml, read_yaml
+from sparkwright.recipes.commands import (
+    LONGEST,
+    SECRET,
+    Remark,
+    ServeCommand,
+    commands_of_script,
+    commands_of_yaml,
+    read_yaml,
+)
 from sparkwright.recipes.recipe import Recipe, refused_variable
 from sparkwright.recipes.release_options import Problem
 
@@ -45,13 +53,6 @@ _AT_START = {
     "distributed-executor-backend": "vLLM chooses it; two machines need no Ray",
     "download-dir": "models are fetched into the user's own cache",
 }
-# Names of secrets: their last word, or any of them.
-_SECRET = re.compile(
-    r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
-    r"|passphrase|credentials?)(?:[_-]|$)",
-    re.IGNORECASE,
-)
-_LONGEST = 1 << 18  # characters; a command has a few thousand
 # Variables that are of the build, or that serve sets by the machine.
 _OF_THE_MACHINE = {
     "MAX_JOBS": "serve sets it by the memory that is available",
@@ -67,6 +68,8 @@ _DANGEROUS = {
     "trust-remote-code": "code of the model's repository runs here",
     "allowed-local-media-path": "clients can read files of that folder",
 }
+_CLASH = "the option before its dot was given a value of its own"
+_LONGEST_NAME = 64
 _MOST_UTILIZATION = 0.9
 _MOST_NODES = 2
 
@@ -81,7 +84,7 @@ def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]
     Raises:
         ConfigError: it holds no command that serves a model, or several.
     """
-    if len(text) > _LONGEST:
+    if len(text) > LONGEST:
         raise ConfigError("this is no command", because=f"it has {len(text):,} characters")
     data = read_yaml(text)
     try:
@@ -119,8 +122,8 @@ def _because(problem: Problem) -> str:
 def _recipe(
     command: ServeCommand, name: str, data: Mapping[str, Any] | None
 ) -> tuple[Recipe, tuple[Remark, ...]]:
-    flags, positional = _flags(command.words)
-    remarks = list(command.remarks)
+    flags, positional, clashes = _flags(command.words)
+    remarks = [*command.remarks, *(Remark("left out", one, _CLASH) for one in clashes)]
     model = str(flags.pop("model", positional[0] if positional else ""))
     if not re.match(r"[\w/.~]*\w", model):
         raise ConfigError(
@@ -154,7 +157,7 @@ def _recipe(
     served = flags.get("served-model-name")
     first = next(iter(served), "") if isinstance(served, list) else served
     named = name or str((data or {}).get("name") or first or model.rstrip("/").rpartition("/")[2])
-    word = re.sub(r"[^a-z0-9.]+", "-", named.lower()).strip("-.") or "imported"
+    word = file_name(named) or "imported"
     recipe = Recipe(
         format=1,
         name=word,
@@ -169,9 +172,15 @@ def _recipe(
     return recipe, tuple(remarks)
 
 
-def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return flags by name, dotted ones as tables, and words that are none."""
+def file_name(text: str) -> str:
+    """Return *text* as the name of a recipe, which is that of a file too."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:_LONGEST_NAME].rstrip("-.")
+
+
+def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return flags by name, dotted ones as tables, words that are none, and options that clash."""
     flags: dict[str, Any] = {}
+    clashes: list[str] = []
     positional: list[str] = []
     at = 0
     while at < len(words) and not words[at].startswith("-"):
@@ -195,16 +204,18 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             inner = flags.setdefault(table, {})
             if isinstance(inner, dict):
                 inner[key.replace("-", "_")] = value
+            else:
+                clashes.append(f"--{name}")
         else:
             flags[name] = value
-    return flags, positional
+    return flags, positional, clashes
 
 
 def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
     """Take secrets out of *values* and tables in them; return their names."""
     found = []
     for name, value in list(values.items()):
-        if _SECRET.search(name):
+        if SECRET.search(name):
             del values[name]
             found.append(f"{before}{name}")
         elif isinstance(value, dict):
@@ -278,7 +289,7 @@ def _nodes(flags: dict[str, Any]) -> Literal[1, 2]:
 def _environment(variables: Mapping[str, str], remarks: list[Remark]) -> Iterable[tuple[str, str]]:
     """Yield the variables that a recipe may hold."""
     for name, value in variables.items():
-        if _SECRET.search(name):
+        if SECRET.search(name):
             why = "a recipe holds no secrets: set it in the shell that starts the server"
             remarks.append(Remark("left out", name, why))
         elif refused_variable(name):

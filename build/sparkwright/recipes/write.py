@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.recipe import Recipe, load_recipe
 
 
@@ -41,7 +42,15 @@ def _without_empty(value: Any) -> Any:
     """Return *value* without absent values, for which TOML has no word."""
     if isinstance(value, dict):
         return {name: _without_empty(one) for name, one in value.items() if one is not None}
-    return [_without_empty(one) for one in value] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    if None in value:
+        raise ConfigError(
+            "a list with null cannot be in a recipe",
+            because=f"TOML has no word for it: {value!r}",
+            next_step="leave the option out, or give it at each start with --set",
+        )
+    return [_without_empty(one) for one in value]
 
 
 def _valid(text: str, name: str) -> str:

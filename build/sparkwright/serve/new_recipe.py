@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes import Recipe
 from sparkwright.recipes.commands import Remark
+from sparkwright.recipes.imported import file_name
 from sparkwright.recipes.release_options import Problem
 from sparkwright.serve.preflight import (
     CardFacts,
@@ -91,12 +91,11 @@ def new_recipe(
         ConfigError: the checkpoint cannot be read.
         PreflightError: it cannot be served on a GB10; each cause is one line.
     """
-    drafts = dict(speculative or {})
+    drafts, last = dict(speculative or {}), model.rstrip("/").rpartition("/")[2]
     recipe = Recipe(
         format=1,
-        name=name
-        or re.sub(r"[^a-z0-9.]+", "-", model.rstrip("/").rpartition("/")[2].lower()).strip("-.")[:64],
-        title=f"{model}, by its own configuration",
+        name=name or file_name(last),
+        title=f"{last}, by its own configuration",
         model=model,
         drafter=str(drafts.pop("model", "")),
         speculative=drafts,
