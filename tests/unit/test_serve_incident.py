@@ -17,7 +17,8 @@ import pytest
 from world import wait_until
 
 from sparkwright.base.process import start
-from sparkwright.serve.engine import compilers, family, keep_incident, rotate
+from sparkwright.engine.server.compiling import running_compilers
+from sparkwright.serve.engine import family, keep_incident, rotate
 from sparkwright.serve.watchdog import EngineSample
 
 PATIENCE_S = 60.0
@@ -51,7 +52,7 @@ def test_processes_and_samples_are_kept(tmp_path: Path, engine: tuple[int, int])
     os.kill(child, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(child).status() == psutil.STATUS_STOPPED)  # the signal takes a moment
     samples = [EngineSample(at=float(number), running=number) for number in range(3)]
-    names = keep_incident(tmp_path, [parent], samples)
+    names = keep_incident(tmp_path, parent, samples)
     assert {"processes.json", "samples.jsonl"} <= set(names)
     found = {one["pid"]: one for one in json.loads((tmp_path / "processes.json").read_text())}
     assert found.keys() == {parent, child}
@@ -69,29 +70,29 @@ def test_stacks_show_where_a_process_waits(tmp_path: Path, engine: tuple[int, in
         assert time.monotonic() < end, tried.stderr
         time.sleep(0.1)  # the interpreter is still starting
     os.kill(engine[1], signal.SIGSTOP)
-    assert "stacks.txt" in keep_incident(tmp_path, [engine[0]], [])
+    assert "stacks.txt" in keep_incident(tmp_path, engine[0], [])
     assert "waits" in (tmp_path / "stacks.txt").read_text()
 
 
 def test_processes_that_are_gone_leave_no_gap(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    assert family([child.pid]) == []
-    assert compilers([child.pid]) == 0
-    assert keep_incident(tmp_path, [child.pid], []) == ("processes.json", "samples.jsonl")
+    assert family(child.pid) == []
+    assert running_compilers(child.pid) == {}
+    assert keep_incident(tmp_path, child.pid, []) == ("processes.json", "samples.jsonl")
 
 
 def test_compilers_are_counted_by_their_names(tmp_path: Path, engine: tuple[int, int]) -> None:
-    assert compilers([engine[0]]) == 0
+    assert running_compilers(engine[0]) == {}
     program = tmp_path / "ptxas"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
     script = f"import subprocess; subprocess.run([{str(program)!r}, '600'])"
     child = subprocess.Popen([sys.executable, "-c", script])
     try:
         end = time.monotonic() + PATIENCE_S
-        while not compilers([child.pid]) and time.monotonic() < end:
+        while not running_compilers(child.pid) and time.monotonic() < end:
             time.sleep(0.02)
-        assert compilers([child.pid]) == 1
+        assert list(running_compilers(child.pid).values()) == ["ptxas"]
     finally:
         for process in (*psutil.Process(child.pid).children(), child):
             process.kill()

@@ -169,23 +169,18 @@ def tree(tmp_path: Path) -> Iterator[Path]:
     (root / "lib" / "empty").touch()
     (root / "bin" / "tool").write_text(f"#!{root}/bin/python\n")
     (root / "bin" / "tool").chmod(0o755)
-    (root / "bin" / "binary").write_bytes(b"\x7fELF" + str(root).encode())
     (root / "bin" / "python").symlink_to(f"{root}/base/python")
     (root / "lib64").symlink_to("lib")
-    (root / "pyvenv.cfg").write_text(f"home = {root}/base\n")
     return root
 
 
-def test_an_environment_works_at_another_place_and_is_sent_once(tree: Path, tmp_path: Path) -> None:
+def test_an_environment_is_sent_once(tree: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    copied = list_tree(tree, lambda text: text.replace(str(tree), "/else"))
+    copied = list_tree(tree)
     assert bring(copied, there) > 5 << 20
-    assert (there / "bin" / "tool").read_text() == "#!/else/bin/python\n"
     assert (there / "bin" / "tool").stat().st_mode & 0o777 == 0o755
-    assert (there / "bin" / "binary").read_bytes() == (tree / "bin" / "binary").read_bytes()
-    assert str((there / "bin" / "python").readlink()) == "/else/base/python"
+    assert (there / "bin" / "python").readlink() == (tree / "bin" / "python").readlink()
     assert str((there / "lib64").readlink()) == "lib"
-    assert (there / "pyvenv.cfg").read_text() == "home = /else/base\n"
     assert (there / "lib" / "large").stat().st_mtime_ns == (tree / "lib" / "large").stat().st_mtime_ns
     assert (there / "lib" / "empty").exists()
     assert not (there / "lib" / "__pycache__").exists()
@@ -211,7 +206,7 @@ def interrupted(copied: Copied, there: Path) -> Path:
 
 def test_a_copy_that_broke_off_continues(tree: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    copied = Copied(tuple(one for one in list_tree(tree, str).files if one.path == "lib/large"))
+    copied = Copied(tuple(one for one in list_tree(tree).files if one.path == "lib/large"))
     part = interrupted(copied, there)
     assert not (there / "lib" / "large").exists()
     had = part.stat().st_size
@@ -222,7 +217,7 @@ def test_a_copy_that_broke_off_continues(tree: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_part_is_found_and_sent_again(tree: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    copied = Copied(tuple(one for one in list_tree(tree, str).files if one.path == "lib/large"))
+    copied = Copied(tuple(one for one in list_tree(tree).files if one.path == "lib/large"))
     part = interrupted(copied, there)
     part.write_bytes(bytes(part.stat().st_size))
     with pytest.raises(ClusterError) as refused:
@@ -233,7 +228,7 @@ def test_a_damaged_part_is_found_and_sent_again(tree: Path, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_cut_meanwhile_is_not_taken(tree: Path, tmp_path: Path) -> None:
-    copied = list_tree(tree, str)
+    copied = list_tree(tree)
     (tree / "lib" / "large").write_bytes(b"short")
     with pytest.raises(ClusterError, match="cannot be copied"):
         bring(copied, tmp_path / "there")

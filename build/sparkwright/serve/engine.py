@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,17 +27,16 @@ from sparkwright.engine.metrics import SpeculationAbsentError, fetch_snapshot, s
 from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import HostSample, MetricsSnapshot
 from sparkwright.engine.server import ServerProcess, sample_host
+from sparkwright.engine.server.compiling import running_compilers
 from sparkwright.serve.watchdog import EngineSample
 
 if TYPE_CHECKING:
     import aiohttp
-    import psutil
 
 MOST_BYTES = 64 << 20
 KEPT = 4
 _DUMP_S = 15.0
 _MOST_DUMPED = 16
-_COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "fatbinary", "ninja", "cc1plus", "cudafe++", "nvlink"})
 _ANSWER_S = 10.0
 _ERROR = 500
 
@@ -48,15 +47,6 @@ class ServedEngine:
     def __init__(self, server: ServerProcess, session: aiohttp.ClientSession) -> None:
         self.server = server
         self._session = session
-
-    @property
-    def log(self) -> Path:
-        """Return its log file."""
-        return self.server.log
-
-    def pids(self) -> tuple[int, ...]:
-        """Return its first process."""
-        return () if self.server.pid is None else (self.server.pid,)
 
     async def canary(self, seconds: float) -> str:
         """Request a few tokens; return empty once they came, else the failure after *seconds* at most."""
@@ -75,7 +65,7 @@ class ServedEngine:
             exited=self.server.died,
             responds=health is not None or counters is not None,
             failing=health is not None and health >= _ERROR,
-            compilers=compilers(self.pids()),
+            compilers=len(running_compilers(self.server.pid or 0)),
             available_mib=host.memory_available_mib,
             pressure=pressure.full if (pressure := look().pressure) else -1,
         )
@@ -145,48 +135,31 @@ def _acceptance_length(before: MetricsSnapshot, after: MetricsSnapshot) -> float
 # Evidence --------------------------------------------------------------------------------------------------
 
 
-def _family(pids: Sequence[int]) -> Iterator[psutil.Process]:
-    """Yield the processes *pids* and their descendants."""
+def family(pid: int) -> list[dict[str, object]]:
+    """Return the process *pid* and its descendants: id, parent, name, state, CPU seconds and memory."""
     import psutil
 
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
-            yield from (root, *root.children(recursive=True))
+    found: list[dict[str, object]] = []
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                found.append(
+                    {
+                        "pid": process.pid,
+                        "parent": process.ppid(),
+                        "name": process.name(),
+                        "state": process.status(),
+                        "threads": process.num_threads(),
+                        "cpu_s": round(times.user + times.system, 2),
+                        "rss_mib": process.memory_info().rss >> 20,
+                    }
+                )
+    return found
 
 
-def family(pids: Sequence[int]) -> list[dict[str, object]]:
-    """Return the processes *pids* and their descendants: id, parent, name, state, CPU seconds and memory."""
-    import psutil
-
-    found: dict[int, dict[str, object]] = {}
-    for process in _family(pids):
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            found[process.pid] = {
-                "pid": process.pid,
-                "parent": process.ppid(),
-                "name": process.name(),
-                "state": process.status(),
-                "threads": process.num_threads(),
-                "cpu_s": round(times.user + times.system, 2),
-                "rss_mib": process.memory_info().rss >> 20,
-            }
-    return list(found.values())
-
-
-def compilers(pids: Sequence[int]) -> int:
-    """Return the number of compilers that run below *pids*."""
-    import psutil
-
-    count = 0
-    for process in _family(pids):
-        with contextlib.suppress(psutil.Error):
-            count += process.name() in _COMPILERS
-    return count
-
-
-def keep_incident(place: Path, pids: Sequence[int], samples: Iterable[EngineSample]) -> tuple[str, ...]:
+def keep_incident(place: Path, pid: int, samples: Iterable[EngineSample]) -> tuple[str, ...]:
     """Write the processes, their Python stacks and the last samples of an engine into the folder *place*.
 
     Stacks are those of py-spy, where it is installed and may look at the processes.
@@ -194,7 +167,7 @@ def keep_incident(place: Path, pids: Sequence[int], samples: Iterable[EngineSamp
     Returns:
         The names of the files that were written.
     """
-    processes = family(pids)
+    processes = family(pid)
     written = {
         "processes.json": json.dumps(processes, indent=1) + "\n",
         "samples.jsonl": "".join(json.dumps(asdict(sample)) + "\n" for sample in samples),

@@ -1,7 +1,7 @@
 """Copies of folders on the second of two machines: an environment, its Python, models.
 
 A file is sent unless it is there, continued where it broke off, and gets its name there once its digest was
-right. Paths of this machine in scripts and links become those of the copies.
+right.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from sparkwright.serve.peer import Peer, refusal
 
 _PIECE = 1 << 20
 _LISTED_S, _DONE_S, _ENDS_S = 900.0, 900.0, 30.0
-_LARGEST_SCRIPT = 1 << 18
 _LARGE = 64 << 20
 _BLOBS = "blobs"
 
@@ -34,13 +33,12 @@ class CopiedFile:
 
     Attributes:
         path: below the folder.
-        source: the file, or its changed contents.
         mtime: in nanoseconds; one of another time there is another file.
         named: its name is a digest of what is in it, so that its time does not count.
     """
 
     path: str
-    source: Path | bytes
+    source: Path
     size: int
     mtime: int
     mode: int
@@ -48,9 +46,6 @@ class CopiedFile:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield what is in it."""
-        if isinstance(self.source, bytes):
-            yield self.source
-            return
         with self.source.open("rb") as stream:
             left = self.size
             while left and (piece := stream.read(min(left, _PIECE))):
@@ -68,13 +63,8 @@ class Copied:
     links: tuple[tuple[str, str], ...] = ()
 
 
-def list_tree(folder: Path, moved: Callable[[str], str]) -> Copied:
-    """Return the tree of an environment or a Python, without bytecode.
-
-    Args:
-        folder: the root of the tree.
-        moved: returns a text with the paths that copies have.
-    """
+def list_tree(folder: Path) -> Copied:
+    """Return the tree of an environment or a Python, without bytecode."""
     files, links = [], []
     for parent, folders, names in os.walk(folder):
         if "__pycache__" in folders:
@@ -83,9 +73,9 @@ def list_tree(folder: Path, moved: Callable[[str], str]) -> Copied:
             place = Path(parent, name)
             path = str(place.relative_to(folder))
             if place.is_symlink():
-                links.append((path, moved(str(place.readlink()))))
+                links.append((path, str(place.readlink())))
             elif name in names:
-                files.append(_file(place, path, moved))
+                files.append(_file(place, path))
     return Copied(tuple(files), tuple(links))
 
 
@@ -110,17 +100,9 @@ def list_model(folder: Path, root: Path) -> Copied:
     return Copied(tuple(files.values()), tuple(links))
 
 
-def _file(place: Path, path: str, moved: Callable[[str], str] | None = None) -> CopiedFile:
-    found = place.stat()
-    source: Path | bytes = place
-    size = found.st_size
-    if moved and size <= _LARGEST_SCRIPT and (place.parent.name == "bin" or place.name == "pyvenv.cfg"):
-        data = place.read_bytes()
-        if data.startswith(b"#!") or place.name == "pyvenv.cfg":
-            source = moved(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-            size = len(source)
-    mode = found.st_mode & 0o777
-    return CopiedFile(path, source, size, found.st_mtime_ns, mode, named=path.split("/", 1)[0] == _BLOBS)
+def _file(place: Path, path: str) -> CopiedFile:
+    found, named = place.stat(), path.split("/", 1)[0] == _BLOBS
+    return CopiedFile(path, place, found.st_size, found.st_mtime_ns, found.st_mode & 0o777, named=named)
 
 
 def copy(peer: Peer, what: str, folder: str, copied: Copied, stop: threading.Event) -> None:

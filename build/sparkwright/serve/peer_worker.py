@@ -218,9 +218,7 @@ class _Worker:
     async def _bring(self) -> int:
         """Bring what the worker needs, fetch the models, bring these too, and start it."""
         launch, places = self._launch, self._places
-        await _copied(
-            self._peer, "the environment", places.environment, places.there[places.environment], places.moved
-        )
+        await _copied(self._peer, "the environment", places.environment, places.there[places.environment])
         if not self._peer.facts.python:  # at its own path, as not every Python works at another one
             base = self._peer.python.parents[1]
             await _copied(self._peer, "Python", base, str(base))
@@ -301,8 +299,8 @@ class _Worker:
             return there.end()
 
 
-async def _copied(peer: Peer, what: str, folder: Path, there: str, moved: Callable[[str], str] = str) -> None:
-    await _stoppable(lambda stop: copy(peer, what, there, list_tree(folder, moved), stop))
+async def _copied(peer: Peer, what: str, folder: Path, there: str) -> None:
+    await _stoppable(lambda stop: copy(peer, what, there, list_tree(folder), stop))
 
 
 async def _copied_model(

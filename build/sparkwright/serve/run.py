@@ -19,7 +19,6 @@ from sparkwright.base.events import emit, task, warn
 from sparkwright.base.ports import free_port
 from sparkwright.engine.client import open_session
 from sparkwright.engine.environment import Environment
-from sparkwright.engine.flashinfer import environment_path
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.observations import MetricsSnapshot
 from sparkwright.engine.server import ServerProcess, diagnose, sample_host, start_server
@@ -88,10 +87,8 @@ def server_variables(
 ) -> dict[str, str]:
     """Return the variables of the server on top of the recipe's and this process's, but for the key."""
     taken = {**os.environ, **recipe.environment}
-    path = environment_path(environment.python, taken) if environment else {}
-    installed = environment.variables if environment else {}
-    whole = {**path, **installed, **jobs_variable(recipe, taken)}
-    found = {name: value for name, value in whole.items() if name not in recipe.environment}
+    installed = environment.server_variables(recipe) if environment else {}
+    found = {**installed, **jobs_variable(recipe, taken)}
     offline = _OFFLINE if options.offline else {}
     return {**cache_variables(caches, taken), **found, **offline}
 

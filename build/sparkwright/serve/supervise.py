@@ -60,7 +60,7 @@ async def watch(engine: ServedEngine, options: WatchOptions) -> None:
             if judgement.verdict.ends:
                 break
             notify("WATCHDOG=1")
-            await asyncio.to_thread(rotate, engine.log)
+            await asyncio.to_thread(rotate, engine.server.log)
             await asyncio.sleep(options.interval_s / options.speed)
     finally:
         await canaries.stop()
@@ -75,7 +75,7 @@ async def _ended(
     # Stacks of many processes may take minutes.
     async with pulsing(judgement.verdict, judgement.because):
         place = await engine.server.keep_evidence(f"{judgement.verdict}: {judgement.because}")
-        names = await asyncio.to_thread(keep_incident, place, engine.pids(), samples)
+        names = await asyncio.to_thread(keep_incident, place, engine.server.pid or 0, samples)
     emit("serve.incident", folder=str(place), files=names, verdict=judgement.verdict)
     return ServerEndedError(
         f"the engine is {judgement.verdict}",
