@@ -83,7 +83,7 @@ def events(body: dict[str, Any], server: Settings, number: int = 1) -> Iterator[
             if request.finish:
                 break
         yield builder.delta(StreamDelta(tuple(kept), request.finish))
-    yield builder.event([], usage_of(request, server))
+    yield builder.event([], usage_of(request))
 
 
 def judged(check: Check, context: Context, *faults: str, **changes: Any) -> dict[str, Finding]:
