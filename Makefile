@@ -80,11 +80,11 @@ bisect: $(VENV)/.ready-verify $(FAR) ## Name the change between a good and a bad
 
 prove: $(VENV)/.ready $(FAR) ## Run every carry's probe and upstream's tests on both trees, and record what they show
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
-	@$(BIN)/sparkwright carry test-upstream $(LINE) --source $(SOURCE)
+	@$(BIN)/sparkwright carry prove --upstream-tests $(LINE) --source $(SOURCE)
 
 # Of the tree without carries of kernels, which upstream's Python tests do not see.
 test-upstream: $(VENV)/.ready ## Run upstream's own tests on the pristine and on the merged tree; ARGS='tests/v1/core/test_x.py'
-	@$(BIN)/sparkwright carry test-upstream $(LINE) --source $(SOURCE) $(ARGS)
+	@$(BIN)/sparkwright carry prove --upstream-tests $(LINE) --source $(SOURCE) $(ARGS)
 
 triton: $(VENV)/.ready ## Compile vLLM's Triton kernels for a GB10, without one, and write docs/triton-kernels.md
 	@$(BIN)/python scripts/triton_kernels.py $(ARGS)

@@ -32,8 +32,7 @@ of 16 bits, FP8 and NVFP4) and with those of upstream's own tests. Each launch i
 run; autotuned kernels are, in every configuration that upstream's pruning leaves.
 
 The environment of probes compiles; a release may pin another version of Triton. A row has the launch that
-takes most shared memory of those that a recipe may come to. `sparkwright triton` shows the same, with
-`--pristine` without the carries, and with `--json` every launch.
+takes most shared memory of those that a recipe may come to.
 """
 
 

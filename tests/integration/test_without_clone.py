@@ -22,7 +22,7 @@ WRITERS = (
     ("carry", "new", "mine", "--pull", "1"),
     ("carry", "prove"),
     ("carry", "refresh", "uma-clamp"),
-    ("carry", "test-upstream"),
+    ("carry", "prove", "--upstream-tests"),
     ("lock", "bump", "0.99.0"),
     ("lock", "runtime"),
     ("nightly",),

@@ -32,7 +32,7 @@ _DIGITS = 10
 _ENDS = 2
 _AHEAD = 2
 # Options that name no other search: how it is run and shown.
-_OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing", "replay"})
+_OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing"})
 
 
 @click.command("bisect", cls=Command)
@@ -68,7 +68,6 @@ _OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing", "replay"})
     "--try", "attempted", metavar="IDS", help="Judge one candidate: the older end with these changes."
 )
 @click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
-@click.option("--replay", metavar="ID", help="Derive a result again from its journal, and judge nothing.")
 @job_options
 @machines_option
 @run_in_session
@@ -89,17 +88,18 @@ def command(
     the machine of --cluster. With --cluster, probes, commands and rehearsals run on other machines, and the
     next two steps ahead.
 
-    'bisect status' lists bisections. The same command again resumes one that was stopped.
+    'bisect status' lists bisections, and 'bisect status ID' derives the result of one again from its journal.
+    The same command again resumes one that was stopped.
     """
     from sparkwright.search.engine import bisect
     from sparkwright.search.setup import open_search
     from sparkwright.verify.verifier import VERIFIER
 
     if words[:1] == ("status",):
-        _status(session, words[1:])
-        return
-    if (identity := arguments.pop("replay")) is not None:
-        _replay(session, identity)
+        if words[1:]:
+            _replay(session, words[1])
+        else:
+            _status(session)
         return
     jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
     options = _options(words, arguments, listing=listing)
@@ -212,6 +212,7 @@ def _try(session: Session, search: Search, attempted: str) -> None:
 
 
 def _replay(session: Session, identity: str) -> None:
+    """Derive a result again from its journal, and judge nothing."""
     from sparkwright.search.engine import status
 
     folder = _known(session, identity)
@@ -227,14 +228,12 @@ def _replay(session: Session, identity: str) -> None:
     _finish(session, folder, state.problem, state.result)
 
 
-def _status(session: Session, words: tuple[str, ...]) -> None:
+def _status(session: Session) -> None:
     from sparkwright.search.engine import status
     from sparkwright.search.report import headline
 
-    folders = [_known(session, word) for word in words] or sorted(
-        (path.parent for path in _root(session).glob("*/journal.jsonl")),
-        key=lambda path: path.stat().st_mtime,
-    )
+    journals = sorted(_root(session).glob("*/journal.jsonl"), key=lambda path: path.parent.stat().st_mtime)
+    folders = [path.parent for path in journals]
     states = [(folder, status(folder)) for folder in folders]
     if session.as_json:
         print_json(
@@ -323,6 +322,4 @@ def _show(folder: Path, problem: SearchProblem, result: SearchResult, told: str,
         click.echo(f"wrote    {path} ({human_size(path.stat().st_size)}, sha256 {sha256_file(path)})")
     for check in result.check:
         click.echo(f"check    {check}")
-    click.echo(
-        f"next     {result.check[0] if result.check else f'sparkwright bisect --replay {folder.name}'}"
-    )
+    click.echo(f"next     {result.check[0] if result.check else f'sparkwright bisect status {folder.name}'}")

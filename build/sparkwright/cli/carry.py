@@ -14,7 +14,6 @@ from sparkwright.base.events import warn
 from sparkwright.carries import Carry, PullRequest
 from sparkwright.carries.pull import ResolvedPull
 from sparkwright.cli.carry_prove import prove
-from sparkwright.cli.carry_test_upstream import test_upstream
 from sparkwright.cli.globals import Group
 from sparkwright.cli.options import source_options
 from sparkwright.cli.output import print_json, printable
@@ -34,7 +33,6 @@ def command() -> None:
 
 
 command.add_command(prove)
-command.add_command(test_upstream)
 
 
 def _find(session: Session, name: str) -> Carry:

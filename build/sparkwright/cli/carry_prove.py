@@ -8,6 +8,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
+from sparkwright.cli.carry_test_upstream import prove_by_upstreams_tests
 from sparkwright.cli.globals import Command
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import cluster_option, job_options
@@ -27,6 +28,11 @@ from sparkwright.probe import Proof
 @click.option(
     "--onto", metavar="VERSION", help="Judge them on another release of upstream's, instead of the pin."
 )
+@click.option(
+    "--upstream-tests",
+    is_flag=True,
+    help="Run upstream's own tests on both trees instead, all that touch what changes; NAMES are then files.",
+)
 @cluster_option
 @job_options
 @run_in_clone
@@ -34,6 +40,7 @@ def prove(
     session: Session,
     *,
     names: tuple[str, ...],
+    upstream_tests: bool,
     onto: str | None,
     compiling: CompileOptions,
     target: TargetOptions,
@@ -48,6 +55,9 @@ def prove(
     the carries of that series: its own 'carry prove' does that.
     """
     job = session.job(target, compiling=compiling)
+    if upstream_tests:
+        prove_by_upstreams_tests(session, job, names)
+        return
     with counting_machines() as machines:
         proofs, needless, unproved = _prove(job, names, onto)
     remote = remote_report(session)

@@ -1,4 +1,4 @@
-"""``sparkwright carry test-upstream``."""
+"""``sparkwright carry prove --upstream-tests``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError
-from sparkwright.cli.globals import Command
-from sparkwright.cli.options import source_options
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, run_in_clone
+from sparkwright.cli.session import Session
 from sparkwright.cli.tables import show_table
-from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.pipeline import Job
 from sparkwright.probe.upstream_tests import UpstreamTests
 
 
-@click.command("test-upstream", cls=Command)
-@click.argument("files", nargs=-1)
-@source_options
-@run_in_clone
-def test_upstream(session: Session, *, files: tuple[str, ...], target: TargetOptions) -> None:
+def prove_by_upstreams_tests(session: Session, job: Job, files: tuple[str, ...]) -> None:
     """Run upstream's own tests on the pristine and on the merged tree, and name what the patchset breaks.
 
     Those that touch what the patchset changes are run, or FILES alone, off the network. A test that passes
@@ -30,7 +24,6 @@ def test_upstream(session: Session, *, files: tuple[str, ...], target: TargetOpt
 
     The result is recorded in patchsets/upstream-tests. While it holds without a regression, nothing is run.
     """
-    job = session.job(target)
     found = _find(job, files)
     if session.as_json:
         print_json(to_builtins(found))

@@ -10,10 +10,10 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.pipeline.checkout import Checkout
 
 TAKE_SERIES = (
-    "bisect", "carry edit", "carry new", "carry prove", "carry refresh", "carry show",
-    "carry test-upstream", "companion", "doctor", "lock bump", "lock check",
-    "lock runtime", "merge", "nightly", "patchset bump", "recipe check", "recipe import", "recipe new",
-    "rehearse", "serve", "service install", "service upgrade", "status", "triton", "wheel",
+    "bisect", "carry edit", "carry new", "carry prove", "carry refresh", "carry show", "companion",
+    "doctor", "lock bump", "lock check", "lock runtime", "merge", "nightly", "patchset bump",
+    "recipe check", "recipe import", "recipe new", "rehearse", "serve", "service install",
+    "service upgrade", "status", "wheel",
 )  # fmt: skip
 """The commands with ``--series``."""
 _END = r"(?![\w-])(?![^,;:'`\n]*{})"  # the option may stand anywhere up to the end of the command

@@ -36,7 +36,6 @@ COMMANDS = {
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
     "store": "Show what the store holds, verify and prune it.",
-    "triton": "Compile vLLM's Triton kernels for a GB10, without one, and show what they take.",
     "doctor": "Check that this machine has what is needed, or that a recipe would start on it.",
 }
 

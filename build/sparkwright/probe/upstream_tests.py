@@ -133,7 +133,7 @@ def read_record(path: Path) -> UpstreamTests | None:
         raise ConfigError(
             f"{path} is not a record of upstream's tests",
             because=str(error),
-            next_step="remove it and run 'sparkwright carry test-upstream'",
+            next_step="remove it and run 'sparkwright carry prove --upstream-tests'",
         ) from error
 
 
@@ -177,7 +177,7 @@ def prepare_packages(store: Store, python: Path, *, offline: bool) -> Path:
         raise NotInStoreError(
             "the packages for upstream's tests are not there",
             because="the network is off",
-            next_step="run 'sparkwright carry test-upstream' once without --offline",
+            next_step="run 'sparkwright carry prove --upstream-tests' once without --offline",
         )
     with (
         store.lock(f"environment-{folder.name}", "the packages for upstream's tests"),

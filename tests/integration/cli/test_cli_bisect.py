@@ -72,7 +72,7 @@ def test_the_same_command_again_judges_nothing(patched: World) -> None:
     first = patched.good(*words)
     (patched.folder / "judge.py").write_text("raise SystemExit(99)\n")
     assert patched.good(*words).json["steps"] == first.json["steps"]
-    assert culprits(patched.good("bisect", "--replay", first.json["id"], "--json")) == ["doubled:added"]
+    assert culprits(patched.good("bisect", "status", first.json["id"], "--json")) == ["doubled:added"]
     (state,) = patched.good("bisect", "status", "--json").json
     assert (state["id"], state["evaluations"]) == (first.json["id"], len(first.json["steps"]))
 

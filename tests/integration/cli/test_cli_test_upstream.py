@@ -1,4 +1,4 @@
-"""``sparkwright carry test-upstream``: what it records, when it runs, and what it refuses."""
+"""``sparkwright carry prove --upstream-tests``: what it records, when it runs, and what it refuses."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def network() -> None:
 def test_a_regression_is_an_error_and_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     offer_tests(world, large=99)
     world.good("carry", "prove", "clamp")  # whose probe sees nothing of it
-    ran = world.call("carry", "test-upstream")
+    ran = world.call("carry", "prove", "--upstream-tests")
     assert ran.status == ProofError.exit_code
     assert "1 in tests/test_clamp.py" in ran.err
     assert "test_large: AssertionError: 99 was changed" in " ".join(ran.out.split())
@@ -61,28 +61,30 @@ def test_a_regression_is_an_error_and_recorded(world: World, monkeypatch: pytest
         return run(*words, **how)
 
     monkeypatch.setattr(UpstreamGate, "_run", count)
-    assert world.call("carry", "test-upstream").status == ProofError.exit_code
+    assert world.call("carry", "prove", "--upstream-tests").status == ProofError.exit_code
     assert alone == [True, True]
 
 
 def test_a_healthy_carry_is_silent_and_a_change_is_run_again(world: World) -> None:
     offer_tests(world, large=10)  # fails on the pristine tree, and so says nothing
-    ran = world.good("carry", "test-upstream", "--json")
+    ran = world.good("carry", "prove", "--upstream-tests", "--json")
     assert ran.json["regressions"] == {}
     assert ran.json["unjudged"] == {"fails here": {"tests/test_clamp.py": 1}}
     path = world.root / "patchsets" / "upstream-tests" / "spark.json"
     before = path.read_bytes()
-    assert world.good("carry", "test-upstream", "tests/test_clamp.py").out.endswith("trees of 1.2.0\n")
+    assert world.good("carry", "prove", "--upstream-tests", "tests/test_clamp.py").out.endswith(
+        "trees of 1.2.0\n"
+    )
     assert path.read_bytes() == before
     world.list_carries(["align"])
-    assert world.good("carry", "test-upstream", "--json").json["files"] == 0
+    assert world.good("carry", "prove", "--upstream-tests", "--json").json["files"] == 0
     assert path.read_bytes() != before
 
 
 def test_a_tree_without_one_of_the_carries_is_not_judged(world: World) -> None:
     offer_tests(world, large=10)
     world.carry("other", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE)
-    ran = world.call("carry", "test-upstream")
+    ran = world.call("carry", "prove", "--upstream-tests")
     assert ran.status == CarryConflictError.exit_code
     assert "other: conflict" in ran.err
     assert not (world.root / "patchsets" / "upstream-tests").exists()
@@ -92,6 +94,6 @@ def test_a_wheel_has_nothing_of_it(world: World) -> None:
     offer_tests(world, large=10)
     with open_job(world.root) as job:
         before = job.spec.content
-    world.good("carry", "test-upstream")
+    world.good("carry", "prove", "--upstream-tests")
     with open_job(world.root) as job:
         assert job.spec.content == before
